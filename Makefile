@@ -1,0 +1,19 @@
+# Every target sets up what it needs first; see deploy/bootstrap.py.
+PYTHON ?= python3
+
+.PHONY: run test check bench lock
+
+run:    ## the whole live stack: web UI, worker, router, replicas, traffic
+	@exec $(PYTHON) deploy/bootstrap.py run
+
+test:   ## every test, in real PostgreSQL, Valkey and Chromium
+	@$(PYTHON) deploy/bootstrap.py test
+
+check:  ## format, lint, types, imports, migrations, documentation
+	@$(PYTHON) deploy/bootstrap.py check
+
+bench:  ## benchmarks, as tables
+	@$(PYTHON) deploy/bootstrap.py bench
+
+lock:   ## compile requirements/*.txt anew from pyproject.toml
+	@$(PYTHON) deploy/bootstrap.py lock

@@ -1,0 +1,1 @@
+"""What SHOULD happen: the fleet, its routing policies, and who changed what."""

@@ -1,0 +1,1 @@
+"""What happens to a request: the router, its placement algorithms and a model of the engine behind it."""

@@ -1,0 +1,1 @@
+"""Placement strategies, one a file: which replica gets a request, and why."""

@@ -1,0 +1,1 @@
+"""What DID happen: readings of replicas and routers, dashboards and alerts."""
