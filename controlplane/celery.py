@@ -1,0 +1,33 @@
+"""The Celery application, and the one way to wake a task.
+
+The broker is never truth: a wake-up that is lost costs at most the time until the next beat tick, because every
+task works off what the database says is due.
+"""
+
+import logging
+import os
+from typing import Any
+
+from celery import Celery
+from django.db import transaction
+from kombu.exceptions import OperationalError
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
+
+app = Celery("warmpath")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks(["controlplane", "telemetry"])
+
+log = logging.getLogger(__name__)
+
+
+def wake(task: str, *arguments: Any) -> None:
+    """Run a task soon, once the current transaction is committed. A broker that is away is logged, never an error."""
+    transaction.on_commit(lambda: _send(task, arguments))
+
+
+def _send(task: str, arguments: tuple[Any, ...]) -> None:
+    try:
+        app.send_task(task, arguments, retry=False, expires=30)
+    except (OperationalError, OSError) as error:
+        log.warning("could not wake %s (%s); the next tick does its work", task, type(error).__name__)

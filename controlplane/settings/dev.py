@@ -1,0 +1,20 @@
+"""The local stack of ``make run``: loopback, plain HTTP, embedded servers unless others are named."""
+
+from controlplane.stack import places
+
+from . import env
+from .base import *  # noqa: F403 - this file is base plus differences
+from .base import DATA_DIR
+
+DEBUG = env.flag("DEBUG", default=False)
+SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
+ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DIR, "router_admin_token")
+ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
+
+DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)))}
+DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 8, "timeout": 10}
+CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
+
+WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
+WHITENOISE_AUTOREFRESH = DEBUG
+WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")

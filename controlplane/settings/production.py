@@ -1,0 +1,37 @@
+"""Production: everything that has no safe default must be given."""
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import env
+from .base import *  # noqa: F403 - this file is base plus differences
+
+DEBUG = False
+SECRET_KEY = env.text("SECRET_KEY")
+SECRET_KEY_FALLBACKS = env.words("SECRET_KEY_FALLBACKS")
+ALLOWED_HOSTS = env.words("ALLOWED_HOSTS")
+CSRF_TRUSTED_ORIGINS = [f"https://{host}" for host in ALLOWED_HOSTS if not host.startswith((".", "*"))]
+ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN")
+
+DATABASES = {"default": env.database(env.text("DATABASE_URL"))}
+DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 16, "timeout": 10}
+CELERY_BROKER_URL = env.text("REDIS_URL")
+
+SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.flag("BEHIND_TLS_PROXY", default=False) else None
+SECURE_HSTS_SECONDS = 31_536_000
+SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+SECURE_HSTS_PRELOAD = True
+SESSION_COOKIE_SECURE = True
+CSRF_COOKIE_SECURE = True
+
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+
+if len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 10:
+    raise ImproperlyConfigured("WARMPATH_SECRET_KEY: expected at least 50 characters, at least 10 of them different")
+if not ALLOWED_HOSTS or "*" in ALLOWED_HOSTS:
+    raise ImproperlyConfigured("WARMPATH_ALLOWED_HOSTS: expected the host names that this site is served under")
+if len(ROUTER_ADMIN_TOKEN) < 32:
+    raise ImproperlyConfigured("WARMPATH_ROUTER_ADMIN_TOKEN: expected at least 32 characters")

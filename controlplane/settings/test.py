@@ -1,0 +1,18 @@
+"""Tests: the servers' addresses are filled in by tests/conftest.py, which starts them when a test asks."""
+
+import os
+
+os.environ.setdefault("WARMPATH_DATA_DIR", "/nonexistent")
+
+from . import env
+from .base import *  # noqa: F403 - this file is base plus differences
+
+SECRET_KEY = "a-key-for-tests-only-" * 3
+ROUTER_ADMIN_TOKEN = "router-token-for-tests"  # noqa: S105 - no secret
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
+DATABASES = {"default": env.database("postgresql://postgres@/warmpath?host=/nonexistent")}
+CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens: a wake-up that reaches no broker is no error
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = True
+WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")

@@ -1,0 +1,75 @@
+"""Servers that tests share: a real PostgreSQL and a real Valkey, started when a test first asks for one."""
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controlplane.stack.child import Child
+from controlplane.stack.servers import EmbeddedPostgres, valkey_child
+
+START_DEADLINE_S = 30
+
+
+@contextmanager
+def running(child: Child) -> Iterator[None]:
+    """A server for the length of a block."""
+    options = child.popen_options()
+    process = subprocess.Popen(list(child.command), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
+    try:
+        wait_until(child.ready, START_DEADLINE_S, f"{child.name} to start", alive=process)
+        yield
+    finally:
+        process.send_signal(child.stop_signal)
+        process.wait(timeout=20)
+
+
+def wait_until(condition, timeout_s, what, *, alive=None, every_s=0.02):
+    """Poll a condition until it holds; fail, saying what was awaited, when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if alive is not None and alive.poll() is not None:
+            pytest.fail(f"waiting for {what}, but the process ended with {alive.returncode}")
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s} s for {what}")
+        time.sleep(every_s)
+
+
+@pytest.fixture(scope="session")
+def short_dir() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket, readable by the account that servers run as."""
+    folder = Path(tempfile.mkdtemp(prefix="wp-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(short_dir: Path) -> Iterator[Path]:
+    """A PostgreSQL that forgets on power loss; the folder of its socket."""
+    server = EmbeddedPostgres(short_dir / "postgres", short_dir / "pg")
+    server.prepare()
+    with running(server.child("fsync=off", "synchronous_commit=off", "full_page_writes=off")):
+        yield server.socket_dir
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgres: Path) -> None:
+    """Point Django's connection at the server that was just started."""
+    from django.db import connections
+
+    for settings in (connections.settings["default"], connections["default"].settings_dict):
+        settings["HOST"] = str(postgres)
+
+
+@pytest.fixture(scope="session")
+def valkey(short_dir: Path) -> Iterator[str]:
+    """A Redis-compatible server; its URL for Celery."""
+    path = short_dir / "valkey" / "socket"
+    with running(valkey_child(path)):
+        yield f"redis+socket://{path}?virtual_host=0"
