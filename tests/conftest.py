@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.stack.child import Child
-from controlplane.stack.servers import EmbeddedPostgres, valkey_child
+from controlplane.stack.postgres import EmbeddedPostgres
+from controlplane.stack.valkey import valkey_child
 
 START_DEADLINE_S = 30
 

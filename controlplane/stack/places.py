@@ -1,17 +1,19 @@
-"""Where the local stack keeps its things, all below the data directory."""
+"""Where the local stack keeps its things, all below the data directory where that can be."""
 
 import hashlib
 import os
+import pwd
 import secrets
-import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-SOCKET_PATH_LIMIT = 90  # bytes; the kernel's is 107, and PostgreSQL adds its own file name
+from .child import Account
+
+SOCKET_PATH_LIMIT = 90  # bytes; the kernel's is 107, and PostgreSQL adds a file name of its own
 
 
 def secret(data_dir: Path, name: str) -> str:
-    """A random value that is made once, kept in a file that only its owner reads."""
+    """A random value that is made once and kept in a file that only its owner reads."""
     path = data_dir / "secrets" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -23,20 +25,48 @@ def secret(data_dir: Path, name: str) -> str:
     return path.read_text(encoding="ascii")
 
 
+def unprivileged() -> Account | None:
+    """The account that servers drop to; None where we are not root and nothing need be dropped."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    return Account(nobody.pw_uid, nobody.pw_gid)
+
+
+def can_reach(path: Path) -> bool:
+    """Whether servers' account may walk down to ``path``: every folder above it must let others through."""
+    return unprivileged() is None or all(folder.stat().st_mode & 0o001 for folder in path.parents if folder.exists())
+
+
+def server_home(data_dir: Path, name: str) -> Path:
+    """A folder for a server's files that its account can reach: below the data directory, else in ``/var/lib``."""
+    if can_reach(data_dir / name):
+        return data_dir / name
+    return Path("/var/lib/warmpath") / _digest(data_dir) / name
+
+
 def socket_dir(data_dir: Path, name: str) -> Path:
-    """A folder for a server's socket: below the data directory, or a short one where that path is too long."""
-    folder = data_dir / name
+    """A folder for a server's socket: beside its files, or a short one where that path is too long."""
+    folder = server_home(data_dir, name) / "socket"
     if len(os.fsencode(folder)) <= SOCKET_PATH_LIMIT:
         return folder
-    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"warmpath-{os.getuid()}-{digest}" / name
+    return Path("/tmp") / f"warmpath-{os.getuid()}-{_digest(data_dir)}-{name}"  # noqa: S108 - made 0700, owner checked
 
 
 def postgres_url(data_dir: Path) -> str:
     """URL of the embedded PostgreSQL, which listens on a socket alone."""
-    return f"postgresql://postgres@/warmpath?host={quote(str(socket_dir(data_dir, 'pg')), safe='')}"
+    return f"postgresql://postgres@/warmpath?host={quote(str(socket_dir(data_dir, 'postgres')), safe='')}"
+
+
+def valkey_socket(data_dir: Path) -> Path:
+    """Socket of the embedded Valkey, which listens on nothing else."""
+    return socket_dir(data_dir, "valkey") / "valkey.sock"
 
 
 def valkey_url(data_dir: Path) -> str:
-    """URL of the embedded Valkey, which listens on a socket alone."""
-    return f"redis+socket://{socket_dir(data_dir, 'valkey') / 'socket'}?virtual_host=0"
+    """URL of the embedded Valkey in Celery's form."""
+    return f"redis+socket://{valkey_socket(data_dir)}?virtual_host=0"
+
+
+def _digest(data_dir: Path) -> str:
+    return hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]

@@ -38,6 +38,7 @@ class Running:
     process: asyncio.subprocess.Process
     started: float
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    relay: asyncio.Task[None] | None = None  # reads what it says; ends after it
 
 
 class Supervisor:
@@ -65,10 +66,10 @@ class Supervisor:
             status = await asyncio.wait_for(running.process.wait(), timeout_s)
         except TimeoutError:
             raise StartError(f"{child.name} did not end within {timeout_s:g} s") from None
-        finally:
-            self._running.pop(child.name, None)
+        del self._running[child.name]
+        last_words = await self._last_words(running, status)
         if status:
-            raise StartError(self._last_words(running, status))
+            raise StartError(last_words)
 
     async def stop(self) -> None:
         """End every child and its descendants; returns when none is left."""
@@ -103,14 +104,14 @@ class Supervisor:
         )
         running = Running(child, process, time.monotonic())
         self._running[child.name] = running
-        self._background(self._relay(running))
+        running.relay = self._background(self._relay(running))
         return running
 
     async def _until_ready(self, running: Running, timeout_s: float) -> None:
         deadline = running.started + timeout_s
         while not await asyncio.to_thread(running.child.ready):
             if running.process.returncode is not None:
-                raise StartError(self._last_words(running, running.process.returncode))
+                raise StartError(await self._last_words(running, running.process.returncode))
             if time.monotonic() > deadline:
                 raise StartError(f"{running.child.name} was not ready within {timeout_s:g} s")
             await asyncio.sleep(READY_POLL_S)
@@ -133,13 +134,16 @@ class Supervisor:
                 return
             running = await self._spawn(running.child)
 
-    def _background(self, work: Coroutine[None, None, None]) -> None:
+    def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @staticmethod
-    def _last_words(running: Running, status: int) -> str:
+    async def _last_words(running: Running, status: int) -> str:
+        if running.relay:
+            await asyncio.wait({running.relay}, timeout=1)  # a grandchild may hold the pipe open
         said = "\n".join(f"    {line}" for line in running.tail)
         return f"{running.child.name} ended ({_describe(status)}) while starting. The end of what it said:\n{said}"
 

