@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from routing.core.candidates import Candidates
 
 ReplicaId = NewType("ReplicaId", str)  # a replica's stable name, its identity on every ring
-PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening
+PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening, or of a session
 
 
 class Reason(StrEnum):
@@ -22,39 +25,34 @@ class Reason(StrEnum):
     ROUND_ROBIN = "round_robin"
 
 
-@dataclass(slots=True)
-class Load:
-    """Outstanding work at one replica, as this router dispatched it."""
-
-    running: int = 0  # requests sent and not ended
-    waiting_tokens: int = 0  # estimated prompt tokens of requests whose first byte has not come
-    weight: float = 1.0  # relative capacity, > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True, gc=False):
     """Where a request goes, and the rule that said so."""
 
     replica: ReplicaId
     reason: Reason
+    refused: tuple[ReplicaId, ...] = ()  # homes that came earlier and were full, in order
+    bound: int | None = None  # requests the replica may hold by the bounded-load rule; None: no bound was asked
 
 
 class Keys(Protocol):
     """What a strategy may ask about a request. Computed when asked, and then kept."""
 
-    session_key: str | None
+    @property
+    def session(self) -> PrefixHash | None:
+        """Key of the session; None when the request names none."""
+        ...
 
     @property
-    def tier1(self) -> PrefixHash:
-        """Key of the opening that a whole task group shares, at the policy's boundary."""
+    def tier1(self) -> PrefixHash | None:
+        """Key of the opening that a whole task group shares, at the policy's boundary; None when that is empty."""
         ...
 
 
 class Strategy(Protocol):
     """Pick one of the candidates. Pure but for its own counters; costs microseconds."""
 
-    def choose(self, keys: Keys, candidates: Mapping[ReplicaId, Load]) -> Choice:
-        """Choose among ``candidates`` (eligible replicas of the request's group); NoReplicaError if there are none."""
+    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
+        """Choose among ``candidates`` (eligible replicas of the request's group, at least one)."""
         ...
 
 
@@ -62,5 +60,28 @@ class RoutingError(Exception):
     """Base of what routing itself can refuse."""
 
 
+class BodyError(RoutingError):
+    """A body that cannot be placed. ``param`` names the field, as OpenAI's errors do; None is the whole body."""
+
+    def __init__(self, param: str | None, reason: str) -> None:
+        super().__init__(f"{param}: {reason}" if param else reason)
+        self.param = param
+        self.reason = reason
+
+
+class UnknownModelError(RoutingError):
+    """No pool serves the model that was asked for."""
+
+    def __init__(self, model: str | None) -> None:
+        super().__init__("no model was named" if model is None else f"no pool serves the model {model[:256]!r}")
+        self.model = model
+
+
 class NoReplicaError(RoutingError):
     """No replica is eligible: none is configured, up and not yet tried."""
+
+    def __init__(self, pool: str, group: str = "") -> None:
+        where = f"pool {pool!r}, task group {group!r}" if group else f"pool {pool!r}"
+        super().__init__(f"no replica of {where} is up, active and untried")
+        self.pool = pool
+        self.group = group

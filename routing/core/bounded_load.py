@@ -1,0 +1,34 @@
+"""Bounded load: keep to the home order, but never push a replica past its share.
+
+Theory of operation. A replica has room while it holds fewer than ``load_factor`` times its share, by weight, of all
+requests that the candidates would hold with this one, or fewer than ``min_bound``. The first in home order that has
+room gets the request, so a hot key spills to the same second and third home every time, and those become warm too.
+Somebody always has room, for the shares of all add up to at least all requests.
+Source: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from routing.core.candidates import Candidates
+from routing.core.types import Choice, Reason, ReplicaId
+
+
+def bounded_choice(
+    home_order: Iterable[ReplicaId], candidates: Candidates, load_factor: float, min_bound: int
+) -> Choice:
+    """The first home with room; ``home_order`` may name replicas that are no candidates."""
+    loads, weights = candidates.loads, candidates.weights
+    outstanding = load_factor * (candidates.running + 1)
+    refused: list[ReplicaId] = []
+    for replica in home_order:
+        load = loads.get(replica)
+        if load is None:
+            continue
+        bound = max(min_bound, math.ceil(outstanding * weights[replica] / candidates.weight))
+        if load.running < bound:
+            return Choice(replica, Reason.SPILL if refused else Reason.AFFINITY, tuple(refused), bound)
+        refused.append(replica)
+    return Choice(candidates.least_loaded(), Reason.ALL_FULL, tuple(refused))

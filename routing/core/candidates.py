@@ -1,0 +1,119 @@
+"""The replicas that a request may go to, with the sums that strategies ask for.
+
+Theory of operation. Membership is fixed: whenever it changes a new object is made, which costs O(replicas). Loads
+change under it with every request, so the sums follow the book's journal: bringing them up to date costs the changes
+since the last question, at most O(replicas), and nothing is counted for groups that nobody asks about. The least
+loaded is the head of a heap whose outdated entries are dropped when they surface. Equal work goes to the replica
+whose load changed longest ago, at first in an order hashed with the seed: a fixed order would send every idle
+router's next request, and everything that a quickly failing replica refuses, to the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+
+from xxhash import xxh3_64_intdigest
+
+from routing.core.load import Load, LoadBook
+from routing.core.types import ReplicaId
+
+REQUEST_TOKENS = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
+
+
+class Candidates:
+    """Eligible replicas of one group."""
+
+    __slots__ = (
+        "_book",
+        "_counted",
+        "_current",
+        "_heap",
+        "_position",
+        "_running",
+        "_seed",
+        "_stamp",
+        "loads",
+        "weight",
+        "weights",
+    )
+
+    def __init__(self, weights: Mapping[ReplicaId, float], book: LoadBook, seed: int = 0) -> None:
+        self.weights = weights  # relative capacity, > 0
+        self.weight = sum(weights.values())
+        self.loads: Mapping[ReplicaId, Load] = {name: book.load(name) for name in weights}
+        self._book = book
+        self._seed = seed
+        self._position = book.position
+        self._counted = {name: load.running for name, load in self.loads.items()}
+        self._running = sum(self._counted.values())
+        self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
+        self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
+        self._stamp = 0
+
+    def __len__(self) -> int:
+        return len(self.loads)
+
+    def __contains__(self, replica: object) -> bool:
+        return replica in self.loads
+
+    def __iter__(self) -> Iterator[ReplicaId]:
+        return iter(self.loads)
+
+    def without(self, excluded: Collection[ReplicaId]) -> Candidates:
+        """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
+        kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
+        return Candidates(kept, self._book, self._seed)
+
+    @property
+    def running(self) -> int:
+        """Requests running at all of them together."""
+        self._catch_up()
+        return self._running
+
+    def work(self, replica: ReplicaId) -> float:
+        """Outstanding work, in tokens by the replica's weight."""
+        load = self.loads[replica]
+        return (load.waiting_tokens + REQUEST_TOKENS * load.running) / self.weights[replica]
+
+    def least_loaded(self) -> ReplicaId:
+        """The replica with the least work; of several, the one whose load changed longest ago."""
+        self._catch_up()
+        if not self._heap:
+            self._fill_heap()
+        heap, current = self._heap, self._current
+        while heap[0][1] != current[heap[0][2]]:
+            heappop(heap)
+        return heap[0][2]
+
+    def _catch_up(self) -> None:
+        """Take in what changed since the last time."""
+        book = self._book
+        behind = book.position - self._position
+        if not behind:
+            return
+        changes = book.changes_since(self._position) if behind <= len(self.loads) else None
+        self._position = book.position
+        for load in self.loads.values() if changes is None else changes:
+            name = load.replica
+            counted = self._counted.get(name)
+            if counted is not None:
+                self._running += load.running - counted
+                self._counted[name] = load.running
+                if self._heap:
+                    self._push(name)
+
+    def _fill_heap(self) -> None:
+        order = sorted(self.loads, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed))
+        self._heap = []
+        for name in order:
+            self._push(name)
+
+    def _push(self, replica: ReplicaId) -> None:
+        """Enter a replica's present work; its older entry no longer counts."""
+        self._stamp += 1
+        self._current[replica] = self._stamp
+        heappush(self._heap, (self.work(replica), self._stamp, replica))
+        if len(self._heap) > 4 * len(self.loads) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
+            heapify(self._heap)

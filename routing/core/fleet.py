@@ -1,0 +1,45 @@
+"""The configured replicas that one group may use, and which of them are eligible now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from routing.core.candidates import Candidates
+from routing.core.health import Health
+from routing.core.load import LoadBook
+from routing.core.ring import HashRing
+from routing.core.types import ReplicaId
+from routing.schema import ReplicaConfig, ReplicaState
+
+
+class Fleet:
+    """The replicas of one group.
+
+    All of them are on the ring, whatever their state: one that drains or is down keeps its place, so that its keys
+    come back to it and no other key moves.
+    """
+
+    def __init__(self, replicas: Iterable[ReplicaConfig], loads: LoadBook, seed: int = 0) -> None:
+        self.replicas = {ReplicaId(replica.name): replica for replica in replicas}
+        self._loads = loads
+        self.seed = seed
+        self._epoch: int | None = None
+        self._candidates = Candidates({}, loads, seed)
+
+    @cached_property
+    def ring(self) -> HashRing:
+        """Home order of all configured replicas."""
+        return HashRing({name: replica.weight for name, replica in self.replicas.items()})
+
+    def candidates(self, health: Health) -> Candidates:
+        """Replicas that are active and up. O(replicas) after a change of health, else O(1)."""
+        if health.epoch != self._epoch:
+            self._epoch = health.epoch
+            eligible = {
+                name: replica.weight
+                for name, replica in self.replicas.items()
+                if replica.state is ReplicaState.ACTIVE and health.is_up(name)
+            }
+            self._candidates = Candidates(eligible, self._loads, self.seed)
+        return self._candidates

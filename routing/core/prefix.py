@@ -1,0 +1,74 @@
+"""Hashes of a canonical prompt: one key for its opening, and a chain over its blocks.
+
+Theory of operation. Everything starts from a seed, XXH3-64 of model, LoRA name, salt and the fleet's secret, so that
+no caller can compute a placement and a stored hash tells nothing about the text. The tier-1 key is the hash of the
+opening up to a boundary. Block hashes are chained, ``h[i] = XXH3-64(h[i-1], block[i])``, so one of them names a block
+and everything before it: two prompts share exactly the blocks of their common prefix. Routers with the same secret
+agree on every value, whatever their release; golden values in the tests keep it so.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+
+from xxhash import xxh3_64_intdigest
+
+from routing.core.prompt import CanonicalPrompt
+from routing.core.types import PrefixHash
+from routing.schema import Boundary, PrefixHashSettings
+
+BLOCK_BYTES = 256  # about 64 tokens
+MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
+
+DEFAULT_BOUNDARY = PrefixHashSettings()  # where tier 1 ends for policies that have no boundary of their own
+
+_SEPARATOR = b"\xff"  # in no UTF-8 text
+_word = struct.Struct("<Q").pack
+
+
+class PrefixHasher:
+    """Hashes with one fleet's secret."""
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    def __repr__(self) -> str:
+        return "PrefixHasher(***)"
+
+    def seed(self, model: str, salt: str = "", lora: str = "") -> int:
+        """``h[-1]`` of the chain: what sets apart equal texts whose KV blocks differ."""
+        return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), lora.encode(), salt.encode(), self._secret)))
+
+    def tier1(
+        self, prompt: CanonicalPrompt, model: str, settings: PrefixHashSettings = DEFAULT_BOUNDARY
+    ) -> PrefixHash | None:
+        """Key of the opening, at the settings' boundary; None when nothing lies before it. 0.7 us for 1 KiB."""
+        end = boundary_end(prompt, settings)
+        if not end:
+            return None
+        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt)) + prompt.data[:end]))
+
+    def session(self, key: str) -> PrefixHash:
+        """Key of a session: the same for every model, so that a conversation stays where it is."""
+        return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join((b"session", key.encode(), self._secret))))
+
+    def blocks(self, prompt: CanonicalPrompt, model: str) -> array[int]:
+        """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``. 0.15 us each."""
+        count = min(len(prompt.data) // BLOCK_BYTES, MAX_BLOCKS)
+        pieces = struct.unpack_from(f"{BLOCK_BYTES}s" * count, prompt.data)
+        hash_ = self.seed(model, prompt.salt)
+        return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + piece) for piece in pieces])
+
+
+def boundary_end(prompt: CanonicalPrompt, settings: PrefixHashSettings) -> int:
+    """Offset in the canonical prompt at which its tier-1 opening ends; 0 when there is none."""
+    boundary = settings.boundary
+    if boundary is Boundary.SYSTEM or (boundary is Boundary.AUTO and prompt.opening_end >= BLOCK_BYTES):
+        return prompt.opening_end
+    if boundary is Boundary.MESSAGES:
+        ends = prompt.message_ends
+        return ends[min(settings.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end
+    return min(settings.boundary_bytes, len(prompt.data))

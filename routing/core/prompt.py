@@ -1,0 +1,209 @@
+"""The canonical prompt: the bytes that every hash of a request reads.
+
+Theory of operation. Two requests whose prompts an engine would render alike up to some point have canonical bytes
+that are alike up to that point, however their JSON is written; and two different prompts never have the same
+canonical bytes. Both come from framing each field with bytes that no UTF-8 text contains (0xC0, 0xC1, 0xF5-0xFF).
+A length in front of a text would tell fields apart as well, but two prompts that share 10 KB of one message and
+differ after it would then differ from their first block on.
+
+    tools        TOOLS json                    key-sorted
+    message      MESSAGE role CONTENT content [FIELD name CONTENT json]...
+    content      text | part [PART part]...    a part is text or ATTACHMENT digest
+    token ids    MESSAGE CONTENT IDS u32... 0xFFFFFFFF
+    odd value    MESSAGE ODD json              what the API does not describe
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from xxhash import xxh3_128_hexdigest
+
+from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
+from routing.core.types import BodyError
+
+BYTES_PER_TOKEN = 4  # of English text, roughly; the estimate of a prompt's length where no ids are given
+
+MESSAGE = b"\xff"
+CONTENT = b"\xfe"
+PART = b"\xfd"
+ATTACHMENT = b"\xfc"
+FIELD = b"\xfb"
+TOOLS = b"\xfa"
+IDS = b"\xf9"
+ODD = b"\xf8"
+END_OF_IDS = b"\xff\xff\xff\xff"
+
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class CanonicalPrompt(Struct, frozen=True, gc=False):
+    """A prompt as hashes see it. Offsets are into ``data``, ascending."""
+
+    data: bytes
+    tools_end: int  # 0 without tools
+    opening_end: int  # end of the tools and of the system messages that begin the prompt; 0 without either
+    message_ends: list[int]
+    tokens: int  # estimate: a quarter of the bytes, or the count of the ids; an attachment counts as its digest
+    salt: str = ""  # the client's ``cache_salt``
+
+
+def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
+    """The canonical prompt of a parsed body; BodyError if it is nested too deeply to be written down."""
+    writer = _Writer()
+    try:
+        _write(body, writer)
+    except RecursionError:
+        raise BodyError(None, "the JSON is nested too deeply") from None
+    salt = body.cache_salt
+    return writer.finished(salt if type(salt) is str else "")
+
+
+def _write(body: ParsedBody, writer: _Writer) -> None:
+    """Write the fields of each endpoint in the order in which an engine renders them."""
+    if isinstance(body, ChatBody):
+        writer.tools(body.tools)
+        writer.messages(body.messages)
+    elif isinstance(body, CompletionBody):
+        writer.prompts(body.prompt)
+    elif isinstance(body, EmbeddingBody):
+        writer.prompts(body.input)
+        writer.messages(body.messages)
+    elif isinstance(body, ResponsesBody):
+        writer.tools(body.tools)
+        if body.instructions is not None:
+            writer.messages([Message(role="system", content=body.instructions)])
+        writer.items(body.input)
+
+
+class _Writer:
+    """Collects pieces and the offsets at which segments end."""
+
+    __slots__ = ("_ends", "_ids", "_length", "_opening_end", "_pieces", "_tools_end")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._length = 0  # bytes in ``_pieces``
+        self._ends: list[int] = []
+        self._tools_end = 0
+        self._opening_end = 0
+        self._ids = 0  # token ids written
+
+    def finished(self, salt: str) -> CanonicalPrompt:
+        data = b"".join(self._pieces)
+        tokens = -(-(len(data) - 4 * self._ids) // BYTES_PER_TOKEN) + self._ids
+        return CanonicalPrompt(data, self._tools_end, self._opening_end, self._ends, tokens, salt)
+
+    def tools(self, tools: Any) -> None:
+        """The tool definitions; none is the same as an empty list."""
+        if tools:
+            self._add(TOOLS + _json(tools))
+            self._tools_end = self._opening_end = self._length
+
+    def messages(self, messages: Any) -> None:
+        """Chat messages, or whatever stands in their place."""
+        if type(messages) is not list:
+            if messages is not None:
+                self._odd(messages)
+            return
+        for message in messages:
+            if type(message) is Message and type(message.role or "") is str:
+                self._message(message)
+            else:
+                self._odd(message)
+
+    def prompts(self, prompt: Any) -> None:
+        """A completion's prompt: a text, token ids, or a list of either, each of which counts as a message."""
+        if prompt is None:
+            return
+        several = type(prompt) is list and prompt and type(prompt[0]) is not int
+        for one in prompt if several else (prompt,):
+            if type(one) is str:
+                self._segment(MESSAGE + CONTENT + one.encode())
+            elif not self._token_ids(one):
+                self._odd(one)
+
+    def items(self, items: Any) -> None:
+        """The input of the responses API: a text from the user, or a list of messages and other items."""
+        if type(items) is str:
+            items = [Message(role="user", content=items)]
+        elif type(items) is list:
+            items = [_as_message(item) for item in items]
+        self.messages(items)
+
+    def _message(self, message: Message) -> None:
+        role, content = message.role or "", message.content
+        piece = MESSAGE + role.encode() + CONTENT + (content.encode() if type(content) is str else _content(content))
+        for name in _FIELDS:
+            if value := getattr(message, name):
+                piece += FIELD + name.encode() + CONTENT + _json(value)
+        opens = self._opening_end == self._length and role in _SYSTEM_ROLES
+        self._segment(piece)
+        if opens:
+            self._opening_end = self._length
+
+    def _token_ids(self, ids: Any) -> bool:
+        """Write token ids; False if these are none."""
+        if type(ids) is not list:
+            return False
+        try:
+            words = array("I", ids)
+        except (TypeError, OverflowError):
+            return False
+        if sys.byteorder == "big":
+            words.byteswap()
+        data = words.tobytes()
+        if END_OF_IDS in data:
+            return False
+        self._segment(MESSAGE + CONTENT + IDS + data + END_OF_IDS)
+        self._ids += len(words)
+        return True
+
+    def _odd(self, value: Any) -> None:
+        self._segment(MESSAGE + ODD + _json(value))
+
+    def _segment(self, piece: bytes) -> None:
+        self._add(piece)
+        self._ends.append(self._length)
+
+    def _add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._length += len(piece)
+
+
+def _content(content: Any) -> bytes:
+    """A message's content. A lone text part is the same as that text, and null the same as no text."""
+    if content is None:
+        return b""
+    if type(content) is list:
+        return PART.join(map(_part, content))
+    return _attachment(content)
+
+
+def _part(part: Any) -> bytes:
+    if type(part) is str:
+        return part.encode()
+    if type(part) is dict:
+        text = part.get("text")
+        if type(text) is str and part.get("type") in _TEXT_PARTS:
+            return text.encode()
+    return _attachment(part)
+
+
+def _attachment(value: Any) -> bytes:
+    """An image, a sound, a file: by digest. Marks for caching come and go between turns and change no token."""
+    if type(value) is dict and "cache_control" in value:
+        value = {key: value[key] for key in value if key != "cache_control"}
+    return ATTACHMENT + xxh3_128_hexdigest(_json(value)).encode()
+
+
+def _as_message(item: Any) -> Any:
+    """An item of the responses API as the message that it is, or as it stands."""
+    return msgspec.convert(item, Message) if type(item) is dict and "role" in item else item

@@ -1,0 +1,24 @@
+"""The replica with the least outstanding work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.types import Choice, Keys, Reason
+from routing.schema import LeastLoadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoad:
+    """Send each request to where the least work waits."""
+
+    @classmethod
+    def build(cls, _settings: LeastLoadSettings, _fleet: Fleet) -> LeastLoad:
+        """The strategy for one group."""
+        return cls()
+
+    def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
+        """The least loaded candidate."""
+        return Choice(candidates.least_loaded(), Reason.LEAST_LOAD)

@@ -1,0 +1,175 @@
+"""A configuration made ready to place requests.
+
+Theory of operation. Everything that a configuration decides once is decided here: pools by model, and per pool and
+task group its policy, strategy and fleet. A router swaps its whole placement for another between two requests; loads
+and health live outside and carry over. ``decide`` is all that happens to a request before it is sent, and also what
+explains it, so both give the same answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.health import Health
+from routing.core.load import LoadBook
+from routing.core.matching import Matcher
+from routing.core.prefix import DEFAULT_BOUNDARY, PrefixHasher
+from routing.core.prompt import CanonicalPrompt
+from routing.core.types import Choice, NoReplicaError, PrefixHash, Reason, ReplicaId, Strategy
+from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, TaskGroupConfig
+from routing.strategies.registry import build_strategy
+
+
+class PlacementRequest(Struct, frozen=True, gc=False):
+    """What placing a request needs to know of it."""
+
+    model: str | None
+    group: str | None  # the task group that the client named
+    session_key: str | None
+    prompt: CanonicalPrompt
+
+
+class CandidateLoad(Struct, frozen=True, gc=False):
+    """A candidate's load at one moment."""
+
+    replica: ReplicaId
+    running: int
+    waiting_tokens: int
+
+
+class RequestKeys:
+    """The keys of one request. Computed when asked, and then kept."""
+
+    __slots__ = ("_boundary", "_hasher", "_request", "_tier1")
+
+    def __init__(self, request: PlacementRequest, hasher: PrefixHasher, boundary: PrefixHashSettings) -> None:
+        self._request = request
+        self._hasher = hasher
+        self._boundary = boundary
+        self._tier1: PrefixHash | None = None
+
+    @property
+    def session(self) -> PrefixHash | None:
+        """Key of the session; None when the request names none."""
+        key = self._request.session_key
+        return self._hasher.session(key) if key else None
+
+    @property
+    def tier1(self) -> PrefixHash | None:
+        """Key of the prompt's opening at the policy's boundary; None when that is empty."""
+        if self._tier1 is None:
+            self._tier1 = self._hasher.tier1(self._request.prompt, self._request.model or "", self._boundary)
+        return self._tier1
+
+    @property
+    def blocks(self) -> array[int]:
+        """Chained block hashes of the prompt; computed anew each time."""
+        return self._hasher.blocks(self._request.prompt, self._request.model or "")
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """Where a request goes, and everything that explains why."""
+
+    pool: str
+    group: str  # "" for none
+    policy: PolicyConfig
+    replica: ReplicaConfig
+    choice: Choice
+    candidates: Candidates
+    keys: RequestKeys
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy that chose."""
+        return self.policy.settings.name
+
+    @property
+    def reason(self) -> Reason:
+        """The rule that named the replica."""
+        return self.choice.reason
+
+    @property
+    def prefix(self) -> PrefixHash | None:
+        """The tier-1 key, at the policy's boundary or at the default one."""
+        return self.keys.tier1
+
+    def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
+        """Present loads: of the replica chosen, of the homes that refused, then of others, ``limit`` in all."""
+        loads = self.candidates.loads
+        first = (self.choice.replica, *self.choice.refused)
+        names = list(dict.fromkeys(first if limit is not None and len(first) >= limit else (*first, *loads)))
+        return [CandidateLoad(name, loads[name].running, loads[name].waiting_tokens) for name in names[:limit]]
+
+
+class Route(Struct, frozen=True):
+    """One pool's own requests, or one task group's."""
+
+    pool: str
+    group: str  # "" for the pool's own
+    policy: PolicyConfig
+    strategy: Strategy
+    fleet: Fleet
+    boundary: PrefixHashSettings
+
+
+class Placement:
+    """One configuration, ready to decide. ``seed`` varies what need not agree between routers, such as ties."""
+
+    def __init__(self, config: RouterConfig, loads: LoadBook, seed: int = 0) -> None:
+        self.config = config
+        self._matcher = Matcher(config)
+        self._hasher = PrefixHasher(config.hash_secret)
+        self._routes: dict[tuple[str, str], Route] = {}
+        for pool in config.pools:
+            fleets = _Fleets(pool, loads, seed)
+            for group in (None, *pool.groups):
+                self._routes[pool.name, group.name if group else ""] = _route(pool, group, fleets)
+
+    def decide(
+        self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
+    ) -> Decision:
+        """Choose a replica that is active, up and not ``excluded``; UnknownModelError or NoReplicaError."""
+        pool = self._matcher.pool(request.model)
+        group = self._matcher.group(pool, request.group)
+        route = self._routes[pool.name, group.name if group else ""]
+        candidates = route.fleet.candidates(health)
+        if excluded:
+            candidates = candidates.without(excluded)
+        if not candidates:
+            raise NoReplicaError(route.pool, route.group)
+        keys = RequestKeys(request, self._hasher, route.boundary)
+        choice = route.strategy.choose(keys, candidates)
+        replica = route.fleet.replicas[choice.replica]
+        return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys)
+
+
+class _Fleets:
+    """The fleets of one pool: groups that use the same replicas share one, its ring and its sums."""
+
+    def __init__(self, pool: PoolConfig, loads: LoadBook, seed: int) -> None:
+        self._pool = pool
+        self._loads = loads
+        self._seed = seed
+        self._by_names: dict[frozenset[str], Fleet] = {}
+
+    def of(self, group: TaskGroupConfig | None) -> Fleet:
+        """The fleet of a group, or of the whole pool."""
+        chosen = None if group is None or group.replicas is None else frozenset(group.replicas)
+        replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
+        names = frozenset(replica.name for replica in replicas)
+        if names not in self._by_names:
+            self._by_names[names] = Fleet(replicas, self._loads, self._seed)
+        return self._by_names[names]
+
+
+def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets) -> Route:
+    policy = group.policy if group and group.policy else pool.policy
+    fleet = fleets.of(group)
+    strategy = build_strategy(policy.settings, fleet)
+    boundary = policy.settings if isinstance(policy.settings, PrefixHashSettings) else DEFAULT_BOUNDARY
+    return Route(pool.name, group.name if group else "", policy, strategy, fleet, boundary)

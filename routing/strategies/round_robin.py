@@ -1,0 +1,58 @@
+"""Each replica in turn.
+
+Theory of operation. A replica's next turn comes 1/weight after its last, and the earliest turn goes next (stride
+scheduling), which for equal weights is plain rotation. A counter modulo the number of candidates would favour some
+whenever that number changes. A replica that joins or comes back starts at the present turn: it makes up for nothing.
+Source: Waldspurger and Weihl, "Stride Scheduling", 1995.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+
+from xxhash import xxh3_64_intdigest
+
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.types import Choice, Keys, Reason, ReplicaId
+from routing.schema import RoundRobinSettings
+
+
+class RoundRobin:
+    """Give the candidates their turns."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._candidates: Candidates | None = None
+        self._turns: list[tuple[float, int, ReplicaId]] = []  # heap of (turn, order of the last one, replica)
+        self._known: dict[ReplicaId, tuple[float, int]] = {}  # the same by replica, also of those that are away
+        self._count = 0
+
+    @classmethod
+    def build(cls, _settings: RoundRobinSettings, fleet: Fleet) -> RoundRobin:
+        """The strategy for one group."""
+        return cls(fleet.seed)
+
+    def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
+        """The replica whose turn it is."""
+        if candidates is not self._candidates:
+            self._line_up(candidates)
+        turn, _, replica = self._turns[0]
+        place = (turn + 1.0 / candidates.weights[replica], self._next_place())
+        self._known[replica] = place
+        heapreplace(self._turns, (*place, replica))
+        return Choice(replica, Reason.ROUND_ROBIN)
+
+    def _next_place(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _line_up(self, candidates: Candidates) -> None:
+        """Enter the turns of another set of candidates. O(replicas)."""
+        now = self._turns[0][0] if self._turns else 0.0
+        for name in sorted(candidates, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed)):
+            turn, order = self._known.get(name, (now, self._next_place()))
+            self._known[name] = (max(turn, now), order)
+        self._turns = [(*self._known[name], name) for name in candidates]
+        heapify(self._turns)
+        self._candidates = candidates
