@@ -1,0 +1,148 @@
+"""A replica's KV blocks: which are held, which are cached, and which goes next.
+
+Theory of operation, as vLLM's block pool does it. A physical block is *held* by one or more running requests
+(reference count > 0) or *free*. A free block keeps what it cached until it is taken for something else: the free
+queue is the LRU list, its head goes first. A request gives its blocks back tail first, so its tail is evicted before
+its head; a block that caches nothing (not full yet) goes to the head of the queue. Blocks are cached under a key
+that stands for the block and everything before it, so a lookup walks a prompt's keys until the first one missing.
+The same key may lie in several physical blocks (a prompt of exactly four blocks recomputes the fourth): a lookup
+finds the oldest, and the key is gone when the last of them is. Never-used blocks are taken before any cached one,
+which is the order that vLLM's queue starts in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+BlockKey = int | None  # >= 0; None: full, but no prompt can ever match it
+
+_MATCHLESS = -1  # how a pool remembers a full block without a key
+
+
+class OutOfBlocksError(Exception):
+    """More blocks were asked for than are free."""
+
+
+class BlockPool:
+    """``capacity`` blocks, None for a pool that never evicts."""
+
+    __slots__ = ("_cached", "_duplicates", "_free", "_keys", "_refs", "capacity")
+
+    def __init__(self, capacity: int | None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"a pool needs at least one block, not {capacity}")
+        self.capacity = capacity
+        self._refs: list[int] = []  # by block number; blocks above the end were never used
+        self._keys: list[BlockKey] = []  # what each block caches
+        self._free: OrderedDict[int, None] = OrderedDict()  # used blocks that nobody holds, next to go first
+        self._cached: dict[int, int] = {}  # key -> the block that a lookup finds
+        self._duplicates: dict[int, list[int]] = {}  # key -> further blocks, oldest first
+
+    @property
+    def held(self) -> int:
+        """Blocks that running requests hold."""
+        return len(self._refs) - len(self._free)
+
+    @property
+    def available(self) -> int | None:
+        """Blocks that can be taken, cached or not; None where there is no limit."""
+        return None if self.capacity is None else self.capacity - self.held
+
+    @property
+    def cached_keys(self) -> int:
+        """Distinct keys that a lookup would find."""
+        return len(self._cached)
+
+    @property
+    def usage_ratio(self) -> float:
+        """Held blocks / capacity, 0 to 1; 0 where there is no limit."""
+        return 0.0 if self.capacity is None else self.held / self.capacity
+
+    def lookup(self, keys: Sequence[BlockKey], limit: int) -> list[int]:
+        """The cached blocks of the longest prefix of ``keys``, at most ``limit`` of them. Changes nothing."""
+        found: list[int] = []
+        cached = self._cached
+        for key in keys[:limit]:
+            if key is None or (block := cached.get(key)) is None:
+                break
+            found.append(block)
+        return found
+
+    def fits(self, hits: Sequence[int], fresh: int) -> bool:
+        """Whether ``fresh`` further blocks can be taken once the free ones among ``hits`` are held."""
+        if self.capacity is None:
+            return True
+        room = self.capacity - self.held
+        return fresh <= room and fresh + sum(1 for block in hits if not self._refs[block]) <= room
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Hold cached blocks once more."""
+        refs, free = self._refs, self._free
+        for block in blocks:
+            if not refs[block]:
+                del free[block]
+            refs[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """Hold ``count`` blank blocks, evicting from the head of the free queue; OutOfBlocksError takes none."""
+        available = self.available
+        if available is not None and count > available:
+            raise OutOfBlocksError(f"{count} blocks asked for, {available} free")
+        taken = self._never_used(count)
+        for _ in range(count - len(taken)):
+            block, _nothing = self._free.popitem(last=False)
+            self._forget(block)
+            self._refs[block] = 1
+            taken.append(block)
+        return taken
+
+    def cache(self, block: int, key: BlockKey) -> None:
+        """Say what a held, full block contains. A block that already has a key keeps it."""
+        if self._keys[block] is not None:
+            return
+        self._keys[block] = _MATCHLESS if key is None else key
+        if key is not None and self._cached.setdefault(key, block) != block:
+            self._duplicates.setdefault(key, []).append(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back a request's blocks, in the order of its tokens; they enter the free queue tail first."""
+        refs, free, keys = self._refs, self._free, self._keys
+        for block in reversed(blocks):
+            refs[block] -= 1
+            if not refs[block]:
+                free[block] = None
+                if keys[block] is None:
+                    free.move_to_end(block, last=False)
+
+    def reset(self) -> bool:
+        """Forget everything cached; False, and nothing done, while any block is held (as vLLM answers)."""
+        if self.held:
+            return False
+        for kept in (self._refs, self._keys, self._free, self._cached, self._duplicates):
+            kept.clear()
+        return True
+
+    def _never_used(self, count: int) -> list[int]:
+        start = len(self._refs)
+        if self.capacity is not None:
+            count = min(count, self.capacity - start)
+        self._refs.extend([1] * count)
+        self._keys.extend([None] * count)
+        return list(range(start, start + count))
+
+    def _forget(self, block: int) -> None:
+        """Evict what a block caches."""
+        key = self._keys[block]
+        self._keys[block] = None
+        if key is None or key == _MATCHLESS:
+            return
+        others = self._duplicates.get(key, [])
+        if self._cached[key] != block:
+            others.remove(block)
+        elif others:
+            self._cached[key] = others.pop(0)
+        else:
+            del self._cached[key]
+        if not others:
+            self._duplicates.pop(key, None)

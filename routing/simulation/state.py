@@ -1,0 +1,11 @@
+"""Where the application keeps what its handlers share."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from routing.simulation.replica import Replica
+from routing.simulation.settings import ReplicaSettings
+
+replica_key: web.AppKey[Replica] = web.AppKey("replica", Replica)
+settings_key: web.AppKey[ReplicaSettings] = web.AppKey("settings", ReplicaSettings)

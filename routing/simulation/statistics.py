@@ -1,0 +1,114 @@
+"""What an engine counts, at the moment vLLM counts it. Plain numbers; ``metrics.py`` gives them their names.
+
+Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``), as its ``/metrics`` shows them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+TIME_TO_FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+INTER_TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_LATENCY_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PARAMS_N = (1, 2, 5, 10, 20)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+
+def request_token_edges(max_model_len: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to ``max_model_len`` tokens."""
+    edges: list[float] = []
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale > max_model_len:
+                return tuple(edges)
+            edges.append(float(step * scale))
+        scale *= 10
+
+
+class Histogram:
+    """Counts by bucket. ``buckets[i]`` counts values <= ``edges[i]`` and above the edge before; the last is +Inf."""
+
+    __slots__ = ("buckets", "count", "edges", "total")
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = tuple(float(edge) for edge in edges)
+        self.buckets = [0] * (len(self.edges) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value`` ``times`` times."""
+        self.buckets[bisect_left(self.edges, value)] += times
+        self.count += times
+        self.total += value * times
+
+
+@dataclass(slots=True)
+class Gauges:
+    """The scheduler's state after its last step: a hung engine keeps showing them."""
+
+    running: int = 0  # requests
+    waiting: int = 0  # requests
+    kv_usage_ratio: float = 0.0  # blocks held by running requests / all blocks
+
+
+def _seconds() -> Histogram:
+    return Histogram(REQUEST_LATENCY_S)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters and histograms of one engine since its start. Tokens unless the name says otherwise."""
+
+    max_model_len: int
+    gauges: Gauges = field(default_factory=Gauges)
+    # at first admission
+    queries: int = 0
+    hits: int = 0
+    # at first token
+    prompt_tokens: int = 0
+    prompt_cached: int = 0
+    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_TOKEN_S))
+    # at each step
+    generation_tokens: int = 0
+    preemptions: int = 0  # times; counted when the preempted request runs again
+    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_TOKENS))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
+    # at a request's end
+    finished: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
+    )
+    request_prompt: Histogram = field(init=False)
+    request_generation: Histogram = field(init=False)
+    request_max_generation: Histogram = field(init=False)
+    request_max_tokens: Histogram = field(init=False)
+    request_computed: Histogram = field(init=False)
+    request_n: Histogram = field(default_factory=lambda: Histogram(PARAMS_N))
+    request_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
+    time_per_output_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
+    end_to_end: Histogram = field(default_factory=_seconds)
+    queue_time: Histogram = field(default_factory=_seconds)
+    inference_time: Histogram = field(default_factory=_seconds)
+    prefill_time: Histogram = field(default_factory=_seconds)
+    decode_time: Histogram = field(default_factory=_seconds)
+
+    def __post_init__(self) -> None:
+        """Size the token histograms by the longest request."""
+        edges = request_token_edges(self.max_model_len)
+        self.request_prompt = Histogram(edges)
+        self.request_generation = Histogram(edges)
+        self.request_max_generation = Histogram(edges)
+        self.request_max_tokens = Histogram(edges)
+        self.request_computed = Histogram(edges)
