@@ -1,1 +1,0 @@
-"""The REST API: doors that parse, call one service and answer."""

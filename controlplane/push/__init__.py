@@ -1,1 +1,0 @@
-"""From rows to routers: what they should run, and how it gets there."""

@@ -1,1 +1,0 @@
-"""The only writers. One verb per function: atomic, typed, recorded as an event."""

@@ -1,0 +1,29 @@
+"""``python -m routing serve | replica | play``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "serve": ("routing.server", "route requests to replicas"),
+    "replica": ("routing.simulation.server", "pretend to be a vLLM replica"),
+    "play": ("routing.workload.player", "send traffic through a router and measure what a client sees"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; each is imported only when asked for, so that a router needs nothing of the others."""
+    name = argv[0] if argv else ""
+    if name not in COMMANDS:
+        lines = ["usage: python -m routing COMMAND [--help]", ""]
+        lines += [f"  {command:<8} {what}" for command, (_, what) in COMMANDS.items()]
+        sys.stderr.write("\n".join(lines) + "\n")
+        return 0 if name in {"-h", "--help"} else 2
+    run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
+    return run(argv[1:]) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Tell the control plane that this router exists and what it runs; the control plane pushes what it should run.
+
+One loop, beside serving and never in its way: a control plane that is away, slow or wrong costs a log line and a
+longer pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+
+import aiohttp
+
+from routing.proxy.log import event
+from routing.proxy.router import Router
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 10.0
+FIRST_PAUSE_S = 0.5  # after a failure; doubled up to a heartbeat
+TIMEOUT = aiohttp.ClientTimeout(total=5.0, connect=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Where to announce, and as what."""
+
+    control_plane_url: str
+    admin_url: str
+    data_url: str
+    version: str
+    token: str | None
+
+
+async def keep_announcing(router: Router, what: Announcement) -> None:
+    """Announce for ever; a heartbeat once the control plane has accepted."""
+    url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
+    headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
+    failures = 0
+    async with aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session:
+        while True:
+            problem = await _announce(session, url, router, what)
+            if (problem is None) != (failures == 0) or (problem and failures == 1):
+                _log(problem, failures)
+            failures = 0 if problem is None else failures + 1
+            await asyncio.sleep(_pause_s(failures))
+
+
+async def _announce(session: aiohttp.ClientSession, url: str, router: Router, what: Announcement) -> str | None:
+    """Say it once; why it was not accepted, or None if it was."""
+    applied = router.store.applied
+    body = {
+        "name": router.name,
+        "boot": router.boot,
+        "version": what.version,
+        "admin_url": what.admin_url,
+        "data_url": what.data_url,
+        "revision": applied.snapshot.revision if applied else None,
+        "sha256": applied.snapshot.sha256 if applied else None,
+    }
+    try:
+        async with session.post(url, json=body, allow_redirects=False) as response:
+            return None if response.status == 200 else f"status {response.status}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return type(error).__name__
+
+
+def _pause_s(failures: int) -> float:
+    """A heartbeat's time, or less after a failure: 0.5 s, 1 s, 2 s ..., all with jitter so that routers spread out."""
+    pause_s = HEARTBEAT_S if failures == 0 else min(HEARTBEAT_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10))
+    return pause_s * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+
+
+def _log(problem: str | None, failures: int) -> None:
+    if problem is None:
+        event(logger, "control_plane_accepts", after_failures=failures)
+    else:
+        event(logger, "control_plane_unreachable", level=logging.WARNING, problem=problem)

@@ -1,0 +1,130 @@
+"""A replica's answer: its head, how its body ends, and how both are written to the client.
+
+Bodies are framed anew: the bytes inside a chunk or a length are the replica's, the chunk sizes are ours. All the
+chunks that came in one read leave as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from routing.proxy.errors import LocalAnswer, phrase
+from routing.proxy.request import HOP_BY_HOP, Header, without_named
+
+LAST_CHUNK = b"0\r\n\r\n"
+_NOT_PASSED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+
+
+class BadAnswerError(Exception):
+    """A replica's answer that breaks HTTP, so that nobody can say where it ends."""
+
+
+class Framing(Enum):
+    """How the end of a body is known."""
+
+    NONE = "no body"
+    LENGTH = "content-length"
+    CHUNKED = "chunked"
+    CLOSE = "the connection's end"
+
+
+class AnswerHead:
+    """The end-to-end part of an answer's head. ``lines``: its headers, each with its CRLF."""
+
+    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line")
+
+    def __init__(self, status: int, reason: bytes) -> None:
+        self.status = status
+        self.status_line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
+        self.lines = b""
+        self.framing = Framing.CLOSE
+        self.length = b""
+        self.is_stream = False  # server-sent events
+
+
+def read_answer(
+    status: int, reason: bytes, version: str, headers: Sequence[Header], *, bodyless: bool = False
+) -> AnswerHead:
+    """Build an answer's head from its parsed parts. ``bodyless``: it answers a HEAD request."""
+    if version not in {"1.1", "1.0"} or status < 200:
+        raise BadAnswerError(f"HTTP/{version} status {status}")
+    answer = AnswerHead(status, reason)
+    lines: list[bytes] = []
+    connection: list[bytes] = []
+    coding: bytes | None = None
+    for name, value in headers:
+        lower = name.lower()
+        if lower not in _NOT_PASSED:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if lower == b"content-type":
+                answer.is_stream = value.startswith(b"text/event-stream")
+        elif lower == b"content-length":
+            answer.length, answer.framing = value, Framing.LENGTH
+        elif lower == b"transfer-encoding":
+            coding = value if coding is None else b"several"
+        elif lower == b"connection":
+            connection.append(value)
+    if coding is not None:
+        _check_chunked(coding, version)
+        answer.framing = Framing.CHUNKED
+    if bodyless or status in {204, 304}:
+        answer.framing = Framing.NONE
+    answer.lines = b"".join(without_named(lines, connection) if connection else lines)
+    return answer
+
+
+def _check_chunked(coding: bytes, version: str) -> None:
+    if coding.lower() != b"chunked" or version == "1.0":
+        raise BadAnswerError("a Transfer-Encoding other than chunked in HTTP/1.1")
+
+
+Frame = Callable[[bytes, bool], bytes]
+
+
+def plain(data: bytes, last: bool) -> bytes:  # noqa: ARG001 - one shape for all framings
+    """Frame body bytes whose end is told by a length or by the connection."""
+    return data
+
+
+def chunked(data: bytes, last: bool) -> bytes:
+    """Frame body bytes as one chunk; the last one is followed by the end."""
+    if not data:
+        return LAST_CHUNK if last else b""
+    if last:
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def outgoing(answer: AnswerHead, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:
+    """How an answer goes out: the framing's header lines, the framing of its bytes, whether the connection lives on."""
+    if answer.framing is Framing.LENGTH:
+        lines, frame = b"Content-Length: %b\r\n" % answer.length, plain
+    elif answer.framing is Framing.NONE:
+        lines, frame = (b"Content-Length: %b\r\n" % answer.length if answer.length else b""), plain
+    elif answer.framing is Framing.CHUNKED and http11:
+        lines, frame = b"Transfer-Encoding: chunked\r\n", chunked
+    else:
+        lines, frame, keep_alive = b"", plain, False
+    return lines + connection_line(http11=http11, keep_alive=keep_alive), frame, keep_alive
+
+
+def connection_line(*, http11: bool, keep_alive: bool) -> bytes:
+    """The Connection header, where the version's default is not what we do."""
+    if not keep_alive:
+        return b"Connection: close\r\n"
+    return b"" if http11 else b"Connection: keep-alive\r\n"
+
+
+def local_bytes(answer: LocalAnswer, *, http11: bool, keep_alive: bool, bodyless: bool, request_id: str) -> bytes:
+    """An answer of the router's own, head and body."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (answer.status, phrase(answer.status))]
+    lines += [b"%b: %b\r\n" % header for header in answer.headers]
+    if answer.body:
+        lines.append(b"Content-Type: %b\r\n" % answer.content_type)
+    if request_id:
+        lines.append(b"X-Request-Id: %b\r\n" % request_id.encode())
+    lines.append(b"Content-Length: %d\r\n" % len(answer.body))
+    lines.append(connection_line(http11=http11, keep_alive=keep_alive))
+    lines.append(b"\r\n")
+    return b"".join(lines) + (b"" if bodyless else answer.body)

@@ -1,0 +1,320 @@
+"""One client connection: requests in, answers out, in order.
+
+Theory of operation. The parser may finish several requests in one read (pipelining), so finished requests queue and
+are answered one at a time. A request that breaks HTTP queues as its refusal, behind the requests before it, and
+nothing after it is read. Whoever waits here has one deadline: for a head, for more of a body, for the next request,
+or for the client to take what was written; while a replica works, the deadline is the upstream connection's.
+A client that ends its side of the connection has gone: what is running for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from routing.proxy.answer import local_bytes
+from routing.proxy.deadlines import NEVER, NOWHERE
+from routing.proxy.errors import LocalAnswer, RefusalError
+from routing.proxy.request import Request, body_too_large, read_head
+
+if TYPE_CHECKING:
+    from routing.proxy.exchange import Exchange
+    from routing.proxy.router import Router
+
+LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
+AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Client(asyncio.Protocol):
+    """The connection of one client."""
+
+    def __init__(self, router: Router) -> None:
+        self.deadline, self.due = NEVER, NOWHERE
+        self._router = router
+        self._parser = HttpRequestParser(self)
+        self._queue: deque[Request | RefusalError] = deque()
+        self._exchange: Exchange | None = None
+        self._request: Request | None = None  # whose body is coming
+        self._in_message = False
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        self._raw_bytes = 0  # of the present message, framing included
+        self._ahead_bytes = 0
+        self._is_deaf = False  # whatever still comes is not read
+        self._is_closing = False
+        self._is_advancing = False
+        self._reading_paused = False
+        self._writing_paused = False
+
+    # --- what an exchange does ---
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not take what was written."""
+        return self._writing_paused
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        self._transport.write(data)
+
+    def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
+        """Send an answer of the router's own."""
+        data = local_bytes(
+            answer,
+            http11=request is None or request.http11,
+            keep_alive=keep_alive,
+            bodyless=request is not None and request.method == b"HEAD",
+            request_id=request.request_id if request else "",
+        )
+        self._transport.write(data)
+
+    def exchange_ended(self, *, keep_alive: bool) -> None:
+        """The present answer is complete, as far as it will ever be."""
+        self._exchange = None
+        if not keep_alive:
+            self._close()
+        elif not self._is_advancing:
+            self._settle()
+
+    def cut(self) -> None:
+        """End the connection so that nobody takes an incomplete answer for a complete one."""
+        self._exchange = None
+        self._is_closing = self._is_deaf = True
+        self._transport.abort()
+
+    def drain(self) -> None:
+        """Close if nothing is being answered; else the present answer is the last one."""
+        if self._exchange is None and not self._queue:
+            self._close()
+
+    # --- what the event loop does ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._router.clients.add(self)
+        self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._feed(data)
+        self._settle()
+
+    def eof_received(self) -> None:
+        self._cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._is_closing = self._is_deaf = True
+        self._router.clients.discard(self)
+        self._router.deadlines.forget(self)
+        self._queue.clear()
+        self._cancel()
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+        self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
+        if self._exchange:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        if self._exchange:
+            self._exchange.resume()
+        if not self._is_closing:
+            self._settle()
+
+    def deadline_passed(self) -> None:
+        if self._is_closing or self._writing_paused:
+            self._transport.abort()
+        elif self._in_message:
+            what = "body" if self._request else "head"
+            self._refuse(RefusalError(408, f"the request's {what} did not come in time", must_close=True))
+            self._advance()
+        else:
+            self._close()
+
+    # --- what httptools does ---
+
+    def on_message_begin(self) -> None:
+        self._in_message = True
+        self._target = b""
+        self._headers = []
+        self._parts = []
+        self._body_bytes = self._raw_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._request is None:  # else it is a trailer, and those are not for anybody
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        method = parser.get_method()
+        if method == b"CONNECT":
+            raise RefusalError(405, "this is no forward proxy", must_close=True)
+        self._request = read_head(
+            method,
+            self._target,
+            parser.get_http_version(),
+            self._headers,
+            limits=self._router.limits,
+            make_id=self._router.make_request_id,
+        )
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > self._router.limits.max_body_bytes:
+            raise body_too_large(self._router.limits)
+
+    def on_message_complete(self) -> None:
+        request, self._request = self._request, None
+        if request is None:
+            return
+        self._in_message = False
+        parts, self._parts = self._parts, []
+        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        request.keep_alive = self._parser.should_keep_alive()
+        request.arrived_at = monotonic()
+        self._queue.append(request)
+        if not request.keep_alive:
+            self._is_deaf = True
+
+    # --- the end of a read ---
+
+    def _feed(self, data: bytes) -> None:
+        self._raw_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:  # declined: the next request follows
+            if not self._is_deaf and (rest := data[upgrade.args[0] :]):
+                self._feed(rest)
+        except HttpParserError as error:
+            if not self._is_deaf:  # what follows a last request is nobody's
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, RefusalError) else _malformed(error))
+        else:
+            self._check_overhead(len(data))
+
+    def _check_overhead(self, size: int) -> None:
+        """A head without end, or a body of mostly framing, is refused before it is long."""
+        limits = self._router.limits
+        if self._exchange:
+            self._ahead_bytes += size
+        if not self._in_message or self._raw_bytes <= limits.max_header_bytes:
+            return
+        if self._request is None:
+            self._refuse(RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True))
+        elif self._raw_bytes > 2 * limits.max_header_bytes + 8 * self._body_bytes:
+            self._refuse(RefusalError(400, "the chunks are mostly framing", must_close=True))
+
+    def _refuse(self, refusal: RefusalError) -> None:
+        """Answer what came before, then this, and read nothing more."""
+        self._queue.append(refusal)
+        self._in_message = False
+        self._request = None
+        self._parts = []
+        self._is_deaf = True
+
+    def _settle(self) -> None:
+        """Go on with what is due, then wait for whatever is next."""
+        if self._queue:
+            self._advance()
+        if self._is_closing:
+            return
+        request = self._request
+        if request is not None and request.expects_continue and self._exchange is None:
+            request.expects_continue = False
+            if not self._body_bytes:
+                self._transport.write(CONTINUE)
+        self._pace_reading()
+        if not self._writing_paused:
+            self._await_next()
+
+    def _advance(self) -> None:
+        """Answer queued requests until one has to wait for a replica."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._queue and self._exchange is None and not (self._writing_paused or self._is_closing):
+            self._take(self._queue.popleft())
+        self._is_advancing = False
+
+    def _take(self, item: Request | RefusalError) -> None:
+        if isinstance(item, RefusalError):
+            self._answer_refusal(None, item)
+            return
+        try:
+            outcome = self._router.open(self, item)
+        except RefusalError as refusal:
+            self._answer_refusal(item, refusal)
+            return
+        if isinstance(outcome, LocalAnswer):
+            keep_alive = item.keep_alive and not self._router.is_draining
+            self.answer(item, outcome, keep_alive=keep_alive)
+            self.exchange_ended(keep_alive=keep_alive)
+        else:
+            self._exchange = outcome
+            outcome.start()
+
+    def _answer_refusal(self, request: Request | None, refusal: RefusalError) -> None:
+        self._router.metrics.refused(refusal.status)
+        keep_alive = request is not None and request.keep_alive and not self._router.is_draining
+        keep_alive = keep_alive and not refusal.must_close
+        self.answer(request, refusal.answer(), keep_alive=keep_alive)
+        self.exchange_ended(keep_alive=keep_alive)
+
+    def _pace_reading(self) -> None:
+        """Stop reading a client that is far ahead; read on when it is its turn again."""
+        if self._exchange is None and not self._queue:
+            self._ahead_bytes = 0
+            if self._reading_paused:
+                self._reading_paused = False
+                self._transport.resume_reading()
+        elif self._ahead_bytes > AHEAD_BYTES and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _await_next(self) -> None:
+        limits, deadlines = self._router.limits, self._router.deadlines
+        if self._reading_paused:
+            self.deadline = NEVER
+        elif self._in_message:
+            if self._request is not None:
+                deadlines.arm(self, limits.body_idle_timeout_s)
+            elif self.deadline == NEVER or not self._headers_awaited:
+                deadlines.arm(self, limits.header_timeout_s)
+        elif self._exchange or self._queue:
+            self.deadline = NEVER
+        else:
+            deadlines.arm(self, limits.keep_alive_timeout_s)
+        self._headers_awaited = self._in_message and self._request is None
+
+    _headers_awaited = True  # the deadline that is running is for a head
+
+    def _close(self) -> None:
+        """End the connection after what was written. A client that may still be sending is given time to read it."""
+        if self._is_closing:
+            return
+        self._is_closing = self._is_deaf = True
+        self._router.deadlines.arm(self, LINGER_S)
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _cancel(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange:
+            exchange.cancel()
+
+
+def _malformed(error: HttpParserError) -> RefusalError:
+    return RefusalError(400, f"the request is not valid HTTP: {error}", must_close=True)

@@ -1,0 +1,169 @@
+"""The configuration in force, and the only way to another one.
+
+Theory of operation. A document is checked, made ready to serve and written to disk; only then is one reference
+swapped, between two requests. Whatever fails before that leaves everything as it was. Requests under way keep the
+configuration they began with. Documents are taken one at a time, and an older revision never replaces a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.log import event
+from routing.schema import ConfigError, LoadedSnapshot, load_snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class Source(StrEnum):
+    """Where a configuration came from."""
+
+    PUSH = "push"
+    FILE = "file"
+    LAST_KNOWN_GOOD = "last_known_good"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A configuration in force."""
+
+    snapshot: LoadedSnapshot
+    source: Source
+    at: datetime
+
+    def as_ack(self) -> dict[str, Any]:
+        """The acknowledgement that the control plane waits for."""
+        snapshot = self.snapshot
+        return {
+            "status": "ack",
+            "revision": snapshot.revision,
+            "sha256": snapshot.sha256,
+            "applied_at": self.at.isoformat(),
+        }
+
+
+class NackError(Exception):
+    """A document that was not taken. ``is_conflict``: it is valid, but another one stands before it."""
+
+    def __init__(self, reason: str, *, path: str = "$", revision: int | None = None, is_conflict: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = path
+        self.revision = revision
+        self.is_conflict = is_conflict
+        self.at = datetime.now(UTC)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was refused and why."""
+        return {"revision": self.revision, "path": self.path, "reason": self.reason, "at": self.at.isoformat()}
+
+
+Prepare = Callable[[LoadedSnapshot], Callable[[], None]]
+
+
+class ConfigStore:
+    """Takes documents. ``prepare`` makes one ready, in a thread, and returns the swap, which cannot fail."""
+
+    def __init__(self, prepare: Prepare, files: LastKnownGood | None) -> None:
+        self._prepare = prepare
+        self._files = files
+        self._lock = asyncio.Lock()
+        self.applied: Applied | None = None
+        self.last_nack: NackError | None = None
+
+    @property
+    def revision(self) -> int | None:
+        """The number in force."""
+        return self.applied.snapshot.revision if self.applied else None
+
+    async def apply(self, document: bytes, source: Source) -> Applied:
+        """Check, prepare, write down and swap; NackError if the document is not taken."""
+        async with self._lock:
+            try:
+                return await self._apply(document, source)
+            except NackError as nack:
+                self.last_nack = nack
+                event(logger, "config_refused", level=logging.WARNING, **nack.as_json())
+                raise
+
+    async def start(self, document: bytes | None) -> None:
+        """Begin with a file's document or with the last known good one, whichever has the higher revision.
+
+        Of two equal numbers the file wins: it is what an operator edits by hand. NackError if the file is invalid
+        and there is nothing else.
+        """
+        kept = await asyncio.to_thread(self._newest_kept)
+        try:
+            mine = None if document is None else load_snapshot(document)
+        except ConfigError as error:
+            nack = NackError(error.reason, path=error.path)
+            event(logger, "config_refused", level=logging.ERROR, **nack.as_json())
+            if kept is None:
+                raise nack from None
+            mine = None
+        if mine is not None and (kept is None or mine.revision >= kept.revision):
+            await self.apply(mine.document, Source.FILE)
+        elif kept is not None:
+            if mine is not None:
+                event(logger, "config_file_is_older", file_revision=mine.revision, kept_revision=kept.revision)
+            await self.apply(kept.document, Source.LAST_KNOWN_GOOD)
+
+    def _newest_kept(self) -> LoadedSnapshot | None:
+        for document in self._files.load() if self._files else ():
+            try:
+                return load_snapshot(document)
+            except ConfigError as error:
+                event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
+        return None
+
+    async def _apply(self, document: bytes, source: Source) -> Applied:
+        snapshot = await asyncio.to_thread(_checked, document)
+        if self.applied is not None and (repeated := _compare(snapshot, self.applied)):
+            return repeated
+        try:
+            swap = await asyncio.to_thread(self._prepare, snapshot)
+        except (ValueError, OSError) as error:
+            raise NackError(str(error), revision=snapshot.revision) from error
+        await self._keep(snapshot, source)
+        swap()
+        self.applied = Applied(snapshot, source, datetime.now(UTC))
+        event(logger, "config_applied", revision=snapshot.revision, sha256=snapshot.sha256, source=source)
+        return self.applied
+
+    async def _keep(self, snapshot: LoadedSnapshot, source: Source) -> None:
+        """Write the document down before it counts: what was acknowledged survives a restart."""
+        if self._files is None or source is Source.LAST_KNOWN_GOOD:
+            return
+        try:
+            await asyncio.to_thread(self._files.save, snapshot.document)
+        except OSError as error:
+            reason = f"the last known good configuration cannot be written: {error.strerror}"
+            raise NackError(reason, revision=snapshot.revision) from error
+
+
+def _checked(document: bytes) -> LoadedSnapshot:
+    try:
+        return load_snapshot(document)
+    except ConfigError as error:
+        raise NackError(error.reason, path=error.path) from None
+
+
+def _compare(snapshot: LoadedSnapshot, applied: Applied) -> Applied | None:
+    """What runs already, if this is it; NackError if this is older, or another one under the same number."""
+    running = applied.snapshot
+    if snapshot.revision > running.revision:
+        return None
+    if (snapshot.revision, snapshot.sha256) == (running.revision, running.sha256):
+        return applied
+    if snapshot.revision == running.revision:
+        reason = f"revision {running.revision} is running with another digest, {running.sha256}"
+    else:
+        reason = f"revision {snapshot.revision} is older than the running one, {running.revision}"
+    raise NackError(reason, path="$.revision", revision=snapshot.revision, is_conflict=True)

@@ -1,0 +1,159 @@
+"""The latest decisions: where each request went, why, and what came of it. Hashes, never text.
+
+Bounded in number and in bytes, because a record of a long prompt carries thousands of block hashes. A record enters
+when its request has ended; a reader asks for what came after the last sequence number it saw, and learns how many
+records it came too late for.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from routing.proxy.usage import Usage
+    from routing.strategies.placement import CandidateLoad, Decision
+
+MAX_RECORDS = 20_000
+MAX_BYTES = 32 << 20
+MAX_CANDIDATES = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
+_RECORD_BYTES = 900  # of a record without its blocks
+_CANDIDATE_BYTES = 120
+
+
+class Record(Struct, gc=False):
+    """One decision. Tokens and seconds; None where nobody said."""
+
+    request_id: str
+    at: float  # unix seconds
+    pool: str
+    group: str
+    policy: str
+    revision: int
+    strategy: str
+    replica: str
+    reason: str
+    prompt_tokens_estimate: int
+    block_tokens: int | None  # of the replica
+    prefix: int | None
+    blocks: array[int]
+    candidates: list[CandidateLoad]
+    retries: int = 0
+    status: int | None = None
+    ttft_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    @classmethod
+    def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
+        """What is known when a request is placed."""
+        return cls(
+            request_id,
+            time.time(),
+            decision.pool,
+            decision.group,
+            decision.policy.name,
+            decision.policy.revision,
+            decision.strategy,
+            decision.replica.name,
+            str(decision.reason),
+            tokens,
+            decision.replica.block_tokens,
+            decision.prefix,
+            decision.keys.blocks,
+            decision.candidate_loads(MAX_CANDIDATES),
+        )
+
+    def placed_again(self, decision: Decision) -> None:
+        """The replica before failed; this one is next."""
+        self.retries += 1
+        self.replica = decision.replica.name
+        self.reason = str(decision.reason)
+        self.block_tokens = decision.replica.block_tokens
+        self.candidates = decision.candidate_loads(MAX_CANDIDATES)
+
+    def first_byte(self, status: int, ttft_s: float) -> None:
+        """The first byte of the answer's body is here."""
+        self.status = status
+        self.ttft_s = ttft_s
+
+    def used(self, usage: Usage | None) -> None:
+        """What the answer said about its tokens."""
+        if usage is not None:
+            self.prompt_tokens = usage.prompt
+            self.cached_tokens = usage.cached
+
+    def as_json(self, seq: int | None = None) -> dict[str, Any]:
+        """The record as the admin port shows it."""
+        shown = {
+            "seq": seq,
+            "at": datetime.fromtimestamp(self.at, UTC).isoformat(),
+            "request_id": self.request_id,
+            "pool": self.pool,
+            "group": self.group,
+            "policy": self.policy,
+            "revision": self.revision,
+            "strategy": self.strategy,
+            "replica": self.replica,
+            "reason": self.reason,
+            "prompt_tokens_estimate": self.prompt_tokens_estimate,
+            "prefix": None if self.prefix is None else f"{self.prefix:016x}",
+            "blocks": [f"{block:016x}" for block in self.blocks],
+            "candidates": self.candidates,
+            "retries": self.retries,
+            "status": self.status,
+            "ttft_s": self.ttft_s,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+        }
+        if seq is None:
+            del shown["seq"]
+        return shown
+
+
+class DecisionRing:
+    """The latest records, oldest first."""
+
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self._records: deque[Record] = deque()
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._last = 0  # sequence number of the newest record; the first one ever is 1
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def bytes(self) -> int:
+        """Roughly what the records take in memory."""
+        return self._bytes
+
+    def add(self, record: Record) -> None:
+        """Enter a record, and drop the oldest ones that no longer fit."""
+        self._records.append(record)
+        self._last += 1
+        self._bytes += _size(record)
+        while len(self._records) > self._max_records or self._bytes > self._max_bytes:
+            self._bytes -= _size(self._records.popleft())
+
+    def after(self, seq: int, limit: int) -> dict[str, Any]:
+        """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
+        first = self._last - len(self._records) + 1
+        start = max(seq + 1, first)
+        chosen = list(islice(self._records, start - first, start - first + limit))
+        return {
+            "decisions": [record.as_json(start + index) for index, record in enumerate(chosen)],
+            "next": start + len(chosen) - 1 if chosen else max(0, min(seq, self._last)),
+            "dropped": max(0, first - seq - 1),
+        }
+
+
+def _size(record: Record) -> int:
+    return _RECORD_BYTES + 8 * len(record.blocks) + _CANDIDATE_BYTES * len(record.candidates)

@@ -1,0 +1,84 @@
+"""An answer's way to the client, from its first body byte on: nothing is tried again any more.
+
+The head goes out together with the first bytes. If the rest never comes, an event stream gets one error event, and
+any other answer is cut, so that nobody takes half for whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.proxy.answer import AnswerHead, Framing, outgoing, plain
+from routing.proxy.errors import RefusalError, error_event
+from routing.proxy.metrics import Outcome
+from routing.proxy.usage import Tail, Usage
+
+if TYPE_CHECKING:
+    from routing.proxy.client import Client
+    from routing.proxy.decisions import Record
+    from routing.proxy.request import Request
+
+
+class Delivery:
+    """One answer being passed on."""
+
+    __slots__ = ("_answer", "_client", "_frame", "_keep_alive", "_tail")
+
+    def __init__(self, client: Client, answer: AnswerHead) -> None:
+        self._client = client
+        self._answer = answer
+        self._tail = Tail()
+
+    def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
+        """Send the head with the first bytes."""
+        answer = self._answer
+        lines, self._frame, self._keep_alive = outgoing(answer, http11=request.http11, keep_alive=keep_alive)
+        if data:
+            self._tail.keep(data)
+        self._client.write(
+            b"%b%b%bX-Request-Id: %b\r\nX-Warmpath-Replica: %b\r\nX-Warmpath-Reason: %b\r\n\r\n%b"
+            % (
+                answer.status_line,
+                answer.lines,
+                lines,
+                request.request_id.encode(),
+                record.replica.encode(),
+                record.reason.encode(),
+                self._frame(data, last),
+            )
+        )
+
+    def pass_on(self, data: bytes, last: bool) -> None:
+        """Send further bytes."""
+        if data:
+            self._tail.keep(data)
+        if framed := self._frame(data, last):
+            self._client.write(framed)
+
+    def usage(self) -> Usage | None:
+        """What the complete answer said about its tokens; None for an error or silence."""
+        return self._tail.usage() if self._answer.status < 300 else None
+
+    def outcome(self) -> Outcome:
+        """How the complete answer counts."""
+        status = self._answer.status
+        if status >= 500 or (self._answer.is_stream and self._tail.has_error()):
+            return Outcome.REPLICA_ERROR
+        return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
+
+    def end(self) -> None:
+        """The answer is complete, and accounted for."""
+        self._client.exchange_ended(keep_alive=self._keep_alive)
+
+    def break_off(self, refusal: RefusalError) -> None:
+        """The rest will never come, for the reason that ``refusal`` gives."""
+        if self._answer.framing is Framing.LENGTH:
+            self._client.exchange_ended(keep_alive=False)  # the length says that something is missing
+        elif self._answer.is_stream:
+            event = error_event(refusal.status, refusal.message, torn=not self._tail.ends_event())
+            self._client.write(self._frame(event, True))
+            self._client.exchange_ended(keep_alive=False)
+        elif self._frame is plain:
+            self._client.cut()  # an orderly close would be its end
+        else:
+            self._client.exchange_ended(keep_alive=False)  # the last chunk is missing

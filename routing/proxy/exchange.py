@@ -1,0 +1,311 @@
+"""One request on its way: placed, sent, perhaps sent elsewhere, answered, accounted for.
+
+Theory of operation. An exchange is in one state at a time, and ``NEXT`` lists the states that may follow.
+
+    PLACING     a replica is being chosen; synchronous
+    CONNECTING  no kept-alive connection was free
+    AWAITING    sent; the answer's head may be here, but is held until the first byte of its body
+    JUDGING     an error of the replica is here, held until it is whole, because another replica may do better
+    STREAMING   bytes of the answer have gone to the client: from here on nothing is tried again
+    DONE        the end, reached exactly once; the load is given back whatever happened
+
+Up to STREAMING a failure means the next replica, as long as one is eligible and the limit allows; after it, the
+delivery says or shows that the answer is incomplete.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from routing.core.types import NoReplicaError, ReplicaId, RoutingError
+from routing.proxy.answer import AnswerHead
+from routing.proxy.decisions import Record
+from routing.proxy.delivery import Delivery
+from routing.proxy.errors import RefusalError
+from routing.proxy.metrics import Outcome
+from routing.proxy.placing import placement_request, refusal_of
+from routing.proxy.upstream import Failure, Upstream
+
+if TYPE_CHECKING:
+    from routing.core.load import Ticket
+    from routing.proxy.client import Client
+    from routing.proxy.request import Request
+    from routing.proxy.router import Router, Serving
+    from routing.strategies.placement import Decision, PlacementRequest
+
+HELD_BYTES = 64 << 10  # of an error answer that is being judged
+RETRIED_STATUSES = frozenset({502, 503, 504})
+SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
+
+
+class State(Enum):
+    """Where an exchange stands."""
+
+    PLACING = 0
+    CONNECTING = 1
+    AWAITING = 2
+    JUDGING = 3
+    STREAMING = 4
+    DONE = 5
+
+
+NEXT = {
+    State.PLACING: {State.CONNECTING, State.AWAITING, State.DONE},
+    State.CONNECTING: {State.PLACING, State.AWAITING, State.DONE},
+    State.AWAITING: {State.PLACING, State.CONNECTING, State.JUDGING, State.STREAMING, State.DONE},
+    State.JUDGING: {State.PLACING, State.STREAMING, State.DONE},
+    State.STREAMING: {State.DONE},
+    State.DONE: set[State](),
+}
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_client",
+        "_decision",
+        "_delivery",
+        "_group",
+        "_held",
+        "_is_placed",
+        "_pool",
+        "_record",
+        "_request",
+        "_retried_stale",
+        "_router",
+        "_serving",
+        "_state",
+        "_ticket",
+        "_tried",
+        "_upstream",
+        "_wanted",
+    )
+
+    _wanted: PlacementRequest  # until the first byte, as the decision
+    _decision: Decision
+    _record: Record  # once placed, as the ticket
+    _ticket: Ticket
+    _delivery: Delivery  # from the first byte on
+
+    def __init__(self, router: Router, serving: Serving, client: Client, request: Request) -> None:
+        self._router = router
+        self._serving = serving
+        self._client = client
+        self._request = request
+        self._state = State.PLACING
+        self._is_placed = False
+        self._pool = self._group = ""  # where no replica was found
+        self._tried: set[ReplicaId] = set()
+        self._upstream: Upstream | None = None
+        self._retried_stale = False
+        self._held = b""  # of an error answer
+
+    # --- what the client's connection does ---
+
+    def start(self) -> None:
+        """Place the request and send it; whatever is wrong with it is answered at once."""
+        request = self._request
+        try:
+            self._wanted = placement_request(request.path, request.body, request.session_id, request.task_group)
+            decision = self._serving.placement.decide(self._wanted, self._router.health)
+        except NoReplicaError as error:
+            self._pool, self._group = error.pool, error.group
+            self._refuse(refusal_of(error))
+        except RoutingError as error:
+            self._refuse(refusal_of(error))
+        else:
+            self._dispatch(decision)
+
+    def cancel(self) -> None:
+        """The client has gone: stop the replica's work at once."""
+        self._drop_upstream()
+        self._finish(Outcome.CANCELLED)
+
+    def pause(self) -> None:
+        """Take nothing more from the replica until the client has taken what there is."""
+        if self._upstream and self._state is State.STREAMING:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self._upstream and self._state is State.STREAMING:
+            self._upstream.resume()
+
+    # --- to a replica ---
+
+    def _dispatch(self, decision: Decision) -> None:
+        tokens = self._wanted.prompt.tokens
+        self._decision = decision
+        if self._is_placed:
+            self._record.placed_again(decision)
+        else:
+            self._record = Record.of(decision, self._request.request_id, tokens)
+        self._ticket = self._router.loads.dispatch(ReplicaId(decision.replica.name), tokens)
+        self._is_placed = True
+        upstream = self._serving.links[decision.replica.name].take_idle()
+        if upstream is None:
+            self._connect()
+        else:
+            self.connected(upstream)
+
+    def _connect(self) -> None:
+        self._enter(State.CONNECTING)
+        link = self._serving.links[self._decision.replica.name]
+        link.connect(self, self._serving.limits.connect_timeout_s)
+
+    def connected(self, upstream: Upstream) -> None:
+        """Send the request on a connection of the chosen replica."""
+        if self._state is State.DONE:
+            upstream.release()
+            return
+        self._enter(State.AWAITING)
+        self._upstream = upstream
+        request, limits = self._request, self._serving.limits
+        upstream.send(
+            self,
+            upstream.link.address.head(request),
+            request.body,
+            first_byte_s=limits.first_byte_timeout_s,
+            idle_s=limits.idle_timeout_s,
+            bodyless=request.method == b"HEAD",
+        )
+
+    def connect_failed(self, reason: str, *, ours: bool) -> None:
+        """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
+        if self._state is State.DONE:
+            return
+        if not ours:
+            self._router.checks.connect_failed(self._decision.replica.name, reason)
+        if not self._retry(Failure.CONNECT):
+            name = self._decision.replica.name
+            self._refuse(RefusalError(502, f"replica {name!r} cannot be reached: {reason}"))
+
+    # --- from a replica ---
+
+    def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        """Bytes of the answer: pass them on, or judge an error."""
+        if last:
+            self._upstream = None  # it has gone back to its pool
+        if self._state is State.STREAMING:
+            self._delivery.pass_on(data, last)
+            if last:
+                self._complete()
+        elif answer.status >= 500:
+            self._judge(answer, data, last)
+        else:
+            self._begin(answer, data, last)
+
+    def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
+        """The answer ends here, though it is not complete."""
+        self._upstream = None
+        if self._state is State.STREAMING:
+            self._finish(Outcome.REPLICA_ERROR)
+            self._delivery.break_off(_no_answer(self._record.replica, failure))
+        elif stale and not self._retried_stale:
+            self._retried_stale = True
+            self._connect()
+        else:
+            self._router.checks.suspect(self._decision.replica.name)
+            if failure is Failure.BAD_ANSWER or not self._retry(failure):
+                self._refuse(_no_answer(self._decision.replica.name, failure))
+
+    def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
+        if self._state is State.AWAITING:
+            self._enter(State.JUDGING)
+        self._held += data
+        if not last and len(self._held) <= HELD_BYTES:
+            return
+        is_draining = answer.status == 500 and SHUTTING_DOWN in self._held
+        if (is_draining or answer.status in RETRIED_STATUSES) and self._retry(
+            "draining" if is_draining else f"status_{answer.status}"
+        ):
+            return
+        self._begin(answer, self._held, last)
+
+    def _retry(self, cause: str) -> bool:
+        """Send the request to a replica that was not tried yet; False if there is none, or the limit is reached."""
+        self._tried.add(ReplicaId(self._decision.replica.name))
+        if self._record.retries >= self._serving.limits.retries:
+            return False
+        try:
+            decision = self._serving.placement.decide(self._wanted, self._router.health, self._tried)
+        except NoReplicaError:
+            return False
+        self._router.metrics.retried(self._decision, cause)
+        self._drop_upstream()
+        self._ticket.end()
+        self._held = b""
+        self._retried_stale = False
+        self._enter(State.PLACING)
+        self._dispatch(decision)
+        return True
+
+    # --- to the client ---
+
+    def _begin(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        """The first byte is here: pass it on, and let go of what only a retry would need."""
+        self._enter(State.STREAMING)
+        request = self._request
+        self._record.first_byte(answer.status, monotonic() - request.arrived_at)
+        self._ticket.first_byte()
+        self._delivery = delivery = Delivery(self._client, answer)
+        del self._wanted, self._decision
+        request.body = self._held = b""
+        keep_alive = request.keep_alive and not self._router.is_draining
+        delivery.begin(request, self._record, data, last=last, keep_alive=keep_alive)
+        if last:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._record.used(self._delivery.usage())
+        self._finish(self._delivery.outcome())
+        self._delivery.end()
+
+    def _refuse(self, refusal: RefusalError) -> None:
+        """No answer of a replica will come: give the router's own."""
+        keep_alive = self._request.keep_alive and not self._router.is_draining and not refusal.must_close
+        if self._is_placed:
+            self._record.status = refusal.status
+        self._finish(_outcome(refusal.status, placed=self._is_placed))
+        self._client.answer(self._request, refusal.answer(), keep_alive=keep_alive)
+        self._client.exchange_ended(keep_alive=keep_alive)
+
+    # --- the end ---
+
+    def _finish(self, outcome: Outcome) -> None:
+        if self._state is State.DONE:
+            return
+        self._enter(State.DONE)
+        try:
+            self._router.ended(self._record if self._is_placed else None, outcome, pool=self._pool, group=self._group)
+        finally:
+            if self._is_placed:
+                self._ticket.end()
+
+    def _drop_upstream(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abandon()
+
+    def _enter(self, state: State) -> None:
+        if state not in NEXT[self._state]:
+            raise RuntimeError(f"an exchange cannot go from {self._state.name} to {state.name}")
+        self._state = state
+
+
+def _outcome(status: int, *, placed: bool) -> Outcome:
+    if status < 500:
+        return Outcome.CLIENT_ERROR
+    return Outcome.REPLICA_ERROR if placed else Outcome.ROUTER_ERROR
+
+
+def _no_answer(replica: str, failure: Failure) -> RefusalError:
+    if failure is Failure.TIMEOUT:
+        return RefusalError(504, f"replica {replica!r} did not answer in time")
+    if failure is Failure.BAD_ANSWER:
+        return RefusalError(502, f"replica {replica!r} answered with something that is not HTTP")
+    return RefusalError(502, f"replica {replica!r} closed the connection before its answer was complete")

@@ -1,0 +1,160 @@
+"""Whether each replica answers: asked at intervals, and told by requests that could not connect.
+
+Theory of operation. One task per replica asks its health path, on a connection of its own each time, because a kept
+one says nothing about new ones. ``failures`` bad findings in a row make a replica down, ``successes`` good ones make
+it up; a replica never asked counts as up. A request that cannot connect is a bad finding too, and makes the task ask
+again at once, so a false alarm lasts one round trip. A replica that is down is no candidate, even if all are: then
+clients get a 503 that names the pool. It is asked on, at the same interval, so no pool stays dark on old news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from routing.core.health import HealthBook
+from routing.core.types import ReplicaId
+from routing.proxy.log import event
+from routing.proxy.replica_link import Address
+from routing.schema import HealthCheck
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Finding:
+    """What is known of one replica. ``is_up`` is None until it was asked."""
+
+    is_up: bool | None = None
+    reason: str | None = None  # of the latest bad finding, while it stands
+    last_ok_at: datetime | None = None
+    failures: int = 0  # in a row
+    successes: int = 0
+    ask_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def health(self) -> str:
+        """``up``, ``down`` or ``unknown``."""
+        return "unknown" if self.is_up is None else "up" if self.is_up else "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask, and how."""
+
+    name: str
+    url: str
+    check: HealthCheck
+
+
+class HealthChecks:
+    """The findings of this router, and the tasks that make them. Verdicts go to the book that placement reads."""
+
+    def __init__(self, book: HealthBook) -> None:
+        self._book = book
+        self._findings: dict[str, Finding] = {}
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self._targets: dict[str, Target] = {}
+
+    def watch(self, targets: list[Target]) -> None:
+        """Ask these replicas from now on, and no others. A replica that moved is a new one."""
+        wanted = set(targets)
+        for target in [target for target in self._tasks if target not in wanted]:
+            self._tasks.pop(target).cancel()
+        for name in self._targets.keys() - {target.name for target in wanted if self._targets.get(target.name)}:
+            self._forget(name)
+        for target in wanted - self._tasks.keys():
+            before = self._targets.get(target.name)
+            if before is not None and before.url != target.url:
+                self._forget(target.name)
+            self._targets[target.name] = target
+            self._findings.setdefault(target.name, Finding())
+            self._tasks[target] = asyncio.get_running_loop().create_task(self._keep_asking(target))
+
+    def finding(self, name: str) -> Finding:
+        """What is known of a replica; nothing, for one that is not watched."""
+        return self._findings.get(name) or Finding()
+
+    def connect_failed(self, name: str, reason: str) -> None:
+        """A request could not connect: count it, and ask again at once."""
+        target = self._targets.get(name)
+        if target is not None:
+            self._found_bad(target, reason)
+            self._findings[name].ask_now.set()
+
+    def suspect(self, name: str) -> None:
+        """A request got no answer, which may have many causes: ask again at once."""
+        finding = self._findings.get(name)
+        if finding is not None:
+            finding.ask_now.set()
+
+    def close(self) -> None:
+        """Ask no more."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _forget(self, name: str) -> None:
+        self._findings.pop(name, None)
+        self._targets.pop(name, None)
+        self._book.mark(ReplicaId(name), up=True)
+
+    async def _keep_asking(self, target: Target) -> None:
+        finding = self._findings[target.name]
+        while True:
+            finding.ask_now.clear()
+            reason = await probe(target)
+            if reason is None:
+                self._found_good(target)
+            else:
+                self._found_bad(target, reason)
+            try:
+                async with asyncio.timeout(target.check.interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - no secret
+                    await finding.ask_now.wait()
+            except TimeoutError:
+                continue
+
+    def _found_good(self, target: Target) -> None:
+        finding = self._findings[target.name]
+        finding.last_ok_at = datetime.now(UTC)
+        finding.failures, finding.successes, finding.reason = 0, finding.successes + 1, None
+        if finding.is_up is None or finding.successes >= target.check.successes:
+            finding.is_up = True
+            if self._book.mark(ReplicaId(target.name), up=True):
+                event(logger, "replica_up", replica=target.name)
+
+    def _found_bad(self, target: Target, reason: str) -> None:
+        finding = self._findings[target.name]
+        finding.failures, finding.successes, finding.reason = finding.failures + 1, 0, reason
+        if finding.failures >= target.check.failures:
+            finding.is_up = False
+            if self._book.mark(ReplicaId(target.name), up=False):
+                event(logger, "replica_down", level=logging.WARNING, replica=target.name, reason=reason)
+
+
+async def probe(target: Target) -> str | None:
+    """Ask once; why it is not well, or None if it is."""
+    try:
+        async with asyncio.timeout(target.check.timeout_s):
+            status = await _ask(Address(target.url), target.check.path)
+    except TimeoutError:
+        return f"no answer within {target.check.timeout_s:g} s"
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        return getattr(error, "strerror", None) or type(error).__name__
+    return None if 200 <= status < 300 else f"health check answered {status}"
+
+
+async def _ask(address: Address, path: str) -> int:
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.ssl_context)
+    try:
+        request = b"GET %b%b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n"
+        writer.write(request % (address.base, path.encode(), address.host_header))
+        status_line = await reader.readuntil(b"\r\n")
+        version, status, *_ = status_line.split(maxsplit=2)
+        if not version.startswith(b"HTTP/1."):
+            raise ValueError("not HTTP")
+        return int(status)
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,36 @@
+"""A latency histogram whose buckets grow by 5 %, so that a quantile read from it is off by 2.5 % at most."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+
+EDGES = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
+_LABELS = [repr(edge) for edge in EDGES]
+
+
+class Histogram:
+    """Counts per bucket, with the last one for what is longer than every edge."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = array("Q", bytes(8 * (len(EDGES) + 1)))
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(EDGES, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """Prometheus text; only buckets that hold something, cumulative as the format wants it."""
+        cumulative = 0
+        for index, count in enumerate(self._counts):
+            cumulative += count
+            if count and index < len(EDGES):
+                yield f'{name}_bucket{{{labels},le="{_LABELS[index]}"}} {cumulative}'
+        yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative}'
+        yield f"{name}_sum{{{labels}}} {self._sum!r}"
+        yield f"{name}_count{{{labels}}} {cumulative}"

@@ -1,0 +1,75 @@
+"""The last configuration that worked, on disk, so that a router starts without its control plane.
+
+Theory of operation. A file is one line with the length and digest of what follows, then the snapshot as it came. It
+is written beside its final name, flushed to the disk, and renamed over it; the file it replaces gets a second name
+first. So at every moment, and after a loss of power at any moment, at least one whole file is there. A file that does
+not match its own digest is passed over, and the previous one read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_MAGIC = b"warmpath-config-1"
+CURRENT = "config"
+PREVIOUS = "config.previous"
+
+
+class LastKnownGood:
+    """Two generations of the configuration in one folder, readable by the router's account alone: it holds a secret."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._current = folder / CURRENT
+        self._previous = folder / PREVIOUS
+
+    def save(self, document: bytes) -> None:
+        """Make a document the current one, and the current one the previous. OSError where the disk refuses."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._folder / f"{CURRENT}.new"
+        _write_through(fresh, b"%b %d %b\n%b" % (_MAGIC, len(document), _digest(document), document))
+        if _read(self._current) is not None:  # a torn one must not push out the last good one
+            spare = self._folder / f"{PREVIOUS}.new"
+            with suppress(FileNotFoundError):
+                spare.unlink()
+            os.link(self._current, spare)
+            spare.replace(self._previous)
+        fresh.replace(self._current)
+        self._flush_folder()
+
+    def load(self) -> list[bytes]:
+        """The documents that are whole, the current one first."""
+        return [document for path in (self._current, self._previous) if (document := _read(path)) is not None]
+
+    def _flush_folder(self) -> None:
+        """Make the renames survive a loss of power."""
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> bytes | None:
+    """A file's document, or None if the file is missing, torn or altered."""
+    try:
+        head, _, document = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    whole = head == b"%b %d %b" % (_MAGIC, len(document), _digest(document))
+    return document if whole else None
+
+
+def _digest(document: bytes) -> bytes:
+    return hashlib.sha256(document).hexdigest().encode()

@@ -1,0 +1,41 @@
+"""One line per event on stderr: time, level, event, then ``name=value`` pairs. Never a prompt, a key or a cookie."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+
+_bare = re.compile(r"[A-Za-z0-9._:/+@-]+").fullmatch
+
+
+class LineFormatter(logging.Formatter):
+    """``2026-01-31T12:00:00.000Z WARNING replica_down replica=a reason="connection refused"``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}"
+        if record.exc_info:
+            line += " exception=" + json.dumps(self.formatException(record.exc_info))
+        return line
+
+
+def event(logger: logging.Logger, name: str, *, level: int = logging.INFO, **facts: object) -> None:
+    """Log an event with its facts."""
+    if logger.isEnabledFor(level):
+        pairs = [f"{key}={_value(value)}" for key, value in facts.items() if value is not None]
+        logger.log(level, "%s", " ".join([name, *pairs]))
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send everything to stderr, one line each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if _bare(text) else json.dumps(text)

@@ -1,0 +1,193 @@
+"""What the router counted, as Prometheus text.
+
+Every label's values come from the configuration or from an enumeration of ours, never from a client. A series whose
+pool, replica or policy revision left the configuration is dropped after a grace period that every scraper meets, so
+counters never go backwards while they exist.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from routing.proxy.histogram import Histogram
+
+if TYPE_CHECKING:
+    from routing.proxy.decisions import Record
+    from routing.strategies.placement import Decision
+
+GRACE_S = 900.0  # how long a series outlives its configuration
+
+SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
+V = TypeVar("V")
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"  # the client's fault, whoever said so
+    REPLICA_ERROR = "replica_error"  # 5xx, no answer, or half of one
+    ROUTER_ERROR = "router_error"  # no replica to ask, or too much at once
+    CANCELLED = "cancelled"  # the client went away
+
+
+class Tokens:
+    """Sums over the answers that said how many tokens came from the cache."""
+
+    __slots__ = ("answers", "cacheable", "cached", "prompt")
+
+    def __init__(self) -> None:
+        self.answers = self.prompt = self.cached = 0
+        self.cacheable: int | None = None  # None: the replica's block size is not known
+
+    def add(self, prompt: int, cached: int, block_tokens: int | None) -> None:
+        """Count one answer. An engine always computes a prompt's last token, hence ``prompt - 1``."""
+        self.answers += 1
+        self.prompt += prompt
+        self.cached += cached
+        if block_tokens:
+            self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
+
+
+class Metrics:
+    """Counters and histograms of one router process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._requests: dict[tuple[SeriesKey, str, str], int] = {}
+        self._tokens: dict[SeriesKey, Tokens] = {}
+        self._ttft: dict[tuple[str, str, str], Histogram] = {}
+        self._retries: dict[tuple[str, str, str], int] = {}
+        self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
+
+    # --- counting ---
+
+    def placed_ended(self, record: Record, outcome: Outcome) -> None:
+        """Count a request that a replica was chosen for."""
+        place = (record.pool, record.group, record.replica)
+        key = (*place, record.policy, record.revision)
+        self._count(key, record.reason, outcome)
+        if record.ttft_s is not None and record.status is not None and record.status < 400:
+            histogram = self._ttft.get(place)
+            if histogram is None:
+                histogram = self._ttft[place] = Histogram()
+            histogram.observe(record.ttft_s)
+        if record.prompt_tokens is not None and record.cached_tokens is not None:
+            tokens = self._tokens.get(key)
+            if tokens is None:
+                tokens = self._tokens[key] = Tokens()
+            tokens.add(record.prompt_tokens, record.cached_tokens, record.block_tokens)
+
+    def unplaced_ended(self, outcome: Outcome, pool: str = "", group: str = "") -> None:
+        """Count a request that no replica was chosen for."""
+        self._count((pool, group, "", "", 0), "", outcome)
+
+    def refused(self, status: int) -> None:
+        """Count a request that was refused before anything was decided."""
+        self.unplaced_ended(Outcome.CLIENT_ERROR if status < 500 else Outcome.ROUTER_ERROR)
+
+    def retried(self, decision: Decision, cause: str) -> None:
+        """Count a replica given up in favour of another one."""
+        key = (decision.pool, decision.replica.name, cause)
+        self._retries[key] = self._retries.get(key, 0) + 1
+
+    def _count(self, key: SeriesKey, reason: str, outcome: Outcome) -> None:
+        requests = (key, reason, outcome)
+        self._requests[requests] = self._requests.get(requests, 0) + 1
+
+    # --- what the configuration still knows ---
+
+    def prune(self, knows: Callable[[SeriesKey], bool]) -> None:
+        """Drop series that left the configuration longer than the grace period ago."""
+        now = self._clock()
+        self._keep(self._requests, lambda key: knows(key[0]), now)
+        self._keep(self._tokens, knows, now)
+        self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
+        self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
+
+    def _keep(self, series: dict[V, Any], knows: Callable[[V], bool], now: float) -> None:
+        for key in list(series):
+            if knows(key):
+                self._left_at.pop(key, None)
+            elif now - self._left_at.setdefault(key, now) > GRACE_S:
+                del series[key], self._left_at[key]
+
+    # --- text ---
+
+    def lines(self) -> Iterator[str]:
+        """Everything counted."""
+        yield from header("requests_total", "counter", "Requests that ended, by what became of them.")
+        for (key, reason, outcome), count in self._requests.items():
+            yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
+        yield from self._token_lines()
+        yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
+        for (pool, group, replica), histogram in self._ttft.items():
+            yield from histogram.lines(f"{PREFIX}ttft_seconds", labels(pool=pool, group=group, replica=replica))
+        yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
+        for (pool, replica, cause), count in self._retries.items():
+            yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+
+    def _token_lines(self) -> Iterator[str]:
+        yield from header("usage_reported_total", "counter", "Answers that said how many tokens were cached.")
+        for key, tokens in self._tokens.items():
+            yield f"{PREFIX}usage_reported_total{{{_series(key)}}} {tokens.answers}"
+        yield from header("prompt_tokens_total", "counter", "Prompt tokens of those answers.")
+        for key, tokens in self._tokens.items():
+            yield f"{PREFIX}prompt_tokens_total{{{_series(key)}}} {tokens.prompt}"
+        yield from header("cached_tokens_total", "counter", "Of these, tokens that came from the prefix cache.")
+        for key, tokens in self._tokens.items():
+            yield f"{PREFIX}cached_tokens_total{{{_series(key)}}} {tokens.cached}"
+        yield from header("cacheable_tokens_total", "counter", "Of these, tokens that whole blocks could have held.")
+        for key, tokens in self._tokens.items():
+            if tokens.cacheable is not None:
+                yield f"{PREFIX}cacheable_tokens_total{{{_series(key)}}} {tokens.cacheable}"
+
+
+PREFIX = "warmpath_router_"
+_started_at = time.time()
+
+
+def header(name: str, kind: str, text: str, prefix: str = PREFIX) -> Iterable[str]:
+    """The lines that introduce a metric."""
+    return (f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}")
+
+
+def labels(**values: object) -> str:
+    """Label pairs, escaped, in the order given."""
+    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items())
+
+
+def process_lines() -> Iterator[str]:
+    """What the operating system knows of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    figures = (
+        ("start_time_seconds", "gauge", "Unix time at which the process started.", _started_at),
+        ("cpu_seconds_total", "counter", "User and system CPU time.", usage.ru_utime + usage.ru_stime),
+        ("resident_memory_bytes", "gauge", "Resident memory.", _resident_bytes(usage.ru_maxrss)),
+    )
+    for name, kind, text, value in figures:
+        yield from header(name, kind, text, prefix="process_")
+        yield f"process_{name} {value}"
+
+
+def _resident_bytes(peak_kib: int) -> int:
+    """Resident memory from /proc; elsewhere its peak, which is what there is."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_kib * 1024
+
+
+def _series(key: SeriesKey) -> str:
+    pool, group, replica, policy, revision = key
+    return labels(pool=pool, group=group, replica=replica, policy=policy, revision=revision or "")
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

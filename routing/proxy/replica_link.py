@@ -1,0 +1,138 @@
+"""The way to one replica: its address, its kept-alive connections, and the making of new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from routing.proxy.deadlines import Deadlines
+from routing.proxy.request import Request
+from routing.proxy.upstream import Upstream
+
+IDLE_S = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
+MAX_IDLE = 512  # kept-alive connections
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Caller(Protocol):
+    """Who wants a connection."""
+
+    def connected(self, upstream: Upstream) -> None:
+        """Here it is."""
+        ...
+
+    def connect_failed(self, reason: str, *, ours: bool) -> None:
+        """There is none. ``ours``: for a shortage of the router's own, which says nothing about the replica."""
+        ...
+
+
+class Address:
+    """Where a replica listens, out of its base URL."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.base = parts.path.rstrip("/").encode()
+        self.host_header = parts.netloc.encode()
+        self.ssl_context = ssl.create_default_context() if parts.scheme == "https" else None
+
+    def head(self, request: Request) -> bytes:
+        """The head of a request as this replica gets it: its own Host, our framing, our request id."""
+        length = b"Content-Length: %d\r\n" % len(request.body) if request.body or request.method == b"POST" else b""
+        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
+            request.method,
+            self.base,
+            request.target,
+            self.host_header,
+            request.forwarded,
+            request.request_id.encode(),
+            length,
+        )
+
+
+class ReplicaLink:
+    """One replica as this router reaches it. Retired when its replica left the configuration or moved."""
+
+    def __init__(self, name: str, url: str, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self.url = url
+        self.address = Address(url)
+        self.is_retired = False
+        self._deadlines = deadlines
+        self._loop = loop
+        self._idle: dict[Upstream, None] = {}  # insertion order; the latest is used first
+        self._open: set[Upstream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.made = 0  # connections, ever
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, idle ones included."""
+        return len(self._open)
+
+    def take_idle(self) -> Upstream | None:
+        """A kept-alive connection, if there is one."""
+        while self._idle:
+            upstream = self._idle.popitem()[0]
+            if upstream.is_usable():
+                return upstream
+        return None
+
+    def connect(self, caller: Caller, timeout_s: float) -> None:
+        """Make a new connection, and tell ``caller``."""
+        task = self._loop.create_task(self._connect(caller, timeout_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def park(self, upstream: Upstream) -> None:
+        """Take a connection back after use."""
+        if self.is_retired or len(self._idle) >= MAX_IDLE:
+            upstream.abandon()
+            return
+        self._idle[upstream] = None
+        upstream.wait_idle(IDLE_S)
+
+    def closed(self, upstream: Upstream) -> None:
+        """Forget a connection that has ended."""
+        self._idle.pop(upstream, None)
+        self._open.discard(upstream)
+
+    def retire(self) -> None:
+        """Close what is idle now, and what is busy after its answer."""
+        self.is_retired = True
+        for upstream in list(self._idle):
+            upstream.abandon()
+
+    def close(self) -> None:
+        """Close everything at once."""
+        self.is_retired = True
+        for task in list(self._tasks):
+            task.cancel()
+        for upstream in list(self._open):
+            upstream.abandon()
+
+    async def _connect(self, caller: Caller, timeout_s: float) -> None:
+        address = self.address
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, upstream = await self._loop.create_connection(
+                    lambda: Upstream(self, self._deadlines),
+                    address.host,
+                    address.port,
+                    ssl=address.ssl_context,
+                    server_hostname=address.host if address.ssl_context else None,
+                )
+        except TimeoutError:
+            caller.connect_failed(f"no connection within {timeout_s:g} s", ours=False)
+            return
+        except OSError as error:
+            caller.connect_failed(error.strerror or type(error).__name__, ours=error.errno in SHORTAGES)
+            return
+        self._open.add(upstream)
+        self.made += 1
+        caller.connected(upstream)

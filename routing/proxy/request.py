@@ -1,0 +1,176 @@
+"""A request's head: what HTTP allows, what a proxy must refuse, and what goes on to the replica.
+
+llhttp has checked the grammar. It accepts what an origin may and a proxy must not, because the next hop could read
+it otherwise: those rules are here. Of the headers, only end-to-end ones go on, and the framing is always our own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from routing.proxy.errors import RefusalError
+from routing.schema import Limits
+
+Header = tuple[bytes, bytes]
+
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"transfer-encoding", b"upgrade"}
+)
+_REPLACED = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
+_NOT_FOR_CLIENTS = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
+_NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
+_READ = frozenset({b"content-encoding", b"x-session-id", b"x-task-group"})  # ours to read, and to pass on
+_SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
+
+_host = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
+_request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
+_absolute = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
+
+
+class Request:
+    """One request as the router understood it. ``body`` is whole once ``arrived_at`` (monotonic seconds) is set."""
+
+    __slots__ = (
+        "arrived_at",
+        "body",
+        "content_length",
+        "expects_continue",
+        "forwarded",
+        "http11",
+        "keep_alive",
+        "method",
+        "path",
+        "request_id",
+        "session_id",
+        "target",
+        "task_group",
+    )
+
+    def __init__(self, method: bytes, target: bytes, *, http11: bool) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition(b"?")[0]
+        self.http11 = http11
+        self.keep_alive = False
+        self.forwarded = b""  # header lines for the replica, each with its CRLF
+        self.request_id = ""
+        self.session_id: str | None = None
+        self.task_group: str | None = None
+        self.content_length: int | None = None  # None: none announced
+        self.expects_continue = False
+        self.body = b""
+        self.arrived_at = 0.0
+
+
+def read_head(
+    method: bytes, target: bytes, version: str, headers: Sequence[Header], *, limits: Limits, make_id: Callable[[], str]
+) -> Request:
+    """Build a request from its parsed head; RefusalError says what is wrong with it, and with which status."""
+    if len(headers) > limits.max_headers:
+        raise RefusalError(431, f"more than {limits.max_headers} headers", must_close=True)
+    if version not in {"1.1", "1.0"}:
+        raise RefusalError(505, "this router speaks HTTP/1.1 and HTTP/1.0", must_close=True)
+    special: dict[bytes, list[bytes]] = {}
+    lines: list[bytes] = []
+    size = len(target)
+    for name, value in headers:
+        size += len(name) + len(value) + 4
+        lower = name.lower()
+        if lower in _SPECIAL:
+            special.setdefault(lower, []).append(value)
+            if lower not in _READ:
+                continue
+        elif lower.startswith(_NOT_FOR_CLIENTS_PREFIXES):
+            continue
+        lines.append(b"%b: %b\r\n" % (name, value))
+    if size > limits.max_header_bytes:
+        raise RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
+    _check_framing(special, version)
+    host = _checked_host(special, version)
+    request = Request(method, _origin_form(target, host), http11=version == "1.1")
+    _read_special(request, special, limits, make_id)
+    if b"connection" in special:
+        lines = without_named(lines, special[b"connection"])
+    request.forwarded = b"".join(lines)
+    return request
+
+
+def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:
+    """Drop the header lines that a Connection header names: they were meant for this hop alone."""
+    named = {token.strip().lower() for value in connection for token in value.split(b",")} - {b"close", b"keep-alive"}
+    if not named:
+        return lines
+    return [line for line in lines if line.partition(b":")[0].lower() not in named]
+
+
+def _check_framing(special: dict[bytes, list[bytes]], version: str) -> None:
+    """A body's end must be beyond dispute: one length, or chunked alone, and never both."""
+    codings = special.get(b"transfer-encoding")
+    if codings is None:
+        if len(special.get(b"content-length", ())) > 1:
+            raise RefusalError(400, "two Content-Length headers", must_close=True)
+        return
+    if version == "1.0":
+        raise RefusalError(400, "Transfer-Encoding is not part of HTTP/1.0", must_close=True)
+    if b"content-length" in special:
+        raise RefusalError(400, "both Transfer-Encoding and Content-Length", must_close=True)
+    if len(codings) != 1 or codings[0].lower() != b"chunked":
+        raise RefusalError(501, "the only Transfer-Encoding understood is chunked", must_close=True)
+
+
+def _checked_host(special: dict[bytes, list[bytes]], version: str) -> bytes | None:
+    hosts = special.get(b"host", [])
+    if len(hosts) == 1 and _host(hosts[0]):
+        return hosts[0]
+    if not hosts and version == "1.0":
+        return None
+    problem = "more than one Host header" if len(hosts) > 1 else "the Host header is missing or malformed"
+    raise RefusalError(400, problem, must_close=True)
+
+
+def _origin_form(target: bytes, host: bytes | None) -> bytes:
+    """The path and query of a target; the absolute form may name only the host that the request is for."""
+    if target.startswith(b"/") or target == b"*":
+        return target
+    absolute = _absolute(target)
+    if absolute is None:
+        raise RefusalError(400, "the request target is neither a path nor an absolute URL", must_close=True)
+    authority, rest = absolute.groups()
+    if host is None or authority.lower() != host.lower():
+        raise RefusalError(421, "the request target names another host", must_close=True)
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def _read_special(
+    request: Request, special: dict[bytes, list[bytes]], limits: Limits, make_id: Callable[[], str]
+) -> None:
+    if b"content-length" in special:
+        request.content_length = int(special[b"content-length"][0])
+        if request.content_length > limits.max_body_bytes:
+            raise body_too_large(limits)
+    if b"expect" in special:
+        _read_expect(request, special[b"expect"])
+    if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
+        raise RefusalError(415, "compressed request bodies are not accepted", must_close=True)
+    request.session_id = _first_text(special, b"x-session-id")
+    request.task_group = _first_text(special, b"x-task-group")
+    given = special.get(b"x-request-id")
+    request.request_id = given[0].decode() if given and _request_id(given[0]) else make_id()
+
+
+def _first_text(special: dict[bytes, list[bytes]], name: bytes) -> str | None:
+    values = special.get(name)
+    return values[0].decode("latin-1") if values and values[0] else None
+
+
+def _read_expect(request: Request, values: list[bytes]) -> None:
+    if [value.lower() for value in values] != [b"100-continue"]:
+        raise RefusalError(417, "the only expectation understood is 100-continue", must_close=True)
+    request.expects_continue = request.http11
+
+
+def body_too_large(limits: Limits) -> RefusalError:
+    """A body over the limit: answered before the rest of it is read."""
+    return RefusalError(413, f"the body is larger than {limits.max_body_bytes} bytes", must_close=True)

@@ -1,0 +1,220 @@
+"""What all connections of a router share: the configuration in force, the links to replicas, loads, health, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from routing.core.health import HealthBook
+from routing.core.load import LoadBook
+from routing.core.types import ReplicaId
+from routing.proxy.client import Client
+from routing.proxy.config_store import ConfigStore
+from routing.proxy.deadlines import Deadlines
+from routing.proxy.decisions import DecisionRing, Record
+from routing.proxy.errors import LocalAnswer, RefusalError
+from routing.proxy.exchange import Exchange
+from routing.proxy.health import HealthChecks, Target
+from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.metrics import Metrics, Outcome, SeriesKey
+from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
+from routing.proxy.replica_link import ReplicaLink
+from routing.proxy.request import Request
+from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaState, RouterConfig
+from routing.strategies.placement import Placement
+
+HEALTH = b"/health"
+MODELS = b"/v1/models"
+_METHODS = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One configuration at work. A request keeps the one that it began with."""
+
+    config: RouterConfig
+    placement: Placement
+    links: dict[str, ReplicaLink]  # by replica name
+
+    @property
+    def limits(self) -> Limits:
+        """What is accepted and how long anything may take."""
+        return self.config.limits
+
+
+class Router:
+    """One router process, apart from its listening sockets."""
+
+    def __init__(self, name: str, files: LastKnownGood | None = None) -> None:
+        self.name = name
+        self.boot = secrets.token_hex(8)  # tells one life of the process from the next
+        self.loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self.loop)
+        self.loads = LoadBook()
+        self.health = HealthBook()
+        self.checks = HealthChecks(self.health)
+        self.metrics = Metrics()
+        self.decisions = DecisionRing()
+        self.store = ConfigStore(self._prepare, files)
+        self.serving: Serving | None = None
+        self.clients: set[Client] = set()
+        self.limits = Limits()
+        self.is_draining = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._retired: set[ReplicaLink] = set()
+        self._ids = count(1)
+
+    # --- requests ---
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self._in_flight
+
+    def make_request_id(self) -> str:
+        """An id for a request whose client gave none."""
+        return f"{self.boot}-{next(self._ids):x}"
+
+    def open(self, client: Client, request: Request) -> Exchange | LocalAnswer:
+        """Take a request: for a replica, or answered here. RefusalError for what no path or limit allows."""
+        methods = _METHODS.get(request.path)
+        if methods is None:
+            raise RefusalError(404, "no such path")
+        if request.method not in methods:
+            raise RefusalError(405, "no such method here", headers=((b"Allow", b", ".join(methods)),))
+        if request.path == HEALTH:
+            return self._health_answer()
+        serving = self.serving
+        if serving is None:
+            raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
+        if request.path == MODELS and (models := _models_of(serving.config)) is not None:
+            return models
+        if self.is_draining:
+            raise RefusalError(503, "this router is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self._in_flight >= serving.limits.max_in_flight:
+            raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
+        self._in_flight += 1
+        self._idle.clear()
+        return Exchange(self, serving, client, request)
+
+    def ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
+        """Account for a request that went through ``open``, exactly once."""
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+        if record is None:
+            self.metrics.unplaced_ended(outcome, pool, group)
+        else:
+            self.metrics.placed_ended(record, outcome)
+            self.decisions.add(record)
+
+    # --- configuration ---
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why no traffic should come here; None when it may."""
+        if self.is_draining:
+            return "draining"
+        return "no configuration yet" if self.serving is None else None
+
+    def knows(self, key: SeriesKey) -> bool:
+        """Whether a series' labels are in the configuration. Empty ones and a revision of 0 stand for any."""
+        pool_name, group, replica, policy, revision = key
+        if not pool_name:
+            return True
+        pool = (
+            next((pool for pool in self.serving.config.pools if pool.name == pool_name), None) if self.serving else None
+        )
+        if pool is None or (replica and replica not in {one.name for one in pool.replicas}):
+            return False
+        if group and group not in {one.name for one in pool.groups}:
+            return False
+        policies = [pool.policy, *(one.policy for one in pool.groups if one.policy)]
+        return not policy or any((one.name, one.revision) == (policy, revision) for one in policies)
+
+    def _prepare(self, snapshot: LoadedSnapshot) -> Callable[[], None]:
+        """Build everything a configuration needs, in a thread; the swap is for the event loop."""
+        config = snapshot.config
+        placement = Placement(config, self.loads)
+        before = self.serving.links if self.serving else {}
+        links = {
+            replica.name: old
+            if (old := before.get(replica.name)) and old.url == replica.url
+            else self._link(replica.name, replica.url)
+            for pool in config.pools
+            for replica in pool.replicas
+        }
+        serving = Serving(config, placement, links)
+        return lambda: self._swap(serving)
+
+    def _link(self, name: str, url: str) -> ReplicaLink:
+        return ReplicaLink(name, url, self.deadlines, self.loop)
+
+    def _swap(self, serving: Serving) -> None:
+        before, self.serving, self.limits = self.serving, serving, serving.limits
+        kept = set(serving.links.values())
+        for link in set(before.links.values()) - kept if before else ():
+            link.retire()
+            self._retired.add(link)
+        self._retired = {link for link in self._retired if link.connections}
+        self.loads.forget_all_but(placed_names(serving.config))
+        self.checks.watch([target for pool in serving.config.pools for target in _targets(pool)])
+
+    # --- the end ---
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until the running ones have ended, up to the configured limit."""
+        self.is_draining = True
+        for client in list(self.clients):
+            client.drain()
+        try:
+            async with asyncio.timeout(self.limits.drain_timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """End everything at once."""
+        self.is_draining = True
+        for client in list(self.clients):
+            client.cut()
+        self.checks.close()
+        for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
+            link.close()
+        self.deadlines.close()
+
+    def _health_answer(self) -> LocalAnswer:
+        reason = self.not_ready_reason
+        return LocalAnswer(200 if reason is None else 503)
+
+
+def placed_names(config: RouterConfig) -> list[ReplicaId]:
+    """The replicas of all pools."""
+    return [ReplicaId(replica.name) for pool in config.pools for replica in pool.replicas]
+
+
+def _targets(pool: PoolConfig) -> list[Target]:
+    return [
+        Target(replica.name, replica.url, pool.health)
+        for replica in pool.replicas
+        if replica.state is not ReplicaState.DISABLED
+    ]
+
+
+def _models_of(config: RouterConfig) -> LocalAnswer | None:
+    """The models of all pools; None if a pool takes any model, since then its replicas know and we do not."""
+    if any(not pool.models for pool in config.pools):
+        return None
+    models = [
+        {"id": model, "object": "model", "created": 0, "owned_by": "warmpath"}
+        for pool in config.pools
+        for model in pool.models
+    ]
+    return LocalAnswer(200, msgspec.json.encode({"object": "list", "data": models}))

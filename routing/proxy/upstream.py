@@ -1,0 +1,216 @@
+"""One connection to a replica, carrying one exchange at a time.
+
+Theory of operation. httptools calls back while it parses; ``on_body`` is a list's own ``append``, so a chunk costs no
+Python frame. What came is judged once, after the whole read is parsed, because only then is it known whether bytes
+follow a complete answer. An answer goes to the listener in at most one call a read. The connection goes back to its
+pool before the listener hears of the end, unless anything about it was odd: then it is closed, and whatever else the
+replica sent on it is never read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from routing.proxy.answer import AnswerHead, BadAnswerError, Framing, read_answer
+from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
+
+if TYPE_CHECKING:
+    from routing.proxy.replica_link import ReplicaLink
+
+MAX_HEAD_BYTES = 64 << 10  # of a replica's answer, 1xx included
+
+
+class Failure(StrEnum):
+    """How an answer failed to come, and the cause that a retry is counted under."""
+
+    CONNECT = "connect"  # refused, unreachable, or too slow to accept
+    RESET = "reset"  # the connection ended before the answer did
+    TIMEOUT = "timeout"  # nothing came for too long
+    BAD_ANSWER = "bad_answer"  # what came is not HTTP
+
+
+class Listener(Protocol):
+    """Who an answer is for."""
+
+    def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        """Body bytes came (perhaps none), for the first time or again; ``last`` ends the answer."""
+        ...
+
+    def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
+        """No more will come. ``stale``: a kept-alive connection that had ended before anything was answered on it."""
+        ...
+
+
+class Upstream(asyncio.Protocol):
+    """A connection to one replica."""
+
+    def __init__(self, link: ReplicaLink, deadlines: Deadlines) -> None:
+        self.deadline, self.due = NEVER, NOWHERE
+        self.link = link
+        self._deadlines = deadlines
+        self._listener: Listener | None = None
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append
+        self._parser = HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._reason = b""
+        self._answer: AnswerHead | None = None
+        self._complete = False  # the answer is, whole
+        self._spoilt = False  # this connection carries nothing more after this answer
+        self._bodyless = False
+        self._head_bytes = 0
+        self._idle_s = 0.0
+        self._uses = 0
+
+    def __repr__(self) -> str:
+        return f"<Upstream {self.link.name} uses={self._uses} busy={self._listener is not None}>"
+
+    # --- what an exchange does ---
+
+    def send(
+        self, listener: Listener, request: bytes, body: bytes, *, first_byte_s: float, idle_s: float, bodyless: bool
+    ) -> None:
+        """Send a request, head and body, and let ``listener`` hear what comes of it."""
+        self._listener = listener
+        self._bodyless = bodyless
+        self._idle_s = idle_s
+        self._answer = None
+        self._complete = self._spoilt = False
+        self._head_bytes = 0
+        self._uses += 1
+        self._transport.write(request + body if len(body) < 16384 else request)
+        if len(body) >= 16384:
+            self._transport.write(body)
+        self._deadlines.arm(self, first_byte_s)
+
+    def pause(self) -> None:
+        """Read no more until resume: the client does not keep up. Its own deadline is running."""
+        self._transport.pause_reading()
+        self.deadline = NEVER
+
+    def resume(self) -> None:
+        """Read on."""
+        self._transport.resume_reading()
+        self._deadlines.arm(self, self._idle_s)
+
+    def abandon(self) -> None:
+        """End the connection at once, whatever it carries; the listener hears nothing more."""
+        self._listener = None
+        self._deadlines.forget(self)
+        self.link.closed(self)
+        self._transport.abort()
+
+    def release(self) -> None:
+        """Go back to the pool: nothing is under way."""
+        self._listener = None
+        self.link.park(self)
+
+    def wait_idle(self, idle_s: float) -> None:
+        """Wait unused for ``idle_s`` at most."""
+        self._deadlines.arm(self, idle_s)
+
+    def is_usable(self) -> bool:
+        """Whether a request may still be sent on it."""
+        return not self._transport.is_closing()
+
+    # --- what the event loop does ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._listener is None:
+            self.abandon()  # bytes that nobody asked for
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade, BadAnswerError):
+            self._spoilt = True
+        if self._answer is None:
+            self._head_continues(len(data))
+        elif self._parts or self._complete or self._spoilt:
+            self._deliver(self._answer)
+
+    def eof_received(self) -> None:
+        if self._answer is not None and self._answer.framing is Framing.CLOSE and not self._spoilt:
+            self._complete = self._spoilt = True
+            self._deliver(self._answer)
+        self._fail(Failure.RESET)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._fail(Failure.RESET)
+
+    def deadline_passed(self) -> None:
+        self._fail(Failure.TIMEOUT)
+
+    # --- what httptools does ---
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._spoilt = True  # a second answer
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        headers, self._headers = self._headers, []
+        reason, self._reason = self._reason, b""
+        status = self._parser.get_status_code()
+        if self._complete or 100 <= status < 200:
+            self._spoilt |= status == 101
+            return
+        self._answer = read_answer(status, reason, self._parser.get_http_version(), headers, bodyless=self._bodyless)
+        if self._bodyless:
+            self._complete = self._spoilt = True  # the parser would wait for the body that the head describes
+
+    def on_message_complete(self) -> None:
+        self._headers.clear()  # trailers
+        if self._answer is not None:
+            self._complete = True
+            self._spoilt |= not self._parser.should_keep_alive()
+
+    # --- the end of a read ---
+
+    def _head_continues(self, size: int) -> None:
+        self._head_bytes += size
+        if self._spoilt or self._head_bytes > MAX_HEAD_BYTES:
+            self._fail(Failure.BAD_ANSWER)
+
+    def _deliver(self, answer: AnswerHead) -> None:
+        listener, parts = self._listener, self._parts
+        if listener is None:
+            return
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if self._complete:
+            self._end()
+            listener.answer_arrived(answer, b"" if self._bodyless else data, True)
+            return
+        if data:
+            self._deadlines.arm(self, self._idle_s)
+            listener.answer_arrived(answer, data, False)
+        if self._spoilt and self._listener is listener:
+            self._fail(Failure.BAD_ANSWER)
+
+    def _end(self) -> None:
+        """The answer is complete: back to the pool, or gone."""
+        self._answer = None
+        self._complete = False
+        if self._spoilt or not self.is_usable():
+            self.abandon()
+        else:
+            self.release()
+
+    def _fail(self, failure: Failure) -> None:
+        listener = self._listener
+        stale = failure is Failure.RESET and self._uses > 1 and self._answer is None and not self._head_bytes
+        self.abandon()
+        if listener is not None:
+            listener.upstream_failed(failure, stale=stale)

@@ -1,0 +1,78 @@
+"""What an answer says about itself: its token usage, and an error inside a stream that began well.
+
+Both stand near the end, so the last few reads are kept by reference and looked at once, when the answer is complete.
+``"usage"`` with its quotes cannot come from a generated text, where JSON escapes every quote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+import msgspec
+
+_READS = 8  # kept from the end: usage, [DONE] and the end of the chunks may come one by one
+_TAIL_BYTES = 4096  # kept of each
+
+_usage = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:')
+
+
+class PromptDetails(msgspec.Struct):
+    """``prompt_tokens_details``; ``input_tokens_details`` of the responses API."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """The usage object of vLLM's answers. Tokens; None where the replica does not say."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    input_tokens_details: PromptDetails | None = None
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of the prompt."""
+        return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def cached(self) -> int | None:
+        """Of those, tokens taken from the prefix cache."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return None if details is None else details.cached_tokens
+
+
+_decoder = msgspec.json.Decoder(Usage)
+
+
+class Tail(deque[bytes]):
+    """The last reads of an answer's body. ``keep`` them as they come, ask at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=_READS)
+
+    def keep(self, data: bytes) -> None:
+        """Remember the end of a read."""
+        self.append(data if len(data) <= _TAIL_BYTES else data[-_TAIL_BYTES:])
+
+    def usage(self) -> Usage | None:
+        """The last usage object, or None where there is none that can be read."""
+        found = None
+        for match in _usage.finditer(b"".join(self)):
+            found = match.group(1)
+        if found is None:
+            return None
+        try:
+            return _decoder.decode(found)
+        except msgspec.DecodeError:
+            return None
+
+    def has_error(self) -> bool:
+        """Whether a stream ended with an error object, as vLLM does when its engine dies under it."""
+        return _stream_error.search(b"".join(self)) is not None
+
+    def ends_event(self) -> bool:
+        """Whether the last bytes end an event, so that another one may follow."""
+        return b"".join(self)[-2:] in {b"\n\n", b""} or b"".join(self)[-4:] == b"\r\n\r\n"

@@ -1,0 +1,122 @@
+"""How a router process is started: command line over environment over defaults.
+
+Every variable has a ``_FILE`` variant that names a file holding the value, for secrets that a platform mounts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Everything ``python -m routing serve`` needs to know."""
+
+    name: str
+    config_file: Path | None
+    control_plane_url: str | None
+    host: str
+    port: int
+    admin_host: str
+    admin_port: int
+    state_dir: Path
+    admin_token: str | None  # None: the admin port is open, and must be on the loopback
+
+
+def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
+    """Read the settings; SettingsError, or SystemExit from argparse, where they make no sense."""
+    given = _parser(environ).parse_args(argv)
+    name = given.name or _default_name()
+    if not _name(name):
+        raise SettingsError(f"--name {name!r}: expected lower-case letters, digits, dots and dashes")
+    token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
+    if token is None and not _is_loopback(given.admin_host):
+        raise SettingsError(
+            f"the admin port would be open to others on {given.admin_host}: "
+            "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
+        )
+    data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
+    return ServeSettings(
+        name=name,
+        config_file=given.config,
+        control_plane_url=given.control_plane,
+        host=given.host,
+        port=given.port,
+        admin_host=given.admin_host,
+        admin_port=given.admin_port,
+        state_dir=given.state_dir or data_dir / f"router-{name}",
+        admin_token=token,
+    )
+
+
+def from_environment(environ: Mapping[str, str], name: str) -> str | None:
+    """A variable's value, or the contents of the file that its ``_FILE`` variant names; None if neither is set."""
+    if value := environ.get(name):
+        return value
+    path = environ.get(f"{name}_FILE")
+    if not path:
+        return None
+    try:
+        return Path(path).read_text("utf-8").strip() or None
+    except OSError as error:
+        raise SettingsError(f"{name}_FILE: cannot read {path}: {error.strerror}") from None
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    bind = from_environment(environ, "WARMPATH_BIND") or "127.0.0.1"
+    parser = argparse.ArgumentParser(prog="python -m routing serve", description="Serve requests.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="a configuration snapshot to start with")
+    source.add_argument(
+        "--control-plane", metavar="URL", help="announce to this control plane, and serve what it pushes"
+    )
+    parser.add_argument("--name", help="this router's name; the host's name unless given")
+    parser.add_argument("--host", default=bind, help="address of the data port")
+    parser.add_argument("--port", type=_port, default=_port_from(environ, "WARMPATH_ROUTER_PORT", 8080))
+    parser.add_argument("--admin-host", default=bind, help="address of the admin port")
+    parser.add_argument("--admin-port", type=_port, default=_port_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", 8081))
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where the last known good configuration is kept")
+    return parser
+
+
+def _port_from(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = from_environment(environ, name)
+    try:
+        return default if text is None else _port(text)
+    except ValueError:
+        raise SettingsError(f"{name}: expected a port number") from None
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65_535:
+        raise ValueError(text)
+    return port
+
+
+def _default_name() -> str:
+    """The host's name, as far as a router may be called that."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip(".-")[:63].rstrip(".-")
+    return name or "router"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
