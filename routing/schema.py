@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from enum import StrEnum
+from inspect import cleandoc
 from typing import Annotated, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -75,8 +76,18 @@ class LeastLoadSettings(PolicySettings, tag="least_load", frozen=True):
 class BoundedLoad(PolicySettings, frozen=True):
     """Settings shared by the strategies that walk a home order with bounded load (ALGORITHMS: home order)."""
 
-    load_factor: Annotated[float, Meta(ge=1.0, le=100.0)] = 2.0  # ratio to the mean load that still counts as room
-    min_bound: Annotated[int, Meta(ge=1, le=100_000)] = 4  # requests that a replica may always hold
+    load_factor: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=100.0,
+            description="How far above the mean load a replica still counts as having room.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 2.0
+    min_bound: Annotated[
+        int, Meta(ge=1, le=100_000, description="What a replica may always hold.", extra={"unit": "requests"})
+    ] = 4
 
 
 class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
@@ -90,9 +101,20 @@ class PrefixHashSettings(BoundedLoad, tag="prefix_hash", frozen=True):
 
     name: ClassVar[str] = "prefix_hash"
 
-    boundary: Boundary = Boundary.AUTO
-    boundary_bytes: Annotated[int, Meta(ge=64, le=524_288)] = 1024  # bytes of the canonical prompt
-    boundary_messages: Annotated[int, Meta(ge=1, le=64)] = 1  # messages, the system message included
+    boundary: Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))] = Boundary.AUTO
+    boundary_bytes: Annotated[
+        int,
+        Meta(ge=64, le=524_288, description="Length of the opening, for bytes and auto.", extra={"unit": "bytes"}),
+    ] = 1024  # of the canonical prompt
+    boundary_messages: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Length of the opening, for messages; the system message counts.",
+            extra={"unit": "messages"},
+        ),
+    ] = 1
 
 
 Settings = RoundRobinSettings | LeastLoadSettings | SessionAffinitySettings | PrefixHashSettings

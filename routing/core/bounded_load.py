@@ -20,15 +20,16 @@ def bounded_choice(
     home_order: Iterable[ReplicaId], candidates: Candidates, load_factor: float, min_bound: int
 ) -> Choice:
     """The first home with room; ``home_order`` may name replicas that are no candidates."""
-    loads, weights = candidates.loads, candidates.weights
-    outstanding = load_factor * (candidates.running + 1)
+    loads, weights, all_weights = candidates.loads, candidates.weights, candidates.weight
+    requests = load_factor * (candidates.running + 1)
     refused: list[ReplicaId] = []
     for replica in home_order:
         load = loads.get(replica)
         if load is None:
             continue
-        bound = max(min_bound, math.ceil(outstanding * weights[replica] / candidates.weight))
-        if load.running < bound:
-            return Choice(replica, Reason.SPILL if refused else Reason.AFFINITY, tuple(refused), bound)
+        share = requests * weights[replica] / all_weights
+        if load.running < share or load.running < min_bound:  # running + 1 <= max(min_bound, ceil(share))
+            reason = Reason.SPILL if refused else Reason.AFFINITY
+            return Choice(replica, reason, tuple(refused), max(min_bound, math.ceil(share)))
         refused.append(replica)
     return Choice(candidates.least_loaded(), Reason.ALL_FULL, tuple(refused))

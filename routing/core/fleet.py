@@ -8,7 +8,7 @@ from functools import cached_property
 from routing.core.candidates import Candidates
 from routing.core.health import Health
 from routing.core.load import LoadBook
-from routing.core.ring import HashRing
+from routing.core.ring import HashRing, shared_ring
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig, ReplicaState
 
@@ -30,7 +30,7 @@ class Fleet:
     @cached_property
     def ring(self) -> HashRing:
         """Home order of all configured replicas."""
-        return HashRing({name: replica.weight for name, replica in self.replicas.items()})
+        return shared_ring({name: replica.weight for name, replica in self.replicas.items()})
 
     def candidates(self, health: Health) -> Candidates:
         """Replicas that are active and up. O(replicas) after a change of health, else O(1)."""

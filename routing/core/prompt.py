@@ -141,9 +141,8 @@ class _Writer:
     def _message(self, message: Message) -> None:
         role, content = message.role or "", message.content
         piece = MESSAGE + role.encode() + CONTENT + (content.encode() if type(content) is str else _content(content))
-        for name in _FIELDS:
-            if value := getattr(message, name):
-                piece += FIELD + name.encode() + CONTENT + _json(value)
+        if message.name or message.tool_calls or message.tool_call_id or message.reasoning or message.reasoning_content:
+            piece += _fields(message)
         opens = self._opening_end == self._length and role in _SYSTEM_ROLES
         self._segment(piece)
         if opens:
@@ -176,6 +175,12 @@ class _Writer:
     def _add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._length += len(piece)
+
+
+def _fields(message: Message) -> bytes:
+    """What a message says beside its role and content."""
+    fields = ((name, getattr(message, name)) for name in _FIELDS)
+    return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields if value)
 
 
 def _content(content: Any) -> bytes:

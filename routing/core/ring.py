@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from weakref import WeakValueDictionary
 
 from xxhash import xxh3_64_intdigest
 
@@ -28,7 +30,7 @@ _INDEX = (1 << _INDEX_BITS) - 1
 class HashRing:
     """A circle of replicas, by name and weight (relative capacity, > 0)."""
 
-    __slots__ = ("_names", "_points")
+    __slots__ = ("__weakref__", "_names", "_points")
 
     def __init__(self, weights: Mapping[ReplicaId, float]) -> None:
         self._names = sorted(weights)
@@ -46,15 +48,29 @@ class HashRing:
         """Distinct replicas, clockwise from the key, each found only when it is asked for."""
         points, names = self._points, self._names
         start = bisect_left(points, key & ~_INDEX)
-        seen = set()
-        for part in (range(start, len(points)), range(start)):
-            for at in part:
-                index = points[at] & _INDEX
-                if index not in seen:
-                    seen.add(index)
-                    yield names[index]
-                    if len(seen) == len(names):
-                        return
+        seen: set[int] = set()
+        for at in chain(range(start, len(points)), range(start)):
+            index = points[at] & _INDEX
+            if index not in seen:
+                seen.add(index)
+                yield names[index]
+                if len(seen) == len(names):
+                    return
+
+
+def shared_ring(weights: Mapping[ReplicaId, float]) -> HashRing:
+    """The ring of these replicas, the same object for everyone who holds it at the time.
+
+    So a new configuration that leaves names and weights alone, as nearly all do, builds no ring.
+    """
+    key = tuple(sorted(weights.items()))
+    ring = _rings.get(key)
+    if ring is None:
+        ring = _rings[key] = HashRing(weights)
+    return ring
+
+
+_rings: WeakValueDictionary[tuple[tuple[ReplicaId, float], ...], HashRing] = WeakValueDictionary()
 
 
 def _unit(greatest: float) -> float:

@@ -78,7 +78,7 @@ def replay(
     choose: Callable[[R, SequenceOf[Engine]], int],
     time_scale: float = 1.0,
 ) -> Replay:
-    """Replay requests (ascending in time) over ``replicas`` engines; arrival times are multiplied by ``time_scale``.
+    """Replay requests (ascending in time) over ``replicas`` engines; ``time_scale`` 2 plays twice as fast.
 
     ``choose`` is asked at each arrival, with every engine in the state of that moment.
     """
@@ -98,7 +98,7 @@ class _Fleet:
     ) -> Replay:
         result = Replay()
         for index, request in enumerate(requests):
-            now_s = request.at_s * time_scale
+            now_s = request.at_s / time_scale
             self._advance(now_s)
             chosen = choose(request, self.engines)
             sequence = Sequence(request.keys, request.prompt_tokens, request.output_tokens, now_s)
@@ -106,7 +106,7 @@ class _Fleet:
             result.placed.append(chosen)
             result.sequences.append(sequence)
             if not self._busy[chosen]:
-                following = requests[index + 1].at_s * time_scale if index + 1 < len(requests) else math.inf
+                following = requests[index + 1].at_s / time_scale if index + 1 < len(requests) else math.inf
                 self._begin(chosen, now_s, following)
         self._advance(math.inf)
         return result

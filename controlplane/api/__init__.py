@@ -1,0 +1,1 @@
+"""The REST API: doors that parse, call one service and answer."""

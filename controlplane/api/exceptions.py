@@ -1,0 +1,126 @@
+"""Errors as answers: ``application/problem+json`` (RFC 9457) for every refusal, and for what went wrong with us.
+
+This module alone turns errors into statuses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, JsonResponse
+from rest_framework import exceptions
+from rest_framework.response import Response
+from rest_framework.views import set_rollback
+
+from controlplane.errors import ConflictError, ControlPlaneError, InvalidError
+
+CONTENT_TYPE = "application/problem+json"
+log = logging.getLogger(__name__)
+
+
+def problem_response(error: Exception, context: dict[str, Any]) -> Response:
+    """DRF's exception handler: every exception of a view ends here, an unforeseen one as a 500 in the log."""
+    request = context["request"]
+    status = _status(error)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s failed", request.method, request.path, exc_info=error)
+    set_rollback()
+    body = problem(status, _detail(error, status), request_id=_request_id(request), faults=list(_faults(error)))
+    return Response(body, status=status, headers=_headers(error), content_type=CONTENT_TYPE)
+
+
+def problem(
+    status: int, detail: str, *, request_id: str | None, faults: list[dict[str, str]] | None = None
+) -> dict[str, Any]:
+    """A problem document; ``errors`` holds ``{"pointer", "detail"}`` pairs, a pointer being ``#/path/0/field``."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": int(status),
+        "detail": detail,
+        "request_id": request_id,
+    }
+    if faults:
+        body["errors"] = faults
+    return body
+
+
+def problem_view(request: HttpRequest, status: int, detail: str) -> JsonResponse:
+    """A problem from outside DRF: an address that does not exist."""
+    body = problem(status, detail, request_id=_request_id(request))
+    return JsonResponse(body, status=status, content_type=CONTENT_TYPE)
+
+
+def pointer(path: str) -> str:
+    """A JSON path such as ``$.pools[0].name`` as the fragment pointer ``#/pools/0/name``."""
+    steps = path.removeprefix("$").replace("[", ".").replace("]", "").split(".")
+    return "#" + "".join(f"/{step}" for step in steps if step)
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, exceptions.ValidationError | InvalidError):
+        return HTTPStatus.UNPROCESSABLE_ENTITY
+    if isinstance(error, exceptions.APIException):
+        return error.status_code
+    if isinstance(error, Http404 | ObjectDoesNotExist):
+        return HTTPStatus.NOT_FOUND
+    if isinstance(error, PermissionDenied):
+        return HTTPStatus.FORBIDDEN
+    if isinstance(error, ConflictError):
+        return HTTPStatus.CONFLICT
+    if isinstance(error, OperationalError | InterfaceError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _detail(error: Exception, status: int) -> str:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return "The database does not answer. Routers keep serving; try again in a few seconds."
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "Something went wrong here. The log names this request's id."
+    if isinstance(error, ControlPlaneError):
+        return str(error)
+    if isinstance(error, exceptions.ValidationError):
+        return "What was sent cannot be used; errors says where."
+    if isinstance(error, exceptions.APIException):
+        return str(error.detail)
+    return "There is no such thing, or it is not for you to see."
+
+
+def _faults(error: Exception) -> Iterator[dict[str, str]]:
+    if isinstance(error, InvalidError):
+        for fault in error.faults:
+            yield {"pointer": pointer(fault.path), "detail": fault.reason}
+    elif isinstance(error, exceptions.ValidationError):
+        yield from _flattened(error.detail, "#")
+
+
+def _flattened(detail: Any, path: str) -> Iterator[dict[str, str]]:
+    """DRF's nested details as pointers; its ``non_field_errors`` belong to the object itself."""
+    if isinstance(detail, dict):
+        for name, inner in detail.items():
+            yield from _flattened(inner, path if name == "non_field_errors" else f"{path}/{name}")
+    elif isinstance(detail, list):
+        for position, inner in enumerate(detail):
+            nested = isinstance(inner, dict | list)
+            yield from _flattened(inner, f"{path}/{position}" if nested else path)
+    else:
+        yield {"pointer": path, "detail": str(detail)}
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if challenge := getattr(error, "auth_header", None):
+        headers["WWW-Authenticate"] = challenge
+    if wait := getattr(error, "wait", None):
+        headers["Retry-After"] = str(int(wait))
+    return headers
+
+
+def _request_id(request: Any) -> str | None:
+    return getattr(getattr(request, "_request", request), "id", None)

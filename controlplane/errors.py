@@ -1,0 +1,57 @@
+"""What the control plane refuses, by cause. ``api/exceptions.py`` alone turns these into statuses."""
+
+from dataclasses import dataclass
+
+
+class ControlPlaneError(Exception):
+    """Base of all. The text is for the person who asked: what failed, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in what was sent."""
+
+    path: str  # a JSON path from the document's root, such as ``$.settings.load_factor``
+    reason: str
+
+
+class InvalidError(ControlPlaneError):
+    """What was asked cannot be right, whatever the state of things."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.faults = (Fault(path, reason),)
+
+
+class ConflictError(ControlPlaneError):
+    """What was asked does not fit the present state; after a fresh look it may."""
+
+
+class NameTakenError(ConflictError):
+    """Another object has this name, or this URL."""
+
+    def __init__(self, noun: str, name: str) -> None:
+        super().__init__(f"There is already a {noun} {name!r}.")
+
+
+class InUseError(ConflictError):
+    """It cannot go while others rely on it."""
+
+
+class NotADraftError(ConflictError):
+    """Only a draft can be edited or published; somebody published or discarded this one first."""
+
+
+class StaleDraftError(ConflictError):
+    """The policy moved on since the editor looked at it."""
+
+
+class FrozenError(ConflictError):
+    """Some rows never change."""
+
+    def __init__(self, noun: str, name: str) -> None:
+        super().__init__(f"The {noun} {name} never changes; make a new one.")
+
+
+class SealBrokenError(ControlPlaneError):
+    """Something encrypted at rest cannot be read with the keys of this process."""

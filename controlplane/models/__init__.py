@@ -1,0 +1,32 @@
+"""What the control plane knows, one noun per file. Only ``services`` write these rows."""
+
+from .api_token import ApiToken, Scope
+from .config_snapshot import ConfigSnapshot
+from .event import Event, EventKind
+from .fleet_secret import FleetSecret
+from .policy import PolicyRevision, RevisionState, RoutingPolicy
+from .pool import Pool
+from .replica import Replica, ReplicaState
+from .rollout import OPEN_ROLLOUTS, Rollout, RolloutState
+from .router import Router
+from .task_group import TaskGroup
+
+__all__ = [
+    "OPEN_ROLLOUTS",
+    "ApiToken",
+    "ConfigSnapshot",
+    "Event",
+    "EventKind",
+    "FleetSecret",
+    "PolicyRevision",
+    "Pool",
+    "Replica",
+    "ReplicaState",
+    "RevisionState",
+    "Rollout",
+    "RolloutState",
+    "Router",
+    "RoutingPolicy",
+    "Scope",
+    "TaskGroup",
+]

@@ -1,0 +1,63 @@
+"""What happened, in one line each."""
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+from .pool import Pool
+from .replica import Replica
+from .router import Router
+
+
+class EventKind(models.TextChoices):
+    """Everything that is recorded. Those after ``router_lost`` are recorded by telemetry."""
+
+    POOL_CREATED = "pool_created", "Pool created"
+    POOL_CHANGED = "pool_changed", "Pool changed"
+    POOL_REMOVED = "pool_removed", "Pool removed"
+    REPLICA_ADDED = "replica_added", "Replica added"
+    REPLICA_REMOVED = "replica_removed", "Replica removed"
+    REPLICA_CHANGED = "replica_changed", "Replica changed"
+    REPLICA_STATE_CHANGED = "replica_state_changed", "Replica state changed"
+    GROUP_CREATED = "group_created", "Task group created"
+    GROUP_CHANGED = "group_changed", "Task group changed"
+    GROUP_REMOVED = "group_removed", "Task group removed"
+    POLICY_PUBLISHED = "policy_published", "Policy published"
+    POLICY_REMOVED = "policy_removed", "Policy removed"
+    CONFIG_APPLIED = "config_applied", "Configuration applied"
+    CONFIG_REFUSED = "config_refused", "Configuration refused"
+    TOKEN_CREATED = "token_created", "Token created"
+    TOKEN_REVOKED = "token_revoked", "Token revoked"
+    ROUTER_JOINED = "router_joined", "Router joined"
+    ROUTER_LOST = "router_lost", "Router lost"
+    REPLICA_DOWN = "replica_down", "Replica down"
+    REPLICA_UP = "replica_up", "Replica up"
+    REPLICA_RESTARTED = "replica_restarted", "Replica restarted"
+    ALERT_FIRING = "alert_firing", "Alert firing"
+    ALERT_RESOLVED = "alert_resolved", "Alert resolved"
+
+
+class Event(models.Model):
+    """Something that happened, and who did it. Its text stands on its own: what it names may be gone by now."""
+
+    at = models.DateTimeField(default=timezone.now)
+    kind = models.CharField(max_length=32, choices=EventKind)
+    pool = models.ForeignKey(Pool, models.SET_NULL, null=True, blank=True, related_name="events")
+    replica = models.ForeignKey(Replica, models.SET_NULL, null=True, blank=True, related_name="events")
+    router = models.ForeignKey(Router, models.SET_NULL, null=True, blank=True, related_name="events")
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="events"
+    )  # None: the system itself
+    summary = models.CharField(max_length=500)  # one sentence that names the object
+    detail = models.JSONField(default=dict)  # "before" and "after" where something was changed; never a secret
+
+    class Meta:
+        ordering = ("-at", "-pk")
+        indexes = (
+            models.Index(fields=["-at", "-id"], name="event_at"),
+            models.Index(fields=["pool", "-at"], name="event_pool_at"),
+            models.Index(fields=["kind", "-at"], name="event_kind_at"),
+        )
+
+    def __str__(self) -> str:
+        return self.summary

@@ -1,0 +1,1 @@
+"""From rows to routers: what they should run, and how it gets there."""

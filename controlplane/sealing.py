@@ -1,0 +1,58 @@
+"""Secrets at rest: encryption of what must be read again, keyed hashes of what must only be recognised.
+
+Every key is derived from ``SECRET_KEY``, one per purpose. ``SECRET_KEY_FALLBACKS`` still open what older keys
+sealed, so a key is changed by moving the old one there.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+from django.utils.encoding import force_bytes
+
+from controlplane.errors import SealBrokenError
+
+
+def seal(plain: bytes) -> bytes:
+    """Encrypt and authenticate; the result is about 4/3 of the length."""
+    return _fernet().encrypt(plain)
+
+
+def unseal(sealed: bytes | memoryview) -> bytes:
+    """What was sealed; SealBrokenError when it was altered, or sealed under a key that is gone."""
+    try:
+        return _fernet().decrypt(bytes(sealed))
+    except InvalidToken:
+        raise SealBrokenError(
+            "A stored secret cannot be read: WARMPATH_SECRET_KEY is not the key it was sealed with. "
+            "Put the former key into WARMPATH_SECRET_KEY_FALLBACKS."
+        ) from None
+
+
+def keyed_digest(purpose: str, value: str) -> str:
+    """HMAC-SHA256 in hex, for values that are recognised and never shown again."""
+    return next(_digests(purpose, value))
+
+
+def matches_digest(purpose: str, value: str, digest: str) -> bool:
+    """Whether ``digest`` is of this value, under the present key or a former one; in constant time for each."""
+    answers = [hmac.compare_digest(candidate, digest) for candidate in _digests(purpose, value)]
+    return any(answers)
+
+
+def _digests(purpose: str, value: str) -> Iterator[str]:
+    for key in _keys(purpose):
+        yield hmac.new(key, value.encode(), hashlib.sha256).hexdigest()
+
+
+def _fernet() -> MultiFernet:
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in _keys("at rest")])
+
+
+def _keys(purpose: str) -> Iterator[bytes]:
+    """32 bytes for each secret key, the present one first."""
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        yield hmac.new(force_bytes(secret), f"warmpath {purpose}".encode(), hashlib.sha256).digest()

@@ -1,0 +1,203 @@
+"""Pools and their replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+
+from controlplane.errors import InUseError, InvalidError, NameTakenError
+from controlplane.models import EventKind, Pool, Replica, ReplicaState
+from controlplane.models.names import LONG_NAME, SHORT_NAME
+from routing.schema import ConfigError, check_base_url
+
+from .checks import check_name, check_weight
+from .events import record_event
+from .policies import create_policy, first_revision
+from .snapshots import freeze_snapshot
+
+
+@transaction.atomic
+def create_pool(
+    name: str,
+    *,
+    models: Iterable[str] = (),
+    description: str = "",
+    by: User | None = None,
+    strategy: str = "round_robin",
+) -> Pool:
+    """Create a pool with a policy of its own, live from the start with the strategy's defaults.
+
+    ``models`` are the served names, none for any model. NameTakenError, InvalidError.
+    """
+    check_name(name, SHORT_NAME, "$.name")
+    try:
+        with transaction.atomic():
+            pool = Pool.objects.create(name=name, models=sorted(set(models)), description=description)
+    except IntegrityError:
+        raise NameTakenError("pool", name) from None
+    record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail={"after": facts(pool)})
+    first_revision(create_policy(pool), {"strategy": strategy}, by=by)
+    freeze_snapshot(reason=f"pool {name} created", by=by)
+    return pool
+
+
+@transaction.atomic
+def update_pool(
+    pool: Pool, *, models: Iterable[str] | None = None, description: str | None = None, by: User | None = None
+) -> Pool:
+    """Change what is given; InvalidError when another pool already serves a model."""
+    pool = Pool.objects.select_for_update(no_key=True).get(pk=pool.pk)
+    before = facts(pool)
+    if models is not None:
+        pool.models = sorted(set(models))
+    if description is not None:
+        pool.description = description
+    if facts(pool) == before:
+        return pool
+    pool.save()
+    change = {"before": before, "after": facts(pool)}
+    record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
+    freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
+    return pool
+
+
+@transaction.atomic
+def remove_pool(pool: Pool, *, by: User | None = None) -> None:
+    """Remove an empty pool with its policy; InUseError while it has replicas or task groups."""
+    pool = Pool.objects.select_for_update().get(pk=pool.pk)
+    if pool.replicas.exists() or pool.groups.exists():
+        raise InUseError(f"Pool {pool.name} still has replicas or task groups; remove those first.")
+    before = facts(pool)
+    pool.delete()
+    record_event(EventKind.POOL_REMOVED, f"Pool {pool.name} was removed.", by=by, detail={"before": before})
+    freeze_snapshot(reason=f"pool {pool.name} removed", by=by)
+
+
+@transaction.atomic
+def add_replica(pool: Pool, *, name: str, url: str, weight: float = 1.0, by: User | None = None) -> Replica:
+    """Add a replica in state ``active``; routers learn of it at once. NameTakenError (name or URL), InvalidError."""
+    check_name(name, LONG_NAME, "$.name")
+    check_weight(weight)
+    url = _checked_url(url)
+    try:
+        with transaction.atomic():
+            replica = Replica.objects.create(pool=pool, name=name, url=url, weight=weight)
+    except IntegrityError as error:
+        raise _taken(error, name, url) from None
+    record_event(
+        EventKind.REPLICA_ADDED,
+        f"Replica {name} was added to pool {pool.name}.",
+        pool=pool,
+        replica=replica,
+        by=by,
+        detail={"after": facts(replica)},
+    )
+    freeze_snapshot(reason=f"replica {name} added", by=by)
+    return replica
+
+
+@transaction.atomic
+def update_replica(
+    replica: Replica, *, url: str | None = None, weight: float | None = None, by: User | None = None
+) -> Replica:
+    """Change what is given. The name stays: it is the replica's identity on every ring."""
+    replica = _locked(replica)
+    before = facts(replica)
+    if url is not None:
+        replica.url = _checked_url(url)
+    if weight is not None:
+        check_weight(weight)
+        replica.weight = weight
+    try:
+        with transaction.atomic():
+            replica.save()
+    except IntegrityError as error:
+        raise _taken(error, replica.name, replica.url) from None
+    return _changed(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", by)
+
+
+@transaction.atomic
+def set_replica_state(replica: Replica, state: ReplicaState, *, by: User | None = None) -> Replica:
+    """Say what is wanted of a replica: ``active``, ``draining`` (finishes, takes nothing new) or ``disabled``."""
+    replica = _locked(replica)
+    before = facts(replica)
+    replica.state = ReplicaState(state)
+    replica.save()
+    summary = f"Replica {replica.name} is now {replica.state} (was {before['state']})."
+    return _changed(replica, before, EventKind.REPLICA_STATE_CHANGED, summary, by)
+
+
+@transaction.atomic
+def remove_replica(replica: Replica, *, by: User | None = None) -> None:
+    """Remove a replica; InUseError if it is the last one of a task group's subset, which would then widen to all."""
+    replica = Replica.objects.select_for_update(of=("self",)).select_related("pool").get(pk=replica.pk)
+    for group in replica.groups.all():
+        if group.replicas.count() == 1:
+            raise InUseError(f"Replica {replica.name} is the only one of task group {group}; change the group first.")
+    before, pool = facts(replica), replica.pool
+    replica.delete()
+    summary = f"Replica {replica.name} was removed from pool {pool.name}."
+    record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
+    freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
+
+
+@transaction.atomic
+def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_blocks: int | None) -> bool:
+    """Note what the engine said of its KV cache; whether that was news. None leaves what is known.
+
+    Cheap when nothing changed: one query and no lock.
+    """
+    known = {"block_tokens": block_tokens, "capacity_blocks": capacity_blocks}
+    news = {name: value for name, value in known.items() if value is not None}
+    if not news or Replica.objects.filter(pk=replica.pk, **news).exists():
+        return False
+    replica = _locked(replica)
+    before = facts(replica)
+    for name, value in news.items():
+        setattr(replica, name, value)
+    replica.save()
+    summary = (
+        f"Replica {replica.name} told its cache: {replica.capacity_blocks} blocks of {replica.block_tokens} tokens."
+    )
+    _changed(replica, before, EventKind.REPLICA_CHANGED, summary, None)
+    return True
+
+
+def facts(row: Pool | Replica) -> dict[str, Any]:
+    """What an event shows of a row before and after a change."""
+    if isinstance(row, Pool):
+        return {"name": row.name, "models": row.models, "description": row.description}
+    names = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks")
+    return {name: getattr(row, name) for name in names}
+
+
+def _locked(replica: Replica) -> Replica:
+    return Replica.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=replica.pk)
+
+
+def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary: str, by: User | None) -> Replica:
+    """Record a change and freeze it, where there is one."""
+    after = facts(replica)
+    if after != before:
+        detail = {"before": before, "after": after}
+        record_event(kind, summary, pool=replica.pool, replica=replica, by=by, detail=detail)
+        freeze_snapshot(reason=f"replica {replica.name} changed", by=by)
+    return replica
+
+
+def _checked_url(url: str) -> str:
+    """The URL without its final slash, so that one engine has one spelling."""
+    try:
+        check_base_url(url, "$.url")
+    except ConfigError as error:
+        raise InvalidError(error.path, error.reason) from None
+    return url.rstrip("/")
+
+
+def _taken(error: IntegrityError, name: str, url: str) -> NameTakenError:
+    if "url" in str(error):
+        return NameTakenError("replica at", url)
+    return NameTakenError("replica", name)

@@ -1,0 +1,125 @@
+"""A policy's settings: checked, described and compared by what ``routing.schema`` says of them.
+
+Nothing about a setting is written here twice: ranges, defaults, units and help all come from the schema's own
+annotations, so that a new strategy or setting appears in forms, diffs and documents by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, get_args
+
+import msgspec
+
+from controlplane.errors import InvalidError
+from routing import schema
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInfo:
+    """One setting of a strategy, as a form or a page of documentation shows it."""
+
+    field: str
+    kind: str  # "number", "integer" or "choice"
+    unit: str  # "" for a choice
+    low: float | None  # both included; None: open
+    high: float | None
+    choices: tuple[str, ...]
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyInfo:
+    """A strategy and its settings, in the schema's order."""
+
+    name: str
+    help: str
+    settings: tuple[SettingInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """One difference between two versions. ``before`` or ``after`` is None where the setting does not exist there."""
+
+    field: str
+    before: Any
+    after: Any
+    meaning: str
+
+
+@cache
+def policy_catalogue() -> tuple[StrategyInfo, ...]:
+    """Every strategy that routers know, with its settings."""
+    return tuple(_strategy(kind) for kind in get_args(schema.Settings))
+
+
+def canonical_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with every default written out; InvalidError names the path, ``$.settings...``, of what is wrong."""
+    try:
+        return dict(msgspec.to_builtins(schema.load_settings(json.dumps(settings).encode())))
+    except schema.ConfigError as error:
+        raise InvalidError(f"$.settings{error.path[1:]}", error.reason) from None
+    except (TypeError, ValueError) as error:  # NaN, or nothing that JSON can say
+        raise InvalidError("$.settings", str(error)) from None
+
+
+def settings_digest(settings: dict[str, Any]) -> str:
+    """SHA-256 in hex of the settings, whatever the order they are written in."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def diff_settings(old: dict[str, Any] | None, new: dict[str, Any] | None) -> list[SettingChange]:
+    """What differs, strategy first and then in the schema's order; defaults that are not written out count as such."""
+    before, after = (canonical_settings(side) if side else {} for side in (old, new))
+    fields = dict.fromkeys(("strategy", *after, *before))
+    return [
+        SettingChange(field, before.get(field), after.get(field), _meaning(field, after or before))
+        for field in fields
+        if before.get(field) != after.get(field)
+    ]
+
+
+def changes_as_json(changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
+    """A diff for an event or an answer."""
+    return [asdict(change) for change in changes]
+
+
+def _meaning(field: str, settings: dict[str, Any]) -> str:
+    strategies = {info.name: info for info in policy_catalogue()}
+    if field == "strategy":
+        return strategies[settings["strategy"]].help
+    for info in (strategies[settings["strategy"]], *strategies.values()):
+        for setting in info.settings:
+            if setting.field == field:
+                return setting.help
+    return ""
+
+
+def _strategy(kind: type[schema.PolicySettings]) -> StrategyInfo:
+    described = msgspec.inspect.type_info(kind)
+    if not isinstance(described, msgspec.inspect.StructType):
+        raise TypeError(f"{kind} is no struct")
+    settings = tuple(_setting(field) for field in described.fields)
+    return StrategyInfo(kind.name, inspect.cleandoc(kind.__doc__ or ""), settings)
+
+
+def _setting(field: msgspec.inspect.Field) -> SettingInfo:
+    kind, unit, text = field.type, "", ""
+    while isinstance(kind, msgspec.inspect.Metadata):
+        unit = (kind.extra or {}).get("unit", unit)
+        text = (kind.extra_json_schema or {}).get("description", text)
+        kind = kind.type
+    default = field.default if field.default is not msgspec.NODEFAULT else None
+    if isinstance(kind, msgspec.inspect.EnumType):
+        choices = tuple(str(member.value) for member in kind.cls)
+        return SettingInfo(field.encode_name, "choice", "", None, None, choices, str(default), text)
+    if not isinstance(kind, msgspec.inspect.FloatType | msgspec.inspect.IntType):
+        raise TypeError(f"{field.name}: a setting is a number or a choice; teach the catalogue this one")
+    name = "number" if isinstance(kind, msgspec.inspect.FloatType) else "integer"
+    return SettingInfo(field.encode_name, name, unit, kind.ge, kind.le, (), default, text)

@@ -1,0 +1,220 @@
+"""Routers, as they announce themselves and answer what is pushed to them.
+
+Theory of operation. Every fact about a router is written by a conditional update, so that late, repeated and
+reordered reports do no harm: an acknowledgement older than what is known changes nothing, and an event is recorded
+by whoever made the change. ``pushed_number`` and ``push_after`` say what was last sent and until when it need not be
+sent again; a newer number never waits.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from controlplane.celery import wake
+from controlplane.errors import InvalidError
+from controlplane.models import ConfigSnapshot, EventKind, Router
+from controlplane.models.names import LONG_NAME
+from routing.schema import ConfigError, check_base_url
+
+from .checks import check_name
+from .events import record_event
+from .rollouts import advance_rollouts
+from .snapshots import freeze_snapshot, newest_snapshot
+
+LOST_AFTER_S = 30.0  # of silence
+PROBE_AFTER_S = 15.0  # of silence: a heartbeat comes every 10 s
+LEASE_S = 10.0  # longer than a push may take
+REFUSED_PAUSE_S = 20.0  # a refused number is offered again: its router may have been mended
+LONGEST_PAUSE_S = 20.0  # between two tries to reach a router
+HIGHEST_NUMBER = 2**53  # beyond it JSON readers lose digits
+
+
+@transaction.atomic
+def announce(
+    *,
+    name: str,
+    boot: str,
+    admin_url: str,
+    data_url: str = "",
+    version: str = "",
+    revision: int | None = None,
+    sha256: str | None = None,
+) -> Router:
+    """Note a router's heartbeat; a new one gets its row here, and one that runs something else is pushed to at once.
+
+    InvalidError for a name or URL that cannot be one.
+    """
+    check_name(name, LONG_NAME, "$.name")
+    _check_urls(admin_url, data_url)
+    told: dict[str, Any] = {"boot": boot, "version": version, "admin_url": admin_url, "data_url": data_url}
+    router, is_new = Router.objects.select_for_update(no_key=True).get_or_create(
+        name=name, defaults={**told, "last_seen_at": timezone.now()}
+    )
+    if is_new:
+        record_event(EventKind.ROUTER_JOINED, f"Router {name} joined.", router=router, detail=told)
+    restarted = router.boot != boot
+    for field, value in told.items():
+        setattr(router, field, value)
+    _seen(router)
+    if restarted or _may_be_told(router, revision):
+        _note_running(router, revision, sha256 or "")
+    newest = newest_snapshot()
+    if newest and not router.runs(newest.number, newest.sha256):
+        if restarted or router.push_failures:
+            router.push_after = None  # it is here now, whatever kept it from answering before
+        wake("controlplane.tasks.push_config", router.pk)
+    router.save()
+    advance_rollouts()
+    return router
+
+
+@transaction.atomic
+def record_ack(router_id: int, *, number: int, sha256: str) -> None:
+    """A router acknowledged a snapshot; an acknowledgement older than what is known changes nothing."""
+    router = _locked(router_id)
+    if router is None:
+        return
+    _seen(router)
+    _release(router, number, pause_s=None)
+    router.push_failures, router.last_error = 0, ""
+    if router.running_number is None or number >= router.running_number or not _acked_just_now(router):
+        _note_running(router, number, sha256)
+        router.last_ack_at, router.last_nack = timezone.now(), None
+    router.save()
+    advance_rollouts()
+
+
+@transaction.atomic
+def record_nack(router_id: int, *, number: int, path: str, reason: str, running_number: int | None) -> None:
+    """A router refused a snapshot. The refusal is an event once; the number is offered again after a pause.
+
+    A router that runs a number at or above ours, of another digest, got it from a database that is gone: a fresh
+    snapshot is numbered above it, so that it converges again.
+    """
+    router = _locked(router_id)
+    if router is None:
+        return
+    _seen(router)
+    _release(router, number, pause_s=REFUSED_PAUSE_S)
+    router.push_failures, router.last_error = 0, ""
+    refusal = {"revision": number, "path": path[:500], "reason": reason[:500]}
+    known = router.last_nack or {}
+    if any(known.get(key) != value for key, value in refusal.items()):
+        summary = f"Router {router.name} refused configuration {number}: {refusal['path']}: {refusal['reason']}"
+        record_event(EventKind.CONFIG_REFUSED, summary, router=router, detail=refusal)
+    router.last_nack = {**refusal, "at": timezone.now().isoformat()}
+    router.save()
+    newest = newest_snapshot()
+    if newest and newest.number == number and number <= (running_number or 0) < HIGHEST_NUMBER:
+        freeze_snapshot(reason=f"router {router.name} ran number {running_number} already", above=running_number or 0)
+
+
+@transaction.atomic
+def record_unreachable(router_id: int, *, number: int, reason: str) -> None:
+    """A push did not arrive; the next try waits 5, 10, then 20 seconds, unless there is a newer number."""
+    router = _locked(router_id)
+    if router is None:
+        return
+    router.push_failures += 1
+    router.last_error = reason[:500]
+    _release(router, number, pause_s=min(5.0 * 2.0 ** min(router.push_failures - 1, 8), LONGEST_PAUSE_S))
+    router.save()
+
+
+@transaction.atomic
+def mark_lost_routers() -> int:
+    """Record ``router_lost``, once, for each router silent for more than 30 s; how many there were."""
+    silent = Q(lost_at=None, last_seen_at__lt=timezone.now() - timedelta(seconds=LOST_AFTER_S))
+    lost = list(Router.objects.select_for_update(no_key=True, skip_locked=True).filter(silent))
+    for router in lost:
+        router.lost_at = timezone.now()
+        router.save()
+        seen = router.last_seen_at.isoformat(timespec="seconds")
+        record_event(EventKind.ROUTER_LOST, f"Router {router.name} is silent since {seen}.", router=router)
+    advance_rollouts()
+    return len(lost)
+
+
+@transaction.atomic
+def claim_pushes(desired: ConfigSnapshot, *, router_id: int | None = None) -> list[Router]:
+    """The routers that need a push or a look, each claimed for 10 s, so that nobody else sends the same.
+
+    A router needs one when, as far as is known, it does not run ``desired``, or when it has been silent for 15 s.
+    """
+    now = timezone.now()
+    rows = Router.objects.select_for_update(no_key=True, skip_locked=True).filter(_needing(desired), _due(desired))
+    if router_id is not None:
+        rows = rows.filter(pk=router_id)
+    claimed = list(rows)
+    lease = now + timedelta(seconds=LEASE_S)
+    Router.objects.filter(pk__in=[row.pk for row in claimed]).update(pushed_number=desired.number, push_after=lease)
+    return claimed
+
+
+@transaction.atomic
+def forget_router(router: Router, *, by: User | None = None) -> None:
+    """Remove a router's row; one that still runs announces itself again within 10 s."""
+    router.delete()
+    record_event(EventKind.ROUTER_LOST, f"Router {router.name} was removed from the list.", by=by)
+
+
+def _needing(desired: ConfigSnapshot) -> Q:
+    drifted = ~Q(running_number=desired.number, running_sha256=desired.sha256) | Q(running_number=None)
+    silent = Q(last_seen_at__lt=timezone.now() - timedelta(seconds=PROBE_AFTER_S))
+    return drifted | silent
+
+
+def _due(desired: ConfigSnapshot) -> Q:
+    unsent = Q(pushed_number=None) | ~Q(pushed_number=desired.number)
+    return unsent | Q(push_after=None) | Q(push_after__lte=timezone.now())
+
+
+def _seen(router: Router) -> None:
+    router.last_seen_at = timezone.now()
+    if router.lost_at is not None:
+        router.lost_at = None
+        record_event(EventKind.ROUTER_JOINED, f"Router {router.name} is back.", router=router)
+
+
+def _note_running(router: Router, number: int | None, sha256: str) -> None:
+    if number is not None and not router.runs(number, sha256):
+        detail = {"before": router.running_number, "after": number, "sha256": sha256}
+        summary = f"Router {router.name} runs configuration {number}."
+        record_event(EventKind.CONFIG_APPLIED, summary, router=router, detail=detail)
+    router.running_number, router.running_sha256 = number, sha256
+
+
+def _may_be_told(router: Router, revision: int | None) -> bool:
+    """A heartbeat that left before an acknowledgement may arrive after it; such a one is not believed."""
+    return (revision or 0) >= (router.running_number or 0) or not _acked_just_now(router)
+
+
+def _acked_just_now(router: Router) -> bool:
+    return router.last_ack_at is not None and timezone.now() - router.last_ack_at < timedelta(seconds=5)
+
+
+def _release(router: Router, number: int, *, pause_s: float | None) -> None:
+    """End the claim on ``number``; a claim on a newer one stands."""
+    if router.pushed_number == number:
+        router.push_after = None if pause_s is None else timezone.now() + timedelta(seconds=pause_s)
+
+
+def _locked(router_id: int) -> Router | None:
+    """The row, locked; None when it was removed meanwhile."""
+    return Router.objects.select_for_update(no_key=True).filter(pk=router_id).first()
+
+
+def _check_urls(admin_url: str, data_url: str) -> None:
+    for path, url in (("$.admin_url", admin_url), ("$.data_url", data_url)):
+        if path == "$.data_url" and not url:
+            continue
+        try:
+            check_base_url(url, path)
+        except ConfigError as error:
+            raise InvalidError(error.path, error.reason) from None

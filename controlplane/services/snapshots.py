@@ -1,0 +1,75 @@
+"""Numbering what routers should run."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+import msgspec
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+
+from controlplane.celery import wake
+from controlplane.errors import InvalidError
+from controlplane.models import ConfigSnapshot, FleetSecret
+from controlplane.push.snapshot import build_config
+from controlplane.sealing import seal, unseal
+from routing.schema import ConfigError, RouterConfig, dump_snapshot
+
+_LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
+HIDDEN = "***"
+
+
+@transaction.atomic
+def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> ConfigSnapshot:
+    """Freeze what the rows say now as the newest snapshot, and wake the push.
+
+    Called last in the transaction of the change, so the two are committed together: rows are locked before the
+    advisory lock, never after, and the next caller reads what this one committed. Without a change there is no new
+    number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+    newest = newest_snapshot()
+    number = max(newest.number if newest else 0, above) + 1
+    try:
+        frozen = dump_snapshot(build_config(fleet_secret()), number)
+    except ConfigError as error:
+        raise InvalidError(error.path, error.reason) from None
+    if newest and newest.sha256 == frozen.sha256 and newest.number > above:
+        return newest
+    snapshot = ConfigSnapshot.objects.create(
+        number=number,
+        sha256=frozen.sha256,
+        document=_shown(frozen.config),
+        sealed=seal(frozen.document),
+        reason=reason[:500],
+        created_by=by,
+    )
+    wake("controlplane.tasks.reconcile_routers")
+    return snapshot
+
+
+def newest_snapshot() -> ConfigSnapshot | None:
+    """What every router should run; None before the first pool exists. A query, without the sealed bytes."""
+    return ConfigSnapshot.objects.defer("sealed", "document").order_by("-number").first()
+
+
+def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
+    """The very bytes that routers get, secret included; SealBrokenError when the key is gone."""
+    return unseal(snapshot.sealed)
+
+
+def fleet_secret() -> str:
+    """The fleet's hash secret, 64 hex digits; generated the first time. Call it under the advisory lock."""
+    row = FleetSecret.objects.first()
+    if row is None:
+        row = FleetSecret.objects.create(sealed=seal(secrets.token_hex(32).encode()))
+    return unseal(row.sealed).decode()
+
+
+def _shown(config: RouterConfig) -> dict[str, Any]:
+    shown = msgspec.structs.replace(config, hash_secret=HIDDEN)
+    document: dict[str, Any] = json.loads(msgspec.json.encode(shown))
+    return document

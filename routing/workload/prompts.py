@@ -1,0 +1,83 @@
+"""A trace's requests as chat text that shares exactly what its block ids say.
+
+A block is 512 tokens, so 2,048 bytes of the rendered ChatML prompt. The template's own bytes are taken off the block
+they fall into, so block ends stay where the trace has them and a prompt has the trace's length. An id's text is a
+function of the id alone and ids differ from the first bytes on, so prompts share whole leading blocks and nothing else.
+The first block goes into a system message, where production traffic has it, and the rest into a user message.
+Only where a prompt ends within 9 tokens after a block's end is it up to 9 tokens longer than the trace says: the
+template's end must not eat into a block that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from routing.workload.job import Job
+from routing.workload.trace import BLOCK_TOKENS, TraceRequest
+from routing.workload.words import TOKEN_BYTES, passage
+
+BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+SYSTEM_HEAD = "<|im_start|>system\n"
+TURN_CHANGE = "<|im_end|>\n<|im_start|>user\n"
+USER_HEAD = "<|im_start|>user\n"
+TAIL = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def block_text(block_id: int, size: int) -> str:
+    """The text of a block, or the first ``size`` bytes of it."""
+    return passage(f"block {block_id}", size)
+
+
+def trace_messages(request: TraceRequest) -> list[dict[str, str]]:
+    """The messages of one request of a trace."""
+    sizes = [BLOCK_BYTES] * len(request.hash_ids)
+    last = request.prompt_tokens * TOKEN_BYTES - BLOCK_BYTES * (len(sizes) - 1)
+    if len(sizes) == 1:
+        size = max(1, last - len(USER_HEAD) - len(TAIL))
+        return [{"role": "user", "content": block_text(request.hash_ids[0], size)}]
+    sizes[-1] = max(0, last - len(TAIL)) if last < BLOCK_BYTES else last
+    if len(sizes) == 2:
+        sizes[1] = max(1, sizes[1] - len(TURN_CHANGE))
+    else:
+        sizes[1] -= len(TURN_CHANGE)
+    sizes[0] -= len(SYSTEM_HEAD)
+    system, *rest = (block_text(block, size) for block, size in zip(request.hash_ids, sizes, strict=True))
+    return [{"role": "system", "content": system}, {"role": "user", "content": "".join(rest)}]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceScript:
+    """One request of a trace: the trace knows no sessions."""
+
+    request: TraceRequest
+    group: str = "chat"
+    session_id: str | None = None
+    tools: Sequence[dict[str, Any]] = ()
+
+    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:  # noqa: ARG002 -- one turn only
+        """See ``trace_messages``."""
+        return trace_messages(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWorkload:
+    """A whole trace, once or again and again."""
+
+    requests: Sequence[TraceRequest]
+    loop: bool = False
+
+    def jobs(self) -> Iterator[Job]:
+        """In the trace's order; a further round begins one mean gap after the last arrival."""
+        if not self.requests:
+            return
+        round_s = self.requests[-1].at_s * (1 + 1 / len(self.requests)) or 1.0
+        start_s = 0.0
+        while True:
+            for request in self.requests:
+                at_s = start_s + request.at_s
+                yield Job(at_s, TraceScript(replace(request, at_s=at_s)), 0, request.output_tokens)
+            if not self.loop:
+                return
+            start_s += round_s

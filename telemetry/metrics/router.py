@@ -1,0 +1,112 @@
+"""A router's exposition -> one sample per label set, in the names that the router documents."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from telemetry.metrics.engine import bucket_edge, checked_count
+from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
+from telemetry.metrics.histograms import Buckets, HistogramError, from_sparse
+
+INFO = "warmpath_router_info"
+START_TIME = "process_start_time_seconds"
+REQUESTS = "warmpath_router_requests_total"
+COUNTERS = {
+    "warmpath_router_usage_reported_total": "usage_reported",
+    "warmpath_router_prompt_tokens_total": "prompt_tokens",
+    "warmpath_router_cached_tokens_total": "cached_tokens",
+    "warmpath_router_cacheable_tokens_total": "cacheable_tokens",
+}
+OUTCOMES = {
+    "ok": "ok_requests",
+    "client_error": "client_error_requests",
+    "replica_error": "replica_error_requests",
+    "router_error": "router_error_requests",
+    "cancelled": "cancelled_requests",
+}
+TTFT = "warmpath_router_ttft_seconds"
+_KNOWN = frozenset(COUNTERS) | {INFO, START_TIME, REQUESTS, f"{TTFT}_bucket", f"{TTFT}_sum"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RouteKey:
+    """What a router counts by. The TTFT histogram knows no policy: there ``policy`` is "" and ``revision`` 0."""
+
+    pool: str = ""
+    group: str = ""
+    replica: str = ""
+    policy: str = ""
+    revision: int = 0
+
+
+@dataclass(slots=True)
+class RouteSample:
+    """What a router had counted under one key; ``requests`` is the sum of the outcomes."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Buckets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSample:
+    """What one scrape of a router said."""
+
+    boot: str | None
+    started_s: float | None
+    routes: dict[RouteKey, RouteSample]
+
+
+def read_router(text: str) -> RouterSample:
+    """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
+    samples = read_samples(text, _KNOWN)
+    info = next((sample.labels for sample in samples if sample.name == INFO), None)
+    if info is None:
+        raise ExpositionError(f"it holds no {INFO}")
+    routes: dict[RouteKey, RouteSample] = defaultdict(RouteSample)
+    for sample in samples:
+        _count(routes, sample)
+    for key, buckets in _ttft(samples).items():
+        routes[key].histograms["ttft"] = buckets
+    started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
+    return RouterSample(info.get("boot"), started, dict(routes))
+
+
+def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
+    if sample.name in COUNTERS:
+        routes[_key(sample)].counters[COUNTERS[sample.name]] = checked_count(sample)
+    elif sample.name == REQUESTS:
+        counters = routes[_key(sample)].counters
+        outcome = OUTCOMES.get(sample.labels.get("outcome", ""))
+        for name in ("requests", *([outcome] if outcome else [])):
+            counters[name] = counters.get(name, 0.0) + checked_count(sample)
+
+
+def _key(sample: Sample) -> RouteKey:
+    labels = sample.labels
+    revision = labels.get("revision", "")
+    return RouteKey(
+        labels.get("pool", ""),
+        labels.get("group", ""),
+        labels.get("replica", ""),
+        labels.get("policy", ""),
+        int(revision) if revision.isdecimal() and len(revision) < 10 else 0,
+    )
+
+
+def _ttft(samples: list[Sample]) -> dict[RouteKey, Buckets]:
+    lines: dict[RouteKey, list[tuple[float, float]]] = defaultdict(list)
+    sums: dict[RouteKey, float] = {}
+    for sample in samples:
+        if sample.name == f"{TTFT}_bucket":
+            lines[_key(sample)].append((bucket_edge(sample), checked_count(sample)))
+        elif sample.name == f"{TTFT}_sum" and math.isfinite(sample.value):
+            sums[_key(sample)] = sample.value
+    histograms: dict[RouteKey, Buckets] = {}
+    for key, pairs in lines.items():
+        try:
+            histograms[key] = from_sparse(pairs, sums.get(key))
+        except HistogramError:
+            continue  # torn: unknown for this scrape
+    return histograms

@@ -1,0 +1,131 @@
+"""Windows of time, the steps they are drawn in, and the answers that queries give."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+# Steps that divide a day evenly, so that every chart's points fall on round times.
+STEPS_S = (1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+POINTS = 300  # what a chart of a few hundred pixels can show
+
+
+class PointState(StrEnum):
+    """Why a point is what it is. Everything but OK goes with a value of None, never with 0."""
+
+    OK = "ok"
+    NO_TRAFFIC = "no_traffic"  # measured, and nothing was asked: the rate is undefined (H11)
+    STALE = "stale"  # scrapes were due and failed (H12)
+    UNKNOWN = "unknown"  # nothing was due, or the figure was not reported
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time from ``start`` (excluded) to ``end`` (included), drawn in steps of ``step_s`` seconds.
+
+    A reading at ``t`` tells of the time before ``t``, so the step that starts at ``s`` holds the readings of
+    ``s < t <= s + step``.
+    """
+
+    start: datetime
+    end: datetime
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if self.start.tzinfo is None or self.end.tzinfo is None:
+            raise ValueError("a window's times are aware")
+        if self.end <= self.start or self.step_s <= 0:
+            raise ValueError("a window ends after its start and has a step above 0 s")
+
+    @classmethod
+    def last(cls, seconds: float, *, until: datetime, step_s: float | None = None) -> Window:
+        """The ``seconds`` before ``until``; the start is moved back to a whole step, so that refreshes agree."""
+        step = step_s or choose_step(seconds)
+        start = math.floor((until.timestamp() - seconds) / step) * step
+        return cls(datetime.fromtimestamp(start, UTC), until, step)
+
+    @property
+    def length_s(self) -> float:
+        """Seconds from start to end."""
+        return (self.end - self.start).total_seconds()
+
+    def starts(self) -> list[datetime]:
+        """The start of each step, ascending; the last step may be cut short by the window's end."""
+        count = math.ceil(self.length_s / self.step_s - 1e-9)
+        return [self.start + timedelta(seconds=index * self.step_s) for index in range(count)]
+
+
+def choose_step(length_s: float, *, shortest_s: float = 5, points: int = POINTS) -> float:
+    """The shortest round step, no shorter than the scrape interval, that draws a length in at most ``points`` steps."""
+    for step in STEPS_S:
+        if step >= shortest_s and length_s / step <= points:
+            return float(step)
+    return float(STEPS_S[-1] * math.ceil(length_s / STEPS_S[-1] / points))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a chart. ``states`` and ``band`` run parallel to ``points``."""
+
+    label: str
+    points: list[tuple[datetime, float | None]]  # (start of the step, value), ascending, None for a gap
+    states: list[PointState] = field(default_factory=list)
+    band: list[tuple[float, float] | None] = field(default_factory=list)  # bucket that holds a quantile (T5)
+    note: str = ""  # what a reader must know, such as edges merged inexactly (T3)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTiles:
+    """The figures on top of the overview. Each is None while unknown."""
+
+    hit_rate_ratio: float | None = None  # cached / queried tokens, total reuse, engine counters (H2, H3)
+    hit_rate_state: PointState = PointState.UNKNOWN
+    ceiling_ratio: float | None = None  # what the hit rate could be at most (H7), from the routers
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_source: str | None = None  # "router" or "engine": whose clock (T1)
+    requests_per_s: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    replicas_up: int | None = None
+    replicas_total: int | None = None
+    read_at: datetime | None = None  # the newest successful reading
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """One replica as the table shows it."""
+
+    name: str
+    pool: str
+    state: str  # what the operator wants: active, draining, disabled
+    health: str  # what scraping found: up, down, stale, cold, unknown
+    hit_rate_ratio: float | None = None
+    hit_rate_state: PointState = PointState.UNKNOWN
+    ttft_p50_s: float | None = None  # engine's clock
+    ttft_p95_s: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage_ratio: float | None = None
+    requests_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    last_read_at: datetime | None = None
+    reason: str = ""  # why it is not up, in words
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One task group as the routers saw it; ``name`` is "" for requests of no group."""
+
+    name: str
+    pool: str
+    hit_rate_ratio: float | None = None  # cached / prompt tokens of answers that reported both (H16)
+    hit_rate_state: PointState = PointState.UNKNOWN
+    ceiling_ratio: float | None = None
+    ttft_p50_s: float | None = None  # router's clock
+    ttft_p95_s: float | None = None
+    requests_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    failed_ratio: float | None = None  # requests that ended by a replica's or the router's fault / all

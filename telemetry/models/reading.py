@@ -1,0 +1,110 @@
+"""Readings: what was counted between two scrapes. Partitioned by day; see the migration and services/partitions.py.
+
+Theory of operation. Readings arrive in the order of ``at`` and are asked for by ranges of ``at``, for many replicas at
+once. The primary key therefore begins with ``at``: it keeps duplicates out, and a chart of N replicas over a window
+is one range scan over neighbouring pages. A day is dropped as a whole table. There are no foreign keys in the
+database: a removed replica's readings stay until their day goes.
+
+A histogram is a pair of arrays, the positions of the buckets that hold something and their counts, beside the id of
+its edges; NULL is unknown, empty arrays say that nothing was observed.
+"""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+from controlplane.models import Replica, Router
+from telemetry.metrics.rates import ReadingState
+from telemetry.models.bucket_layout import BucketLayout
+
+STATES = [(state.value, state.name.title()) for state in ReadingState]
+
+
+def _count() -> "models.BigIntegerField[int | None, int | None]":
+    """An addition over the interval; None is unknown."""
+    return models.BigIntegerField(null=True)
+
+
+def _layout() -> "models.ForeignKey[BucketLayout | None, BucketLayout | None]":
+    return models.ForeignKey(
+        BucketLayout, models.DO_NOTHING, null=True, db_constraint=False, db_index=False, related_name="+"
+    )
+
+
+class Reading(models.Model):
+    """One engine of a replica over one interval; with ``engine`` "" the gap that a failed scrape leaves."""
+
+    pk = models.CompositePrimaryKey("at", "replica_id", "model", "engine")
+    at = models.DateTimeField()  # when the scrape was due; the additions are of the time before
+    replica = models.ForeignKey(Replica, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
+    model = models.TextField()  # as served; "" in a gap
+    engine = models.TextField()  # data-parallel rank (H15)
+    state = models.TextField(choices=STATES)
+    interval_s = models.FloatField(null=True)  # what the additions cover; longer than usual after a gap (H10)
+
+    queries = _count()  # tokens looked up in the prefix cache, at admission
+    hits = _count()  # tokens of those found on the device
+    external_queries = _count()
+    external_hits = _count()  # tokens that a KV connector supplied (H3)
+    device_tokens = _count()  # hits by tier (H4)
+    host_tokens = _count()
+    p2p_tokens = _count()
+    disk_tokens = _count()
+    other_tokens = _count()
+    prompt_tokens = _count()  # at the first output: another moment than queries (H5)
+    generation_tokens = _count()
+    preemptions = _count()
+    finished = _count()  # requests
+
+    running = models.FloatField(null=True)  # requests, at the scrape
+    waiting = models.FloatField(null=True)
+    kv_usage_ratio = models.FloatField(null=True)  # blocks held by running requests, 0 to 1
+
+    ttft_layout = _layout()  # engine's clock (T1)
+    ttft_at = ArrayField(models.SmallIntegerField(), null=True)
+    ttft_counts = ArrayField(models.BigIntegerField(), null=True)
+    ttft_sum_s = models.FloatField(null=True)
+    itl_layout = _layout()
+    itl_at = ArrayField(models.SmallIntegerField(), null=True)
+    itl_counts = ArrayField(models.BigIntegerField(), null=True)
+    itl_sum_s = models.FloatField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.replica_id}/{self.engine} at {self.at:%F %T}"
+
+
+class RouterReading(models.Model):
+    """What a router counted under one key over one interval.
+
+    Each scrape of a router leaves one row whose names are all "" (its state says whether the scrape succeeded), and
+    one row for each key under which something was counted. The TTFT histogram's rows have ``policy`` "".
+    """
+
+    pk = models.CompositePrimaryKey("at", "router_id", "pool", "group", "replica", "policy", "revision")
+    at = models.DateTimeField()
+    router = models.ForeignKey(Router, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
+    pool = models.TextField()  # names, as the router's configuration had them
+    group = models.TextField()  # "": requests of no task group
+    replica = models.TextField()  # "": no replica was chosen
+    policy = models.TextField()
+    revision = models.IntegerField()
+    state = models.TextField(choices=STATES)
+    interval_s = models.FloatField(null=True)
+
+    requests = _count()
+    ok_requests = _count()
+    client_error_requests = _count()
+    replica_error_requests = _count()
+    router_error_requests = _count()
+    cancelled_requests = _count()
+    usage_reported = _count()  # answers that carried cached_tokens; the next three are of those alone (H16)
+    prompt_tokens = _count()
+    cached_tokens = _count()
+    cacheable_tokens = _count()  # the ceiling's share of prompt_tokens (H7); None where the block size is unknown
+
+    ttft_layout = _layout()  # router's clock (T1, T8)
+    ttft_at = ArrayField(models.SmallIntegerField(), null=True)
+    ttft_counts = ArrayField(models.BigIntegerField(), null=True)
+    ttft_sum_s = models.FloatField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.router_id} at {self.at:%F %T}"

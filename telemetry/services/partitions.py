@@ -1,0 +1,84 @@
+"""One table per day of readings: made ahead, dropped when their time is over. A day is a UTC day.
+
+A partition is built beside its parent and then attached, because attaching, unlike creating it in place, does not
+keep readers and writers of the parent waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from django.db import connection, transaction
+from psycopg import sql
+
+PARENTS = ("telemetry_reading", "telemetry_routerreading")
+DAYS_AHEAD = 2
+LOCK_KEY = 0x7770_7061_7274  # any number that no other advisory lock of ours has
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What a run did, by table name."""
+
+    created: list[str]
+    dropped: list[str]
+
+
+def maintain(now: datetime, *, retention_days: int, days_ahead: int = DAYS_AHEAD) -> Maintenance:
+    """Make the partitions of today and the days ahead, drop those that ended ``retention_days`` ago or earlier."""
+    today = now.astimezone(UTC).date()
+    created = ensure_days(today + timedelta(days=ahead) for ahead in range(days_ahead + 1))
+    return Maintenance(created, drop_before(today - timedelta(days=retention_days)))
+
+
+@transaction.atomic
+def ensure_days(days: Iterable[date]) -> list[str]:
+    """Make the partitions of these days where they are missing; the names of those made."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_xact_lock(%s)", [LOCK_KEY])  # two workers, one maker
+    existing = _partitions()
+    missing = [(parent, day) for day in days for parent in PARENTS if partition_name(parent, day) not in existing]
+    return [_create(parent, day) for parent, day in missing]
+
+
+@transaction.atomic
+def drop_before(first_kept: date) -> list[str]:
+    """Drop the partitions of the days before ``first_kept``; their names."""
+    expired = [name for name, day in _partitions().items() if day < first_kept]
+    with connection.cursor() as cursor:
+        for name in expired:
+            cursor.execute(sql.SQL("drop table {}").format(sql.Identifier(name)))
+    return expired
+
+
+def partition_name(parent: str, day: date) -> str:
+    """The table that holds one day."""
+    return f"{parent}_{day:%Y%m%d}"
+
+
+def _partitions() -> dict[str, date]:
+    """Every partition, ascending, and its day."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select inhrelid::regclass::text from pg_inherits where inhparent = any(%s::regclass[]) order by 1",
+            [list(PARENTS)],
+        )
+        names = [row[0] for row in cursor.fetchall()]
+    return {name: datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names}
+
+
+def _create(parent: str, day: date) -> str:
+    name = partition_name(parent, day)
+    start = datetime.combine(day, datetime.min.time(), UTC)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            sql.SQL("create table {} (like {} including all)").format(sql.Identifier(name), sql.Identifier(parent))
+        )
+        cursor.execute(
+            sql.SQL("alter table {} attach partition {} for values from ({}) to ({})").format(
+                sql.Identifier(parent), sql.Identifier(name), start.isoformat(), (start + timedelta(days=1)).isoformat()
+            )
+        )
+    return name

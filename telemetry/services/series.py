@@ -1,0 +1,115 @@
+"""Lines of charts: one value per step, None for a gap, each with the reason for what it is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+
+from controlplane.models import Pool
+from telemetry.metrics.histograms import Merged, quantile
+from telemetry.metrics.rates import hit_rate_ratio, ratio
+from telemetry.metrics.windows import PointState, Series, Window
+from telemetry.services import sums
+from telemetry.services.overview import group_state, replicas_of
+
+INEXACT = "Replicas have different histogram edges: merged on the edges they share."
+NO_GROUP = "no group"
+GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
+Point = tuple[float | None, PointState]
+NOTHING: Point = (None, PointState.UNKNOWN)
+
+
+def hit_rate_by_replica(pool: Pool | None, window: Window, *, local: bool = False) -> list[Series]:
+    """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without what connectors supplied (H4)."""
+    replicas = replicas_of(pool)
+    points: dict[int, dict[datetime, Point]] = defaultdict(dict)
+    for row in sums.engine_sums([replica.pk for replica in replicas], window):
+        value = hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
+        points[row.replica_id][row.start] = (value, row.state)
+    return [_series(replica.name, window, points[replica.pk]) for replica in replicas]
+
+
+def hit_rate_by_pool(pool: Pool | None, window: Window) -> list[Series]:
+    """Hit rate of each pool: sums over its replicas, then divided (H2)."""
+    replicas = replicas_of(pool)
+    of_replica = {replica.pk: replica.pool.name for replica in replicas}
+    rows: dict[str, dict[datetime, list[sums.EngineSums]]] = {name: defaultdict(list) for name in of_replica.values()}
+    for row in sums.engine_sums(list(of_replica), window):
+        rows[of_replica[row.replica_id]][row.start].append(row)
+    return [
+        _series(name, window, {start: _together(of_step) for start, of_step in steps.items()})
+        for name, steps in sorted(rows.items())
+    ]
+
+
+def _together(rows: list[sums.EngineSums]) -> Point:
+    known = [row for row in rows if row.queries is not None]
+    queries = sum(row.queries or 0 for row in known) if known else None
+    hits = sum((row.hits or 0) + (row.external_hits or 0) for row in known)
+    return hit_rate_ratio(queries, hits), sums.point_state(queries, stale=any(row.stale for row in rows))
+
+
+def hit_rate_by_group(pool: Pool | None, window: Window) -> list[Series]:
+    """Hit rate of each task group that had traffic, from the cached tokens that answers reported (H16)."""
+    routed, coverage = sums.router_sums(pool.name if pool else None, window)
+    covered = {step.start: step for step in coverage}
+    rows: dict[tuple[str, str], dict[datetime, sums.RouterSums]] = defaultdict(dict)
+    for row in routed:
+        rows[row.pool, row.group][row.start] = row
+    several = len({name for name, _ in rows}) > 1
+    return [
+        _series(
+            f"{name}/{group or NO_GROUP}" if several else group or NO_GROUP,
+            window,
+            {start: _group_point(steps.get(start), covered.get(start)) for start in {*steps, *covered}},
+        )
+        for (name, group), steps in sorted(rows.items())
+    ]
+
+
+def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> Point:
+    state = group_state(row, coverage)
+    return (ratio(row.cached_tokens, row.prompt_tokens) if row else None), state
+
+
+def ttft_quantiles(
+    pool: Pool | None, window: Window, *, quantiles: tuple[float, ...] = (0.5, 0.95), source: str | None = None
+) -> list[Series]:
+    """TTFT quantiles in seconds, each with its bucket as a band (T5).
+
+    By the routers' clock, or by the engines' where no router observed anything (T1); ``source`` asks for one of them.
+    """
+    merged = sums.merged_over_keys(sums.router_ttft(pool.name if pool else None, window)) if source != "engine" else {}
+    clock = "router"
+    if not merged and source != "router":
+        clock = "engine"
+        ids = [replica.pk for replica in replicas_of(pool)]
+        merged = sums.merged_over_keys(sums.engine_ttft(ids, window))
+    return [_quantile_series(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
+
+
+def _quantile_series(label: str, q: float, merged: Mapping[datetime, Merged], window: Window) -> Series:
+    found = {start: value for start, part in merged.items() if (value := quantile(part.buckets, q)) is not None}
+    series = _series(label, window, {start: (value.value, PointState.OK) for start, value in found.items()})
+    for start, _ in series.points:
+        at = found.get(start)
+        series.band.append((at.low, at.high) if at else None)
+    inexact = any(not part.exact for part in merged.values())
+    return Series(series.label, series.points, series.states, series.band, INEXACT if inexact else "")
+
+
+def utilization_by_replica(pool: Pool | None, window: Window, what: str = "kv_usage") -> list[Series]:
+    """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
+    replicas = replicas_of(pool)
+    points: dict[int, dict[datetime, Point]] = defaultdict(dict)
+    for pk, start, value, stale in sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what]):
+        missing = PointState.STALE if stale else PointState.UNKNOWN
+        points[pk][start] = (value, PointState.OK if value is not None else missing)
+    return [_series(replica.name, window, points[replica.pk]) for replica in replicas]
+
+
+def _series(label: str, window: Window, points: Mapping[datetime, Point]) -> Series:
+    """Every step of the window, with a gap wherever nothing is known."""
+    steps = [(start, *points.get(start, NOTHING)) for start in window.starts()]
+    return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps])

@@ -1,0 +1,242 @@
+"""Sums of readings in steps of time: the one place where readings are aggregated in SQL.
+
+Rates are never averaged: additions are summed here, per step and target, and divided afterwards (H2); quantiles come
+from merged buckets (T4). A reading at ``t`` tells of the time before ``t``, so it belongs to the step that ends at or
+after ``t``: hence the microsecond.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+
+from telemetry.metrics.histograms import Buckets, Merged, merge
+from telemetry.metrics.windows import PointState, Window
+from telemetry.models import BucketLayout
+
+_STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSums:
+    """Additions of a replica's engines over one step; None is unknown."""
+
+    replica_id: int
+    start: datetime
+    queries: int | None  # of readings that know the hits too, so that numerator and denominator match
+    hits: int | None
+    external_hits: int | None
+    finished: int | None
+    first_tokens: int | None  # requests that got their first token
+    prompt_tokens: int | None
+    covered_s: float | None  # seconds that the additions cover, longest engine
+    stale: bool  # a scrape failed in this step
+
+    @property
+    def state(self) -> PointState:
+        """What the hit rate of this step is worth."""
+        return point_state(self.queries, stale=self.stale)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSums:
+    """Additions of all routers for one pool and task group over one step."""
+
+    pool: str
+    group: str
+    start: datetime
+    requests: int | None
+    failed: int | None  # by a replica's or a router's fault
+    prompt_tokens: int | None  # of answers that reported their cached tokens (H16)
+    cached_tokens: int | None
+    ceiling_prompt_tokens: int | None  # those of them whose ceiling is known
+    cacheable_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How well routers were scraped during one step."""
+
+    start: datetime
+    routers: int  # that were read
+    covered_s: float  # router-seconds
+    stale: bool
+
+
+def point_state(asked: float | None, *, stale: bool) -> PointState:
+    """The state of a rate whose denominator is ``asked`` (H11, H12)."""
+    if asked is None:
+        return PointState.STALE if stale else PointState.UNKNOWN
+    return PointState.OK if asked > 0 else PointState.NO_TRAFFIC
+
+
+def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = False) -> list[EngineSums]:
+    """Per replica and step, ascending; ``whole`` takes the window as a single step. One query."""
+    rows = _rows(
+        f"""
+        with by_engine as (
+            select replica_id, model, engine, {_STEP} as start,
+                sum(queries) filter (where hits is not null) as queries,
+                sum(hits) filter (where queries is not null) as hits,
+                sum(external_hits) as external_hits, sum(finished) as finished,
+                sum((select sum(n) from unnest(ttft_counts) as n)) as first_tokens,
+                sum(prompt_tokens) as prompt_tokens,
+                sum(interval_s) filter (where state <> 'stale') as covered_s, bool_or(state = 'stale') as stale
+            from telemetry_reading
+            where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
+            group by replica_id, model, engine, start
+        )
+        select replica_id, start, sum(queries)::bigint, sum(hits)::bigint, sum(external_hits)::bigint,
+            sum(finished)::bigint, sum(first_tokens)::bigint, sum(prompt_tokens)::bigint, max(covered_s), bool_or(stale)
+        from by_engine group by replica_id, start order by replica_id, start
+        """,  # noqa: S608 - no part of it comes from outside
+        _during(window, whole=whole) | {"ids": list(replica_ids)},
+    )
+    return [EngineSums(*row) for row in rows]
+
+
+def router_sums(pool: str | None, window: Window, *, whole: bool = False) -> tuple[list[RouterSums], list[Coverage]]:
+    """Per pool, task group and step, ascending, and how well each step is covered. One query."""
+    rows = _rows(
+        f"""
+        select pool, "group", {_STEP} as start, sum(requests)::bigint,
+            (sum(replica_error_requests) + sum(router_error_requests))::bigint,
+            sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
+            sum(cached_tokens) filter (where usage_reported > 0)::bigint,
+            sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint, sum(cacheable_tokens)::bigint,
+            count(distinct router_id) filter (where state <> 'stale'),
+            coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and (pool = '' or %(pool)s::text is null or pool = %(pool)s)
+        group by pool, "group", start order by pool, "group", start
+        """,  # noqa: S608 - no part of it comes from outside
+        _during(window, whole=whole) | {"pool": pool},
+    )
+    sums = [RouterSums(*row[:9]) for row in rows if row[0]]
+    return sums, [Coverage(row[2], *row[9:]) for row in rows if not row[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The newest gauges of a replica: sums over its engines, except for the usage, which is their mean."""
+
+    running: float | None
+    waiting: float | None
+    kv_usage_ratio: float | None
+
+
+def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:
+    """Of each replica's newest scrape in a span of time; replicas whose newest scrape failed are left out (H12)."""
+    rows = _rows(
+        """
+        with newest as (
+            select distinct on (replica_id) replica_id, at from telemetry_reading
+            where at > %(since)s and at <= %(until)s and replica_id = any(%(ids)s) order by replica_id, at desc
+        )
+        select r.replica_id, sum(r.running), sum(r.waiting), avg(r.kv_usage_ratio)
+        from telemetry_reading r join newest n on r.replica_id = n.replica_id and r.at = n.at
+        where r.at > %(since)s and r.at <= %(until)s and r.state <> 'stale' group by r.replica_id
+        """,
+        {"since": since, "until": until, "ids": list(replica_ids)},
+    )
+    return {row[0]: Gauges(*row[1:]) for row in rows}
+
+
+def mean_gauge(
+    replica_ids: Sequence[int], window: Window, column: str
+) -> list[tuple[int, datetime, float | None, bool]]:
+    """(replica, start of the step, mean of a gauge over the step, whether a scrape failed in it), ascending."""
+    if column not in {"running", "waiting", "kv_usage_ratio"}:
+        raise ValueError(f"{column!r} is no gauge of a reading")
+    together = "avg" if column == "kv_usage_ratio" else "sum"
+    rows = _rows(
+        f"""
+        with by_engine as (
+            select replica_id, model, engine, {_STEP} as start, avg({column}) as value,
+                bool_or(state = 'stale') as stale
+            from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
+            group by replica_id, model, engine, start
+        )
+        select replica_id, start, {together}(value), bool_or(stale)
+        from by_engine group by replica_id, start order by replica_id, start
+        """,  # noqa: S608 - the column is one of three
+        _during(window) | {"ids": list(replica_ids)},
+    )
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+def engine_ttft(
+    replica_ids: Sequence[int], window: Window, *, whole: bool = False
+) -> dict[tuple[int, datetime], Merged]:
+    """TTFT by the engines' clock, per (replica, start of the step)."""
+    return _merged(
+        f"""
+        select replica_id, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
+        from telemetry_reading, unnest(ttft_at, ttft_counts) as bucket(position, n)
+        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and ttft_layout_id is not null
+        group by 1, 2, 3, 4
+        """,  # noqa: S608 - no part of it comes from outside
+        _during(window, whole=whole) | {"ids": list(replica_ids)},
+    )
+
+
+def router_ttft(
+    pool: str | None, window: Window, *, by: str | None = None, whole: bool = False
+) -> dict[tuple[Any, datetime], Merged]:
+    """TTFT by the routers' clock, per (key, start of the step); the key is "", (pool, group) or (pool, replica)."""
+    key = {None: "''", "group": """array[pool, "group"]""", "replica": "array[pool, replica]"}[by]
+    return _merged(
+        f"""
+        select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
+        from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
+        where at > %(start)s and at <= %(end)s and (%(pool)s::text is null or pool = %(pool)s)
+            and ttft_layout_id is not null
+        group by 1, 2, 3, 4
+        """,  # noqa: S608 - the key is one of three
+        _during(window, whole=whole) | {"pool": pool},
+    )
+
+
+def merged_over_keys(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
+    """The same per step alone: buckets of all keys added up (T4)."""
+    by_start: dict[datetime, list[Merged]] = defaultdict(list)
+    for (_, start), part in parts.items():
+        by_start[start].append(part)
+    return {start: merged for start, of_step in by_start.items() if (merged := remerged(of_step)) is not None}
+
+
+def remerged(parts: Iterable[Merged]) -> Merged | None:
+    """Merge what was merged before; inexact if any part is."""
+    known = list(parts)
+    merged = merge([part.buckets for part in known])
+    return merged and Merged(merged.buckets, exact=merged.exact and all(part.exact for part in known))
+
+
+def _merged(sql: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], Merged]:
+    """Rows of (key, start, layout, position, count) -> histograms."""
+    edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
+    counts: dict[tuple[Any, datetime], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    for key, start, layout, position, count in _rows(sql, parameters):
+        counts[tuple(key) if isinstance(key, list) else key, start][layout][position] = count
+    merged = {
+        key: merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
+        for key, layouts in counts.items()
+    }
+    return {key: histogram for key, histogram in merged.items() if histogram is not None}
+
+
+def _during(window: Window, *, whole: bool = False) -> dict[str, Any]:
+    step = window.length_s + 1 if whole else window.step_s
+    return {"start": window.start, "end": window.end, "step": float(step)}
+
+
+def _rows(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows

@@ -1,0 +1,30 @@
+"""Rows that the control plane's tests start from."""
+
+import pytest
+
+from controlplane.models import Pool, Replica, RoutingPolicy
+from controlplane.services.fleet import add_replica, create_pool
+
+
+@pytest.fixture
+def operator(db, django_user_model):
+    """A person who may change things and manage tokens."""
+    return django_user_model.objects.create_user("olga", password="a long enough password", is_staff=True)
+
+
+@pytest.fixture
+def pool(db) -> Pool:
+    """The pool ``default`` with a live round_robin policy and no replicas."""
+    return create_pool("default")
+
+
+@pytest.fixture
+def replica(pool: Pool) -> Replica:
+    """One replica of the pool."""
+    return add_replica(pool, name="r1", url="http://10.0.0.1:8000")
+
+
+@pytest.fixture
+def policy(pool: Pool) -> RoutingPolicy:
+    """The pool's own policy."""
+    return pool.policies.get(group=None)

@@ -1,0 +1,80 @@
+"""Small configurations, prompts and requests for the tests of routing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from routing.core.prompt import CanonicalPrompt, canonical_prompt
+from routing.core.request import parse_body
+from routing.core.types import PrefixHash, ReplicaId
+from routing.schema import (
+    PolicyConfig,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    ReplicaState,
+    RouterConfig,
+    Settings,
+    TaskGroupConfig,
+)
+from routing.strategies.placement import PlacementRequest
+
+SECRET = "5ec2e7" * 8
+CHAT = "/v1/chat/completions"
+
+
+def names(count: int) -> list[ReplicaId]:
+    return [ReplicaId(f"replica-{number}") for number in range(count)]
+
+
+def replicas(count: int, **fields: Any) -> tuple[ReplicaConfig, ...]:
+    return tuple(ReplicaConfig(name=name, url=f"http://{name}:8000", **fields) for name in names(count))
+
+
+def pool(
+    settings: Settings | None = None,
+    members: tuple[ReplicaConfig, ...] = replicas(4),
+    groups: Iterable[TaskGroupConfig] = (),
+    models: tuple[str, ...] = (),
+    name: str = "chat",
+) -> PoolConfig:
+    policy = PolicyConfig(name="everyday", revision=3, settings=settings or PrefixHashSettings())
+    return PoolConfig(name=name, policy=policy, models=models, replicas=members, groups=tuple(groups))
+
+
+def config(*pools: PoolConfig, secret: str = SECRET) -> RouterConfig:
+    return RouterConfig(hash_secret=secret, pools=pools or (pool(),))
+
+
+def chat(*messages: tuple[str, Any], **fields: Any) -> CanonicalPrompt:
+    """The canonical prompt of a chat body with these (role, content) messages."""
+    listed = [{"role": role, "content": content} for role, content in messages]
+    return canonical(CHAT, {"model": "llama", "messages": listed, **fields})
+
+
+def canonical(path: str, body: Any) -> CanonicalPrompt:
+    return canonical_prompt(parse_body(path, json.dumps(body).encode()))
+
+
+def request(
+    text: str = "Hello",
+    model: str | None = "llama",
+    group: str | None = None,
+    session: str | None = None,
+    prompt: CanonicalPrompt | None = None,
+) -> PlacementRequest:
+    return PlacementRequest(model, group, session, prompt or chat(("user", text)))
+
+
+class FixedKeys:
+    """Keys that are given rather than computed."""
+
+    def __init__(self, session: int | None = None, tier1: int | None = None) -> None:
+        self.session = None if session is None else PrefixHash(session)
+        self.tier1 = None if tier1 is None else PrefixHash(tier1)
+
+
+def draining(count: int) -> tuple[ReplicaConfig, ...]:
+    return replicas(count, state=ReplicaState.DRAINING)

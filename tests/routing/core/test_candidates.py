@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from routing.core.candidates import Candidates
+from routing.core.load import JOURNAL_ENTRIES, LoadBook
+from tests.routing.building import names
+
+A, B, C, D = names(4)
+
+
+def all_of(book: LoadBook, seed: int = 0) -> Candidates:
+    return Candidates(dict.fromkeys(names(4), 1.0), book, seed)
+
+
+def test_requests_that_ran_before_are_counted() -> None:
+    book = LoadBook()
+    book.dispatch(A, 1)
+
+    assert all_of(book).running == 1
+
+
+def test_sums_follow_every_change() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    tickets = [book.dispatch(name, 5) for name in (A, B, B)]
+    assert candidates.running == 3
+
+    tickets[1].end()
+    assert candidates.running == 2
+
+
+def test_sums_are_right_after_more_changes_than_are_remembered() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    for _ in range(3 * JOURNAL_ENTRIES):
+        book.dispatch(A, 1).end()
+    book.dispatch(B, 1)
+
+    assert candidates.running == 1
+
+
+def test_without_counts_only_who_is_left() -> None:
+    book = LoadBook()
+    for name in (A, A, B):
+        book.dispatch(name, 1)
+    left = all_of(book).without({A})
+
+    assert set(left) == {B, C, D}
+    assert (left.running, left.weight, len(left)) == (1, 3.0, 3)
+    assert A not in left
+
+
+def test_the_least_loaded_has_the_least_work_by_weight() -> None:
+    book = LoadBook()
+    candidates = Candidates({A: 4.0, B: 1.0}, book)
+    for _ in range(3):
+        book.dispatch(A, 100)
+    book.dispatch(B, 100)
+
+    assert candidates.least_loaded() == A
+
+
+def test_a_waiting_prompt_outweighs_a_running_answer() -> None:
+    book = LoadBook()
+    candidates = Candidates({A: 1.0, B: 1.0}, book)
+    book.dispatch(A, 8000)
+    for _ in range(3):
+        book.dispatch(B, 8000).first_byte()
+
+    assert candidates.least_loaded() == B
+
+
+def test_equal_work_is_shared_in_turn_and_never_all_to_the_same() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    met = Counter()
+    for _ in range(400):
+        chosen = candidates.least_loaded()
+        met[chosen] += 1
+        book.dispatch(chosen, 50).end()  # refused at once, or answered before the next one comes
+
+    assert set(met.values()) == {100}
+
+
+def test_routers_with_other_seeds_begin_elsewhere() -> None:
+    assert len({all_of(LoadBook(), seed).least_loaded() for seed in range(40)}) == 4
+
+
+def test_the_heap_stays_small() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    for _ in range(5000):
+        book.dispatch(candidates.least_loaded(), 10)
+
+    assert len(candidates._heap) < 100

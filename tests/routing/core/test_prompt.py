@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.routing.building import canonical, chat
+
+COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
+
+# Few letters and the framing's own look-alikes, so that texts collide where framing is careless.
+texts = st.text('ab\x00\x1f\xff\u07ff{}":,', max_size=4)
+messages = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", ""]), texts), max_size=4)
+tool_lists = st.lists(st.fixed_dictionaries({"name": texts}), max_size=2)
+
+
+@given(one=st.tuples(messages, tool_lists), other=st.tuples(messages, tool_lists))
+def test_different_prompts_never_have_the_same_bytes(one: Any, other: Any) -> None:
+    same_bytes = chat(*one[0], tools=one[1]).data == chat(*other[0], tools=other[1]).data
+
+    assert same_bytes == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([("user", "ab")], [("usera", "b")]),
+        ([("user", "ab")], [("user", "a"), ("user", "b")]),
+        ([("user", "ab"), ("user", "c")], [("user", "a"), ("user", "bc")]),
+        ([("user", "a"), ("user", "")], [("user", "a")]),
+        ([("user", [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}])],
+         [("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}])]),
+    ],
+)  # fmt: skip
+def test_moving_a_letter_over_a_boundary_changes_the_bytes(one: Any, other: Any) -> None:
+    assert chat(*one).data != chat(*other).data
+
+
+@given(opening=messages, first=messages, second=messages)
+def test_a_shared_opening_is_a_shared_prefix(opening: Any, first: Any, second: Any) -> None:
+    shared = chat(*opening).data
+
+    assert chat(*opening, *first).data.startswith(shared)
+    assert chat(*opening, *second).data.startswith(shared)
+
+
+def test_texts_that_differ_at_their_end_share_their_beginning() -> None:
+    document = "A long document. " * 100
+
+    one = canonical(COMPLETIONS, {"prompt": document + "What does it say?"}).data
+    other = canonical(COMPLETIONS, {"prompt": document + "Who wrote it, and why?"}).data
+
+    assert one[: len(document)] == other[: len(document)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"messages": [{"role": "user", "content": "é"}]}, {"messages": [{"content": "\u00e9", "role": "user"}]}),
+        ({"messages": [{"role": "user", "content": "a"}]},
+         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "temperature": 0.3}),
+        ({"messages": [{"role": "assistant", "content": None}]}, {"messages": [{"role": "assistant", "content": ""}]}),
+        ({"messages": [], "tools": [{"a": 1, "b": {"c": 2, "d": 3}}]},
+         {"messages": [], "tools": [{"b": {"d": 3, "c": 2}, "a": 1}]}),
+        ({"messages": [], "tools": []}, {"messages": [], "tools": None}),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"ttl": 1}}]}]},
+         {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)  # fmt: skip
+def test_what_an_engine_renders_alike_has_the_same_bytes(one: Any, other: Any) -> None:
+    assert canonical("/v1/chat/completions", one).data == canonical("/v1/chat/completions", other).data
+
+
+def test_segment_ends_are_kept() -> None:
+    prompt = chat(
+        ("system", "Be brief."), ("developer", "Use metric units."), ("user", "Hi"), ("system", "Go on."), tools=[{}]
+    )
+
+    segments = [prompt.data[start:end] for start, end in pairwise([0, prompt.tools_end, *prompt.message_ends])]
+    assert [b"Be brief." in segment for segment in segments] == [False, True, False, False, False]
+    assert prompt.tools_end < prompt.message_ends[0]
+    assert prompt.opening_end == prompt.message_ends[1]
+    assert prompt.message_ends[-1] == len(prompt.data)
+
+
+def test_tools_alone_are_an_opening() -> None:
+    prompt = chat(("user", "Hi"), tools=[{"name": "search"}])
+
+    assert prompt.opening_end == prompt.tools_end > 0
+
+
+def test_a_prompt_without_tools_and_system_has_no_opening() -> None:
+    assert chat(("user", "Hi"), ("system", "late")).opening_end == 0
+
+
+def test_an_image_counts_by_its_digest() -> None:
+    def image(url: str) -> Any:
+        return ("user", [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}])
+
+    one, same, other = (chat(image("data:image/png;base64," + data * 50_000)) for data in ("A", "A", "B"))
+
+    assert one.data == same.data != other.data
+    assert len(one.data) < 100
+
+
+@pytest.mark.parametrize("field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"])
+def test_fields_that_templates_render_count(field: str) -> None:
+    def message(value: str) -> bytes:
+        body = {"messages": [{"role": "assistant", "content": None, field: value}]}
+        return canonical("/v1/chat/completions", body).data
+
+    assert message("a") != message("b") != message("")
+
+
+def test_token_ids_count_and_not_their_number() -> None:
+    one, other = (canonical(COMPLETIONS, {"prompt": ids}) for ids in ([1, 2, 3], [4, 5, 6]))
+
+    assert one.data != other.data
+    assert one.tokens == 3 + 2  # the ids, and 7 bytes of framing
+
+
+@given(
+    one=st.lists(
+        st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([255, 65535]), max_size=3), min_size=1, max_size=3
+    ),
+    other=st.lists(st.lists(st.sampled_from([0, 255, 2**32 - 1]), max_size=3), min_size=1, max_size=3),
+)
+def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], other: list[list[int]]) -> None:
+    same_bytes = canonical(COMPLETIONS, {"prompt": one}).data == canonical(COMPLETIONS, {"prompt": other}).data
+
+    assert same_bytes == (one == other)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
+def test_what_is_no_prompt_is_placed_as_it_stands(prompt: Any) -> None:
+    assert canonical(COMPLETIONS, {"prompt": prompt}).data
+
+
+def test_a_text_and_a_list_of_that_one_text_are_the_same_prompt() -> None:
+    assert canonical(COMPLETIONS, {"prompt": "a"}).data == canonical(COMPLETIONS, {"prompt": ["a"]}).data
+    assert canonical(COMPLETIONS, {"prompt": "ab"}).data != canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
+
+
+def test_embeddings_read_inputs_or_messages() -> None:
+    assert canonical(EMBEDDINGS, {"input": ["a", "b"]}).data == canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert canonical(EMBEDDINGS, body).data == chat(("user", "a")).data
+
+
+def test_responses_are_read_as_the_chat_that_they_are() -> None:
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    as_chat = chat(("system", "Be brief."), ("user", "Hi"))
+
+    assert canonical(RESPONSES, {"instructions": "Be brief.", "input": items}) == as_chat
+    assert canonical(RESPONSES, {"instructions": "Be brief.", "input": "Hi"}) == as_chat
+
+
+def test_function_calls_of_responses_count() -> None:
+    def calling(arguments: str) -> bytes:
+        call = {"type": "function_call", "name": "search", "arguments": arguments}
+        return canonical(RESPONSES, {"input": [{"role": "user", "content": "Hi"}, call]}).data
+
+    assert calling("{}") != calling('{"q":1}')
+
+
+def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
+    assert chat(("user", "x" * 4000)).tokens == 1002  # 6 bytes of framing and role
+    assert chat().tokens == 0
+
+
+def test_the_salt_is_kept_beside_the_text() -> None:
+    assert chat(("user", "Hi"), cache_salt="team-a").salt == "team-a"
+    assert chat(("user", "Hi"), cache_salt="team-a").data == chat(("user", "Hi")).data
+
+
+def test_these_bytes_never_change() -> None:
+    prompt = chat(
+        ("system", "Be brief."),
+        (
+            "user",
+            [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "http://a/b.png"}}],
+        ),
+        tools=[{"b": 1, "a": "é"}],
+    )
+
+    assert prompt.data == (
+        b'\xfa[{"a":"\xc3\xa9","b":1}]\xffsystem\xfeBe brief.'
+        b"\xffuser\xfeWhat is it?\xfd\xfc3432828a7d7c4474aedc147e0f6406ec"
+    )

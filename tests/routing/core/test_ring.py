@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.core.ring import HashRing, shared_ring
+from routing.core.types import PrefixHash, ReplicaId
+from tests.routing.building import names
+
+A, B = names(2)
+
+keys = st.integers(0, 2**64 - 1).map(PrefixHash)
+weights = st.dictionaries(
+    st.text("abcdef-", min_size=1, max_size=3).map(ReplicaId),
+    st.sampled_from([0.6, 1.0, 2.0, 7.5]),
+    min_size=1,
+    max_size=6,
+)
+
+
+def spread(count: int) -> list[PrefixHash]:
+    """Keys evenly over the circle."""
+    return [PrefixHash(number * (2**64 // count)) for number in range(count)]
+
+
+def home(ring: HashRing, key: PrefixHash) -> ReplicaId:
+    return next(ring.walk(key))
+
+
+@given(fleet=weights, key=keys)
+def test_a_walk_meets_every_replica_once(fleet: dict[ReplicaId, float], key: PrefixHash) -> None:
+    assert sorted(HashRing(fleet).walk(key)) == sorted(fleet)
+
+
+@given(fleet=weights, key=keys)
+def test_the_order_of_configuration_does_not_matter(fleet: dict[ReplicaId, float], key: PrefixHash) -> None:
+    backwards = dict(reversed(fleet.items()))
+
+    assert list(HashRing(fleet).walk(key)) == list(HashRing(backwards).walk(key))
+
+
+@given(fleet=weights, key=keys, data=st.data())
+def test_a_replica_that_leaves_moves_only_its_own_keys(
+    fleet: dict[ReplicaId, float], key: PrefixHash, data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(sorted(fleet)))
+    left = {name: weight for name, weight in fleet.items() if name != gone}
+
+    assert list(HashRing(left).walk(key)) == [name for name in HashRing(fleet).walk(key) if name != gone]
+
+
+@given(fleet=weights, key=keys, heavier=st.sampled_from([1.0, 3.0, 8.0]))
+def test_a_weight_that_grows_draws_keys_only_to_itself(
+    fleet: dict[ReplicaId, float], key: PrefixHash, heavier: float
+) -> None:
+    grown = min(fleet)
+    after = HashRing({**fleet, grown: max(heavier, fleet[grown])})
+
+    assert home(after, key) in {home(HashRing(fleet), key), grown}
+
+
+@pytest.mark.parametrize("count", [4, 100])
+def test_replicas_share_the_keys_about_evenly(count: int) -> None:
+    ring = HashRing(dict.fromkeys(names(count), 1.0))
+    share = Counter(home(ring, key) for key in spread(20_000))
+
+    assert len(share) == count
+    assert max(share.values()) < 1.35 * 20_000 / count
+    assert min(share.values()) > 0.65 * 20_000 / count
+
+
+@pytest.mark.parametrize("unit", [0.01, 0.3, 1.0, 4.0, 80.0, 500.0])
+def test_keys_are_shared_by_weight_whatever_its_unit(unit: float) -> None:
+    light, heavy = names(2)
+    ring = HashRing({light: unit, heavy: 2 * unit})
+    share = Counter(home(ring, key) for key in spread(20_000))
+
+    assert share[heavy] / share[light] == pytest.approx(2.0, rel=0.35)
+
+
+def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
+    assert len(HashRing(dict.fromkeys(names(3), 1000.0))._points) <= 3 * 8 * 160
+
+
+def test_a_walk_is_lazy() -> None:
+    ring = HashRing(dict.fromkeys(names(1000), 1.0))
+
+    assert len(list(islice(ring.walk(PrefixHash(1)), 3))) == 3
+
+
+def test_an_empty_ring_has_no_homes() -> None:
+    assert list(HashRing({}).walk(PrefixHash(1))) == []
+
+
+def test_a_key_past_the_last_point_begins_anew() -> None:
+    ring = HashRing(dict.fromkeys(names(3), 1.0))
+
+    assert list(ring.walk(PrefixHash(2**64 - 1))) == list(ring.walk(PrefixHash(0)))
+
+
+def test_a_ring_is_shared_while_somebody_holds_it() -> None:
+    one, same = shared_ring({A: 1.0, B: 2.0}), shared_ring({B: 2.0, A: 1.0})
+    other = shared_ring({A: 1.0, B: 1.0})
+
+    assert one is same
+    assert one is not other
+
+
+# --- golden values: a change here moves every fleet's prompts ----------------------------------------
+
+
+def test_these_home_orders_never_change() -> None:
+    ring = HashRing({name: 1.0 + number % 2 for number, name in enumerate(names(5))})
+
+    orders = [[name[-1] for name in ring.walk(PrefixHash(key))] for key in (0, 2**62, 2**63, 2**64 - 2**60)]
+    assert ["".join(order) for order in orders] == ["40312", "03142", "23140", "10234"]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from routing.core.candidates import Candidates
+from routing.core.load import LoadBook
+from routing.core.types import Choice, Reason
+from routing.strategies.least_load import LeastLoad
+from tests.routing.building import FixedKeys, names
+
+KEYS = FixedKeys()
+A, B, C = names(3)
+
+
+def test_the_request_goes_where_the_least_work_is() -> None:
+    book = LoadBook()
+    book.dispatch(A, 500)
+    book.dispatch(C, 100)
+    book.dispatch(B, 200)
+
+    assert LeastLoad().choose(KEYS, Candidates(dict.fromkeys(names(3), 1.0), book)) == Choice(C, Reason.LEAST_LOAD)
+
+
+def test_equal_requests_are_spread_evenly() -> None:
+    book = LoadBook()
+    candidates = Candidates(dict.fromkeys(names(3), 1.0), book)
+    met = Counter()
+    for _ in range(300):
+        chosen = LeastLoad().choose(KEYS, candidates).replica
+        book.dispatch(chosen, 100)
+        met[chosen] += 1
+
+    assert set(met.values()) == {100}
+
+
+def test_a_replica_that_refuses_everything_at_once_does_not_draw_every_request() -> None:
+    book = LoadBook()
+    candidates = Candidates(dict.fromkeys(names(3), 1.0), book)
+    met = Counter()
+    for _ in range(300):
+        chosen = LeastLoad().choose(KEYS, candidates).replica
+        ticket = book.dispatch(chosen, 100)
+        met[chosen] += 1
+        ticket.end()  # whether refused by A or answered quickly by the others
+
+    assert met[A] == 100

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.core.health import HealthBook
+from routing.core.load import LoadBook
+from routing.core.types import NoReplicaError, Reason, ReplicaId, UnknownModelError
+from routing.schema import (
+    Boundary,
+    LeastLoadSettings,
+    PolicyConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    ReplicaState,
+    RoundRobinSettings,
+    SessionAffinitySettings,
+    Settings,
+    TaskGroupConfig,
+)
+from routing.strategies.placement import CandidateLoad, Placement
+from tests.routing.building import SECRET, chat, config, names, pool, replicas, request
+
+A, B, C, D = names(4)
+EVERY_SETTINGS: list[Settings] = [
+    RoundRobinSettings(),
+    LeastLoadSettings(),
+    SessionAffinitySettings(),
+    PrefixHashSettings(),
+]
+
+
+def placed(
+    placement: Placement, health: HealthBook | None = None, excluded: frozenset[str] = frozenset(), **what
+) -> str:
+    tried = frozenset(ReplicaId(name) for name in excluded)
+    return placement.decide(request(**what), health or HealthBook(), tried).replica.name
+
+
+def in_state(state: ReplicaState, *others: str) -> tuple[ReplicaConfig, ...]:
+    """Replica 0 in a state, and others that are active."""
+    first = ReplicaConfig(name=A, url="http://a", state=state)
+    return (first, *(ReplicaConfig(name=name, url="http://b") for name in others))
+
+
+# --- what a decision says ----------------------------------------------------------------------------
+
+
+def test_a_decision_says_where_and_why() -> None:
+    decision = Placement(config(), LoadBook()).decide(request(), HealthBook())
+
+    assert (decision.pool, decision.group, decision.policy.name, decision.policy.revision) == (
+        "chat",
+        "",
+        "everyday",
+        3,
+    )
+    assert (decision.strategy, decision.reason) == ("prefix_hash", Reason.AFFINITY)
+    assert decision.replica in replicas(4)
+    assert decision.choice.bound == 4
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_every_strategy_places_a_request(settings: Settings) -> None:
+    decision = Placement(config(pool(settings)), LoadBook()).decide(request(session="s"), HealthBook())
+
+    assert decision.strategy == settings.name
+    assert decision.prefix is not None
+
+
+def test_loads_of_candidates_begin_with_the_choice_and_the_homes_that_refused() -> None:
+    book = LoadBook()
+    placement = Placement(config(), book)
+    home = ReplicaId(placed(placement))
+    for _ in range(4):
+        book.dispatch(home, 10)
+    decision = placement.decide(request(), HealthBook())
+
+    chosen = decision.choice.replica
+    assert decision.reason is Reason.SPILL
+    assert decision.candidate_loads(2) == [CandidateLoad(chosen, 0, 0), CandidateLoad(home, 4, 40)]
+    assert decision.candidate_loads(1) == [CandidateLoad(chosen, 0, 0)]
+    assert {load.replica for load in decision.candidate_loads()} == set(names(4))
+
+
+def test_the_prefix_is_the_same_whatever_the_strategy() -> None:
+    decisions = [
+        Placement(config(pool(settings)), LoadBook()).decide(request(), HealthBook()) for settings in EVERY_SETTINGS
+    ]
+
+    assert len({decision.prefix for decision in decisions}) == 1
+    assert len({tuple(decision.keys.blocks) for decision in decisions}) == 1
+
+
+def test_the_prefix_ends_at_the_policys_boundary() -> None:
+    settings = PrefixHashSettings(boundary=Boundary.SYSTEM)
+    placement = Placement(config(pool(settings, replicas(50))), LoadBook())
+    brief = [chat(("system", "Be brief."), ("user", text)) for text in "abcdefgh"]
+
+    assert len({placed(placement, prompt=prompt) for prompt in brief}) == 1
+    assert placement.decide(request("no system prompt"), HealthBook()).reason is Reason.NO_KEY
+
+
+def test_nothing_shown_of_a_decision_holds_the_secret() -> None:
+    decision = Placement(config(), LoadBook()).decide(request(), HealthBook())
+
+    assert SECRET not in repr(decision)
+
+
+# --- who may be chosen -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+@pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.DISABLED])
+def test_a_replica_that_is_not_active_is_never_chosen(settings: Settings, state: ReplicaState) -> None:
+    placement = Placement(config(pool(settings, in_state(state, B))), LoadBook())
+
+    assert {placed(placement, text=str(number), session=str(number)) for number in range(40)} == {B}
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_a_replica_that_is_down_is_left_out_until_it_is_up(settings: Settings) -> None:
+    book, health = LoadBook(), HealthBook()
+    placement = Placement(config(pool(settings)), book)
+
+    def met() -> set[str]:
+        """Who gets sixty requests that are answered at once."""
+        chosen = set()
+        for number in range(60):
+            replica = placed(placement, health, text=str(number), session=str(number))
+            book.dispatch(ReplicaId(replica), 10).end()
+            chosen.add(replica)
+        return chosen
+
+    assert met() == {A, B, C, D}
+
+    health.mark(C, up=False)
+    assert met() == {A, B, D}
+
+    health.mark(C, up=True)
+    assert met() == {A, B, C, D}
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_a_retry_goes_to_replicas_that_were_not_tried(settings: Settings) -> None:
+    placement = Placement(config(pool(settings)), LoadBook())
+    tried: list[str] = []
+    for _ in range(4):
+        tried.append(placed(placement, excluded=frozenset(tried), session="s"))
+
+    assert sorted(tried) == names(4)
+    with pytest.raises(NoReplicaError):
+        placed(placement, excluded=frozenset(tried), session="s")
+
+
+def test_a_key_comes_home_when_its_replica_is_back() -> None:
+    placement, health = Placement(config(), LoadBook()), HealthBook()
+    homes = {text: placed(placement, health, text=text) for text in map(str, range(50))}
+
+    health.mark(B, up=False)
+    away = {text: placed(placement, health, text=text) for text in homes}
+    assert {text for text in homes if homes[text] != away[text]} == {text for text in homes if homes[text] == B}
+
+    health.mark(B, up=True)
+    assert {text: placed(placement, health, text=text) for text in homes} == homes
+
+
+@pytest.mark.parametrize(
+    ("members", "groups", "group", "where"),
+    [
+        (replicas(0), [], None, "pool 'chat'"),
+        (in_state(ReplicaState.DRAINING), [], None, "pool 'chat'"),
+        (in_state(ReplicaState.DISABLED, B), [TaskGroupConfig(name="support", replicas=(A,))], "support", "'support'"),
+    ],
+)
+def test_where_nobody_is_eligible_the_refusal_says_where(members, groups, group, where: str) -> None:
+    placement = Placement(config(pool(members=members, groups=groups)), LoadBook())
+
+    with pytest.raises(NoReplicaError, match=where):
+        placed(placement, group=group)
+
+
+def test_a_model_that_nobody_serves_is_refused() -> None:
+    with pytest.raises(UnknownModelError, match="gpt"):
+        placed(Placement(config(pool(models=("llama",))), LoadBook()), model="gpt")
+
+
+# --- task groups -------------------------------------------------------------------------------------
+
+
+def test_a_task_group_has_its_own_policy_and_replicas() -> None:
+    own = PolicyConfig(name="batch", revision=1, settings=LeastLoadSettings())
+    groups = [TaskGroupConfig(name="batch", policy=own, replicas=(B, C))]
+    placement = Placement(config(pool(groups=groups)), LoadBook())
+
+    decision = placement.decide(request(group="batch"), HealthBook())
+    assert (decision.group, decision.policy, decision.strategy) == ("batch", own, "least_load")
+    assert {load.replica for load in decision.candidate_loads()} == {B, C}
+
+
+def test_a_task_group_without_a_policy_follows_its_pools() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support", replicas=(D,))])), LoadBook())
+    decision = placement.decide(request(group="support"), HealthBook())
+
+    assert (decision.group, decision.policy.name, decision.replica.name) == ("support", "everyday", D)
+
+
+def test_an_unknown_task_group_is_the_pools_own_traffic() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support")])), LoadBook())
+
+    assert placement.decide(request(group="no-such-group"), HealthBook()).group == ""
+
+
+def test_groups_over_the_same_replicas_see_one_load() -> None:
+    book = LoadBook()
+    groups = [TaskGroupConfig(name="support"), TaskGroupConfig(name="batch", replicas=(D, C, B, A))]
+    placement = Placement(config(pool(groups=groups)), book)
+    book.dispatch(A, 10)
+    decisions = [placement.decide(request(group=group), HealthBook()) for group in (None, "support", "batch")]
+
+    assert {id(decision.candidates) for decision in decisions} == {id(decisions[0].candidates)}
+    assert decisions[2].candidates.running == 1
+
+
+def test_the_home_is_the_same_in_every_group_over_the_same_replicas() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support")])), LoadBook())
+
+    assert all(placed(placement, text=text) == placed(placement, text=text, group="support") for text in "abcdefgh")
+
+
+# --- agreement and change ----------------------------------------------------------------------------
+
+
+@given(text=st.text(max_size=20), session=st.none() | st.text(max_size=3), secret=st.sampled_from([SECRET, "0" * 32]))
+def test_two_routers_agree_without_talking(text: str, session: str | None, secret: str) -> None:
+    for settings in EVERY_SETTINGS:
+        routers = [Placement(config(pool(settings), secret=secret), LoadBook()) for _ in range(2)]
+        assert len({placed(router, text=text, session=session) for router in routers}) == 1
+
+
+def test_routers_that_differ_in_seed_agree_on_every_home() -> None:
+    routers = [Placement(config(), LoadBook(), seed=seed) for seed in range(3)]
+
+    assert all(len({placed(router, text=text) for router in routers}) == 1 for text in map(str, range(50)))
+
+
+def test_another_secret_is_another_placement() -> None:
+    one, other = (Placement(config(secret=secret), LoadBook()) for secret in (SECRET, "0" * 32))
+
+    assert any(placed(one, text=text) != placed(other, text=text) for text in map(str, range(50)))
+
+
+def test_a_configuration_is_swapped_without_losing_loads() -> None:
+    book = LoadBook()
+    before = Placement(config(), book)
+    home = ReplicaId(placed(before))
+    for _ in range(4):
+        book.dispatch(home, 10)
+    after = Placement(config(pool(PrefixHashSettings(load_factor=1.5), replicas(5))), book)
+
+    assert after.decide(request(), HealthBook()).candidates.loads[home].running == 4
+    assert placed(after) != home
+
+
+def test_an_address_or_the_order_of_replicas_moves_nothing() -> None:
+    moved = tuple(
+        ReplicaConfig(name=name, url=f"http://10.0.0.{number}") for number, name in enumerate(reversed(names(4)))
+    )
+    one, other = Placement(config(), LoadBook()), Placement(config(pool(members=moved)), LoadBook())
+
+    assert all(placed(one, text=text) == placed(other, text=text) for text in map(str, range(50)))
