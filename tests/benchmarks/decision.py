@@ -1,0 +1,149 @@
+"""What placing one request costs, part by part: ``python -m tests.benchmarks decision``.
+
+``full`` is everything between the last byte of a request and the choice of its replica: parse, canonical prompt,
+hashes and choice, on a book whose loads change with every request, plus the dispatch, first byte and end of its
+ticket. Keys are spread over 512 openings, or all alike in the ``one hot key`` rows, the worst case of bounded load:
+half the fleet is full and every request walks past it. ``blocks``, for decision records, comes on top.
+Times are the least of several rounds, in microseconds of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+from routing.core.health import HealthBook
+from routing.core.load import LoadBook, Ticket
+from routing.core.prefix import PrefixHasher
+from routing.core.prompt import canonical_prompt
+from routing.core.request import parse_body
+from routing.core.types import ReplicaId
+from routing.schema import (
+    LeastLoadSettings,
+    PolicyConfig,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    RoundRobinSettings,
+    RouterConfig,
+    SessionAffinitySettings,
+    Settings,
+)
+from routing.strategies.placement import Decision, Placement, PlacementRequest
+
+PATH = "/v1/chat/completions"
+SECRET = "5ec2e7" * 8
+OPENINGS = 512
+IN_FLIGHT = 8  # requests at each replica
+ROUNDS = 7
+SETTINGS: tuple[Settings, ...] = (
+    RoundRobinSettings(),
+    LeastLoadSettings(),
+    SessionAffinitySettings(),
+    PrefixHashSettings(),
+)
+LIMITS_US = {8: 20.0, 128: 200.0}  # of a full decision, by the prompt's KiB
+
+
+def main() -> None:
+    """Print the table."""
+    print_parts()
+    print(f"\n{'prompt':>8} {'replicas':>8}  {'strategy':<32} {'choose us':>10} {'full us':>10} {'limit us':>9}")
+    for kib, limit_us in LIMITS_US.items():
+        for replicas in (4, 1000):
+            for settings in SETTINGS:
+                print_row(kib, replicas, settings, limit_us)
+            print_row(kib, replicas, PrefixHashSettings(), limit_us, openings=1)
+
+
+def print_parts() -> None:
+    """What is the same for every strategy."""
+    hasher = PrefixHasher(SECRET)
+    print(f"{'prompt':>8} {'parse us':>10} {'canonical us':>13} {'tier 1 us':>10} {'blocks us':>10}")
+    for kib in LIMITS_US:
+        body = chat_body(kib, 0)
+        parsed = parse_body(PATH, body)
+        prompt = canonical_prompt(parsed)
+        parts: Sequence[Callable[[], object]] = (
+            lambda body=body: parse_body(PATH, body),
+            lambda parsed=parsed: canonical_prompt(parsed),
+            lambda prompt=prompt: hasher.tier1(prompt, "llama"),
+            lambda prompt=prompt: hasher.blocks(prompt, "llama"),
+        )
+        parse_us, canonical_us, tier1_us, blocks_us = map(least_us, parts)
+        print(f"{kib:>4} KiB {parse_us:>10.1f} {canonical_us:>13.1f} {tier1_us:>10.2f} {blocks_us:>10.1f}")
+
+
+def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, openings: int = OPENINGS) -> None:
+    """One strategy among so many replicas."""
+    router = Router(settings, replicas)
+    bodies = cycle([chat_body(kib, number) for number in range(openings)])
+    for _ in range(replicas * IN_FLIGHT * 2):
+        router.place(next(bodies))
+    requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
+    choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
+    full_us = least_us(lambda: router.place(next(bodies)))
+    if router.book.audit():
+        raise AssertionError("the load book is off")
+    name = f"{settings.name}, one hot key" if openings == 1 else settings.name
+    print(f"{kib:>4} KiB {replicas:>8}  {name:<32} {choose_us:>10.1f} {full_us:>10.1f} {limit_us:>9.0f}", flush=True)
+
+
+class Router:
+    """A router without its connections: places requests and keeps so many of them running."""
+
+    def __init__(self, settings: Settings, replicas: int) -> None:
+        members = tuple(ReplicaConfig(name=f"gpu-{number}", url="http://replica:8000") for number in range(replicas))
+        policy = PolicyConfig(name="measured", revision=1, settings=settings)
+        config = RouterConfig(hash_secret=SECRET, pools=(PoolConfig(name="chat", policy=policy, replicas=members),))
+        self.book = LoadBook()
+        self.health = HealthBook()
+        self.placement = Placement(config, self.book)
+        self._running: deque[Ticket] = deque()
+        self._limit = replicas * IN_FLIGHT
+
+    def request(self, body: bytes) -> PlacementRequest:
+        """Parse a body as far as its placement needs it."""
+        parsed = parse_body(PATH, body)
+        return PlacementRequest(parsed.model, None, parsed.session_key, canonical_prompt(parsed))
+
+    def place(self, body: bytes) -> Decision:
+        """Everything that happens to one request, and the end of the oldest one."""
+        request = self.request(body)
+        decision = self.placement.decide(request, self.health)
+        ticket = self.book.dispatch(ReplicaId(decision.replica.name), request.prompt.tokens)
+        ticket.first_byte()
+        self._running.append(ticket)
+        if len(self._running) > self._limit:
+            self._running.popleft().end()
+        return decision
+
+
+def chat_body(kib: int, number: int) -> bytes:
+    """A chat of six messages with its own system prompt and session."""
+    size = kib * 1024 // 6
+    line = f"Line of conversation number {number}, of the kind that people write.\n"
+    text = (line * (size // len(line) + 1))[:size]
+    messages = [
+        {"role": role, "content": text} for role in ("system", "user", "assistant", "user", "assistant", "user")
+    ]
+    return json.dumps({"model": "llama", "messages": messages, "stream": True, "user": f"user-{number}"}).encode()
+
+
+def least_us(step: Callable[[], object]) -> float:
+    """Microseconds of one call: the least of several rounds of about 50 ms each."""
+    calls = 1
+    while (round_s := timed_s(step, calls)) < 0.05:
+        calls = max(2 * calls, int(calls * 0.06 / max(round_s, 1e-6)))
+    return min(timed_s(step, calls) for _ in range(ROUNDS)) / calls * 1e6
+
+
+def timed_s(step: Callable[[], object], calls: int) -> float:
+    """Seconds that so many calls take."""
+    begun = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return time.perf_counter() - begun

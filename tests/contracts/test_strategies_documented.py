@@ -1,0 +1,69 @@
+"""Every strategy and each of its settings is documented, with the unit, range and default that the schema says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+import routing.strategies
+from routing.schema import Settings, load_settings
+from routing.strategies.registry import STRATEGIES
+
+FOLDER = Path(routing.strategies.__file__).parent
+SECTIONS = ["What it does", "When to use it", "Settings", "What it costs"]
+every_strategy = pytest.mark.parametrize("settings", get_args(Settings), ids=lambda settings: settings.name)
+
+
+def documentation(settings: type[Settings]) -> str:
+    return (FOLDER / f"{settings.name}.md").read_text()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Table rows that begin with a `name` in code, by that name."""
+    cells = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    )
+    return {name.strip("`"): rest for name, *rest in cells}
+
+
+def described(field: msgspec.inspect.Field) -> tuple[str, str, str]:
+    """Unit, range and default, as a row says them."""
+    kind, unit = field.type, "-"
+    if isinstance(kind, msgspec.inspect.Metadata):
+        unit = (kind.extra or {}).get("unit", "-")
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.EnumType):
+        return unit, ", ".join(f"`{member}`" for member in kind.cls), f"`{field.default}`"
+    return unit, f"{kind.ge:g} to {kind.le}".removesuffix(".0"), str(field.default)
+
+
+def test_every_settings_type_has_its_strategy() -> None:
+    assert set(STRATEGIES) == set(get_args(Settings))
+
+
+@every_strategy
+def test_a_strategy_is_one_file_with_its_documentation_beside_it(settings: type[Settings]) -> None:
+    assert (FOLDER / f"{settings.name}.py").is_file()
+    assert re.findall(r"^## (.+)$", documentation(settings), re.MULTILINE) == SECTIONS
+    assert f"]({settings.name}.md)" in (FOLDER / "README.md").read_text()
+
+
+@every_strategy
+def test_every_setting_is_documented_as_the_schema_has_it(settings: type[Settings]) -> None:
+    table = rows(documentation(settings).partition("\n## Settings\n")[2])
+    fields = {field.name: described(field) for field in msgspec.inspect.type_info(settings).fields}
+
+    assert {name: tuple(cells[:3]) for name, cells in table.items()} == fields
+    assert all(len(cells) == 4 and cells[3] for cells in table.values())
+
+
+@every_strategy
+def test_every_example_is_a_policy(settings: type[Settings]) -> None:
+    examples = re.findall(r"```json\n(.*?)```", documentation(settings), re.DOTALL)
+
+    assert examples
+    assert all(type(load_settings(example.encode())) is settings for example in examples)
