@@ -1,0 +1,23 @@
+// <time data-ago> says how long ago it was; the full time stays in its title.
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
+
+export function ago(seconds) {
+  if (seconds < -1) return "just now";
+  for (const [size, unit] of UNITS) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
+  }
+  return seconds < 2 ? "just now" : `${Math.floor(seconds)} s ago`;
+}
+
+export function freshen(root = document) {
+  for (const element of root.querySelectorAll("time[data-ago]")) {
+    const text = ago((Date.now() - Date.parse(element.dateTime)) / 1000);
+    if (element.textContent !== text) element.textContent = text;
+  }
+}
+
+export function startAges() {
+  freshen();
+  setInterval(() => document.hidden || freshen(), 1000);
+  document.addEventListener("htmx:after:swap", () => freshen());
+}
