@@ -13,5 +13,6 @@ def healthz(_request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("healthz", healthz),
-    path("accounts/", include("allauth.account.urls")),
+    path("accounts/", include("controlplane.web.account_urls")),
+    path("", include("controlplane.web.urls")),
 ]

@@ -55,7 +55,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "controlplane.web.navigation.navigation",
             ],
+            "builtins": ["controlplane.web.tags"],
         },
     },
 ]

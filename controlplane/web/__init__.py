@@ -1,0 +1,1 @@
+"""Pages for operators: thin views, each a door to one service."""

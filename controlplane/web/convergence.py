@@ -1,0 +1,76 @@
+"""How far each router has come to the newest configuration, in words for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.snapshots import newest_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLine:
+    """One router against what it should run."""
+
+    router: Router
+    name: str
+    status: str  # "in sync", "pending", "refused" or "lost"
+    reason: str  # why it is not in sync; "" when it is
+    running: int | None
+    behind: int | None  # snapshots between what it runs and the newest; None while it runs nothing known
+    last_seen: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """The newest configuration, and every router's line."""
+
+    newest: ConfigSnapshot | None
+    lines: list[RouterLine]
+
+    @property
+    def acknowledged(self) -> int:
+        """How many routers run the newest configuration."""
+        return sum(line.status == "in sync" for line in self.lines)
+
+    @property
+    def ratio(self) -> float:
+        """Their share, 0 to 1; 0 without routers."""
+        return self.acknowledged / len(self.lines) if self.lines else 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is on its way any more: each router runs it, or is lost."""
+        return all(line.status in {"in sync", "lost"} for line in self.lines)
+
+
+def convergence() -> Convergence:
+    """The state of every router; two queries."""
+    newest = newest_snapshot()
+    return Convergence(newest, lines_of(Router.objects.all(), newest))
+
+
+def lines_of(routers: Iterable[Router], newest: ConfigSnapshot | None) -> list[RouterLine]:
+    """Each router's line against the newest configuration."""
+    return [_line(router, newest) for router in routers]
+
+
+def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
+    status, reason = _status(router, newest)
+    behind = newest.number - router.running_number if newest and router.running_number else None
+    return RouterLine(router, router.name, status, reason, router.running_number, behind, router.last_seen_at)
+
+
+def _status(router: Router, newest: ConfigSnapshot | None) -> tuple[str, str]:
+    """In sync wins; then why not, the most telling cause first."""
+    if newest and router.runs(newest.number, newest.sha256):
+        return ("lost", "Silent, last seen running this revision.") if router.lost_at else ("in sync", "")
+    if router.lost_at:
+        return "lost", "Silent. It serves on with what it has, and is told as soon as it is back."
+    nack: dict[str, Any] = router.last_nack or {}
+    if newest and nack.get("revision") == newest.number:
+        return "refused", f"{nack.get('reason', 'no reason given')} (at {nack.get('path', 'an unnamed place')})"
+    return "pending", router.last_error

@@ -1,0 +1,135 @@
+"""Template filters and tags that every page may use: figures with their units, times, badges.
+
+Unknown stays unknown: a figure that is None becomes an en dash, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+register = template.Library()
+NOTHING = "\u2013"  # an en dash
+
+_TONES = {
+    "up": "good", "active": "good", "live": "ember", "complete": "good", "ack": "good", "delivered": "good",
+    "resolved": "good", "in sync": "good", "enabled": "good", "ok": "good", "sent": "good",
+    "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn", "unknown": "",
+    "draft": "warn", "waiting": "warn", "muted": "",
+    "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",
+    "cold": "cold",
+}  # fmt: skip
+
+
+@register.filter
+def percent(ratio: float | None) -> str:
+    """A ratio as per cent, 0.634 as 63.4 %."""
+    return NOTHING if ratio is None else f"{ratio * 100:.1f} %"
+
+
+@register.filter
+def seconds(value: float | None) -> str:
+    """Seconds in the unit that reads best: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min."""
+    if value is None:
+        return NOTHING
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    return _clock(round(value))
+
+
+def _clock(total: int) -> str:
+    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if total >= size:
+            rest = total % size // below
+            return f"{total // size} {unit} {rest} {smaller}" if rest else f"{total // size} {unit}"
+    return f"{total} s"
+
+
+@register.filter
+def count(value: float | None) -> str:
+    """A number of things, 12,345; a fraction keeps a digit while it is small."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+@register.filter
+def compact(value: float | None) -> str:
+    """A number in at most four characters of digits: 1.2 k, 3.4 M."""
+    if value is None:
+        return NOTHING
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.1f} {letter}"
+    return count(value)
+
+
+@register.filter
+def setting(value: Any) -> str:
+    """A setting's value as an operator writes it; an en dash where there is none."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@register.filter
+def readable(name: Any) -> str:
+    """A technical name as words: prefix_hash as prefix hash."""
+    return str(name).replace("_", " ")
+
+
+@register.filter
+def tone(word: Any) -> str:
+    """The badge colour that repeats what a word says."""
+    return _TONES.get(str(word).lower(), "")
+
+
+@register.simple_tag
+def badge(word: Any, tone_name: str | None = None) -> SafeString:
+    """A word in a badge; the word says it, the colour and the mark repeat it."""
+    return format_html(
+        '<span class="badge {}">{}</span>', tone(word) if tone_name is None else tone_name, readable(word)
+    )
+
+
+@register.simple_tag
+def ago(at: datetime | None, none: str = "never") -> SafeString | str:
+    """A time with how long ago it was; scripts keep that fresh, without them the time itself stands there."""
+    if at is None:
+        return none
+    shown = timezone.localtime(at)
+    day = "" if shown.date() == timezone.localdate() else f"{shown:%d %b} "
+    stamp = shown.isoformat(timespec="seconds")
+    return format_html(
+        '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{shown:%H:%M:%S}"
+    )
+
+
+@register.simple_tag(takes_context=True)
+def sort_link(context: template.Context, key: str, label: str, *, first: str = "asc") -> SafeString:
+    """A column's heading as a plain link that sorts by it, and the other way round when it already does."""
+    now = context["sort"]
+    descending = now.descending if now.key == key else first == "asc"
+    params = context["request"].GET.copy()
+    params[context.get("sort_param", "sort")] = key if descending else f"-{key}"
+    arrow = "" if now.key != key else (" ↓" if now.descending else " ↑")
+    return format_html('<a href="?{}">{}<span aria-hidden="true">{}</span></a>', params.urlencode(), label, arrow)
+
+
+@register.simple_tag(takes_context=True)
+def aria_sort(context: template.Context, key: str) -> SafeString:
+    """The attribute that tells how a column is sorted; nothing where it is not."""
+    now = context["sort"]
+    if now.key != key:
+        return SafeString("")
+    return SafeString('aria-sort="descending"' if now.descending else 'aria-sort="ascending"')

@@ -1,0 +1,139 @@
+"""The fleet: pools and their replicas. Each change says first what will happen."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.db.models import Prefetch
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_http_methods
+
+from controlplane.errors import ControlPlaneError
+from controlplane.models import Pool, Replica, ReplicaState
+from controlplane.services.fleet import add_replica, create_pool, remove_pool, remove_replica, set_replica_state
+from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.forms import PoolForm, ReplicaForm
+from controlplane.web.sorting import asked_sort
+
+COLUMNS = ("name", "state", "url", "weight", "block_tokens", "capacity_blocks")
+CONSEQUENCES = {
+    ReplicaState.ACTIVE: "Routers send it requests again as soon as their health checks find it up. Its cache may be "
+    "cold: expect its hit rate to climb over the first minutes.",
+    ReplicaState.DRAINING: "Requests that it is running finish. New ones go to the other replicas of its pool, which "
+    "have to compute the prefixes that it held warm. Nothing is cut off.",
+    ReplicaState.DISABLED: "Routers stop checking its health and send it nothing new. Requests that it is running are "
+    "left to finish. Use it for a replica that is being taken away; to let it rest, drain it.",
+}
+
+
+@require_GET
+def fleet(request: HttpRequest) -> HttpResponse:
+    """Every pool with its replicas, sorted by plain links."""
+    sort = asked_sort(request, COLUMNS)
+    pools = Pool.objects.prefetch_related(Prefetch("replicas", Replica.objects.order_by("name")))
+    rows = [{"pool": pool, "replicas": sort.apply(pool.replicas.all())} for pool in pools]
+    return render(request, "controlplane/fleet.html", {"pools": rows, "sort": sort})
+
+
+@require_http_methods(["GET", "POST"])
+def pool_new(request: HttpRequest) -> HttpResponse:
+    """A pool of its own for models that other replicas do not serve."""
+    form = PoolForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            pool = create_pool(**form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Pool {pool.name} was created. Add its first replica.")
+            return redirect("controlplane:replica-new", pool_id=pool.pk)
+    return render(request, "controlplane/pool_new.html", {"form": form}, status=422 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+def pool_remove(request: HttpRequest, pool_id: int) -> HttpResponse:
+    """Remove an empty pool."""
+    pool = get_object_or_404(Pool, pk=pool_id)
+    if request.method == "POST":
+        with refusals_as_messages(request):
+            remove_pool(pool, by=signed_in(request))
+            messages.success(request, f"Pool {pool.name} was removed.")
+        return redirect("controlplane:fleet")
+    context = {
+        "back": reverse("controlplane:fleet"),
+        "title": f"Remove pool {pool.name}",
+        "text": "Requests for its models are refused from then on. A pool with replicas or task groups stays.",
+        "action": "Remove the pool",
+        "danger": True,
+    }
+    return render(request, "controlplane/confirm.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+def replica_new(request: HttpRequest, pool_id: int) -> HttpResponse:
+    """Add a replica; routers learn of it at once."""
+    pool = get_object_or_404(Pool, pk=pool_id)
+    form = ReplicaForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            replica = add_replica(pool, **form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Replica {replica.name} was added; routers send it requests once it answers.")
+            return redirect("controlplane:fleet")
+    return render(
+        request, "controlplane/replica_new.html", {"form": form, "pool": pool}, status=422 if form.errors else 200
+    )
+
+
+@require_http_methods(["GET", "POST"])
+def replica_state(request: HttpRequest, replica_id: int, state: str) -> HttpResponse:
+    """Activate, drain or disable a replica, after saying what will happen."""
+    if state not in ReplicaState.values:
+        raise Http404
+    wanted = ReplicaState(state)
+    replica = get_object_or_404(Replica.objects.select_related("pool"), pk=replica_id)
+    if request.method == "POST":
+        with refusals_as_messages(request):
+            set_replica_state(replica, wanted, by=signed_in(request))
+            messages.success(request, f"Replica {replica.name} is now {wanted.label.lower()}.")
+        return redirect("controlplane:fleet")
+    verb = {ReplicaState.ACTIVE: "Activate", ReplicaState.DRAINING: "Drain", ReplicaState.DISABLED: "Disable"}[wanted]
+    others = replica.pool.replicas.filter(state=ReplicaState.ACTIVE).exclude(pk=replica.pk).count()
+    context = {
+        "back": reverse("controlplane:fleet"),
+        "title": f"{verb} replica {replica.name}",
+        "text": CONSEQUENCES[wanted],
+        "warning": _last_one(replica) if wanted != ReplicaState.ACTIVE and not others else "",
+        "action": f"{verb} {replica.name}",
+    }
+    return render(request, "controlplane/confirm.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+def replica_remove(request: HttpRequest, replica_id: int) -> HttpResponse:
+    """Remove a replica, after saying what will happen."""
+    replica = get_object_or_404(Replica.objects.select_related("pool"), pk=replica_id)
+    if request.method == "POST":
+        with refusals_as_messages(request):
+            remove_replica(replica, by=signed_in(request))
+            messages.success(request, f"Replica {replica.name} was removed.")
+        return redirect("controlplane:fleet")
+    others = replica.pool.replicas.filter(state=ReplicaState.ACTIVE).exclude(pk=replica.pk).count()
+    context = {
+        "back": reverse("controlplane:fleet"),
+        "title": f"Remove replica {replica.name}",
+        "text": "Routers forget it: new requests go elsewhere, and the prefixes whose home it was move to the next "
+        "replica in their order, cold at first. The engine itself is not touched. To take it out for a "
+        "while, drain it instead.",
+        "warning": "" if others else _last_one(replica),
+        "action": f"Remove {replica.name}",
+        "danger": True,
+    }
+    return render(request, "controlplane/confirm.html", context)
+
+
+def _last_one(replica: Replica) -> str:
+    return f"It is the only active replica of pool {replica.pool.name}: requests for that pool will be refused."

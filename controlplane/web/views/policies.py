@@ -1,0 +1,221 @@
+"""Policies: what runs, the draft, the diff, publishing, and watching routers acknowledge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Prefetch
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from controlplane.errors import ControlPlaneError
+from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
+from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
+from controlplane.services.policy_settings import SettingInfo, StrategyInfo, diff_settings, policy_catalogue
+from controlplane.web.convergence import Convergence, convergence
+from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.forms import ReasonForm, SettingsForm, range_text, strategy_named
+
+HISTORY = 20  # revisions on a policy's page
+
+
+@require_GET
+def policy_list(request: HttpRequest) -> HttpResponse:
+    """Every pool with its policy, and its task groups with theirs."""
+    current = PolicyRevision.objects.exclude(state=RevisionState.RETIRED).select_related("author")
+    policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", current, to_attr="current"))
+    pools = Pool.objects.prefetch_related(
+        Prefetch("policies", policies.filter(group=None), to_attr="own"),
+        Prefetch("groups", TaskGroup.objects.order_by("name").prefetch_related(Prefetch("policy", policies))),
+    )
+    return render(request, "controlplane/policies.html", {"pools": [_pool_rows(pool) for pool in pools]})
+
+
+@require_GET
+def policy_detail(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """One policy: what runs, the draft if there is one, the routers, the history."""
+    policy = _policy(policy_id)
+    return render(request, "controlplane/policy.html", _facts(policy))
+
+
+@require_GET
+@never_cache
+def policy_rollout(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """The routers' part of a policy's page, asked for again while a change is on its way."""
+    return render(request, "controlplane/policy_rollout.html", _rollout(_policy(policy_id)))
+
+
+@require_http_methods(["GET", "POST"])
+def policy_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """Choose a strategy, fill in its settings, save as the draft. Nothing reaches a router."""
+    policy = _policy(policy_id)
+    live, draft = policy.live(), policy.draft()
+    base = draft or live
+    strategy = strategy_named(request.GET.get("strategy", base.strategy if base else "")) or policy_catalogue()[0]
+    initial = {"based_on": live.number if live else None, **_starting_values(strategy, base)}
+    form = SettingsForm(strategy, request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid() and _saved(request, policy, form):
+        return redirect("controlplane:policy", policy_id=policy.pk)
+    context = {
+        "policy": policy,
+        "live": live,
+        "draft": draft,
+        "form": form,
+        "strategy": strategy,
+        "catalogue": policy_catalogue(),
+    }
+    return render(request, "controlplane/policy_edit.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@never_cache
+def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """What saving would change, or what is wrong, while the form is being filled in. Writes nothing."""
+    policy = _policy(policy_id)
+    strategy = strategy_named(request.GET.get("strategy", "")) or policy_catalogue()[0]
+    form, live = SettingsForm(strategy, request.POST), policy.live()
+    changes = diff_settings(live.settings if live else None, form.settings()) if form.is_valid() else []
+    return render(request, "controlplane/policy_check.html", {"form": form, "changes": changes, "live": live})
+
+
+@require_POST
+def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> HttpResponse:
+    """Make the draft the live revision, with a reason."""
+    policy = _policy(policy_id)
+    form = ReasonForm(request.POST)
+    if not form.is_valid():
+        return render(request, "controlplane/policy.html", {**_facts(policy), "publish_form": form}, status=422)
+    revision = get_object_or_404(policy.revisions, pk=revision_id)
+    with refusals_as_messages(request):
+        rollout = publish_revision(
+            revision.pk,
+            by=signed_in(request),
+            reason=form.cleaned_data["reason"],
+            expected_digest=form.cleaned_data["digest"] or None,
+        )
+        messages.success(request, f"Revision {rollout.revision.number} is live and on its way to the routers.")
+    return redirect("controlplane:policy", policy_id=policy.pk)
+
+
+@require_POST
+def policy_discard(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """Throw the draft away."""
+    policy = _policy(policy_id)
+    with refusals_as_messages(request):
+        discard_draft(policy)
+        messages.success(request, "The draft was discarded. What runs did not change.")
+    return redirect("controlplane:policy", policy_id=policy.pk)
+
+
+@require_POST
+def policy_restore(request: HttpRequest, policy_id: int, number: int) -> HttpResponse:
+    """Take an earlier revision's settings as the draft; publishing it takes them back into force."""
+    policy = _policy(policy_id)
+    earlier = get_object_or_404(policy.revisions, number=number)
+    with refusals_as_messages(request):
+        save_draft(policy, earlier.settings, by=signed_in(request), reason=f"Back to revision {number}")
+    return redirect("controlplane:policy", policy_id=policy.pk)
+
+
+@require_POST
+def policy_create(request: HttpRequest, group_id: int) -> HttpResponse:
+    """Give a task group a policy of its own; the pool's serves it until the first revision is published."""
+    group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
+    with refusals_as_messages(request):
+        create_policy(group.pool, group)
+    policy = RoutingPolicy.objects.filter(group=group).first()
+    return redirect("controlplane:policy-edit", policy.pk) if policy else redirect("controlplane:policies")
+
+
+@require_http_methods(["GET", "POST"])
+def policy_remove(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """Take a group's own policy away, after saying what will happen."""
+    policy = _policy(policy_id)
+    if request.method == "POST":
+        with refusals_as_messages(request):
+            remove_policy(policy, by=signed_in(request))
+            messages.success(request, f"Policy {policy.name} was removed.")
+        return redirect("controlplane:policies")
+    context = {
+        "title": f"Remove policy {policy.name}",
+        "text": "The pool's policy places the group's requests from then on. The group stays, and so does its history "
+        "in the events.",
+        "action": "Use the pool's policy",
+        "danger": True,
+        "back": reverse("controlplane:policy", args=[policy.pk]),
+    }
+    return render(request, "controlplane/confirm.html", context)
+
+
+def _policy(policy_id: int) -> RoutingPolicy:
+    return get_object_or_404(RoutingPolicy.objects.select_related("pool", "group"), pk=policy_id)
+
+
+def _pool_rows(pool: Pool) -> dict[str, Any]:
+    own = pool.own[0]  # type: ignore[attr-defined]  # prefetched above
+    groups = [_row(group, getattr(group, "policy", None)) for group in pool.groups.all()]
+    return {"pool": pool, "rows": [_row(None, own), *groups]}
+
+
+def _row(group: TaskGroup | None, policy: RoutingPolicy | None) -> dict[str, Any]:
+    states = {revision.state: revision for revision in policy.current} if policy else {}  # type: ignore[attr-defined]
+    return {
+        "group": group,
+        "policy": policy,
+        "live": states.get(RevisionState.LIVE),
+        "draft": states.get(RevisionState.DRAFT),
+    }
+
+
+def _facts(policy: RoutingPolicy) -> dict[str, Any]:
+    """What a policy's page shows; eight queries whatever the history's length."""
+    history = list(policy.revisions.select_related("author").order_by("-number")[:HISTORY])
+    live = next((one for one in history if one.state == RevisionState.LIVE), None) or policy.live()
+    draft = next((one for one in history if one.state == RevisionState.DRAFT), None)
+    return {
+        "policy": policy,
+        "live": live,
+        "live_help": strategy_named(live.strategy) if live else None,
+        "live_settings": _shown_settings(live) if live else [],
+        "draft": draft,
+        "changes": diff_settings(live.settings if live else None, draft.settings) if draft else [],
+        "publish_form": ReasonForm(initial={"reason": draft.reason, "digest": draft.digest}) if draft else None,
+        "history": history,
+        **_rollout(policy),
+    }
+
+
+def _rollout(policy: RoutingPolicy) -> dict[str, Any]:
+    state: Convergence = convergence()
+    rollouts = Rollout.objects.filter(revision__policy=policy).select_related("revision", "snapshot", "started_by")
+    return {"policy": policy, "convergence": state, "rollout": rollouts.defer("snapshot__sealed").first()}
+
+
+def _shown_settings(revision: PolicyRevision) -> list[dict[str, Any]]:
+    strategy = strategy_named(revision.strategy)
+    return [_shown(info, revision.settings) for info in strategy.settings] if strategy else []
+
+
+def _shown(info: SettingInfo, settings: dict[str, Any]) -> dict[str, Any]:
+    value = settings.get(info.field, info.default)
+    return {"info": info, "value": value, "range": range_text(info), "is_default": value == info.default}
+
+
+def _starting_values(strategy: StrategyInfo, base: PolicyRevision | None) -> dict[str, Any]:
+    """The values a form starts from: those of the base where it knows the setting, else the defaults."""
+    known = base.settings if base else {}
+    return {info.field: known.get(info.field, info.default) for info in strategy.settings}
+
+
+def _saved(request: HttpRequest, policy: RoutingPolicy, form: SettingsForm) -> bool:
+    """Save the draft; False, with the reason on the form, when the service refuses."""
+    try:
+        save_draft(policy, form.settings(), by=signed_in(request), based_on=form.cleaned_data["based_on"])
+    except ControlPlaneError as error:
+        form.refuse(error)
+        return False
+    return True

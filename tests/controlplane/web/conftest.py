@@ -1,0 +1,11 @@
+"""A browser's requests, without a browser."""
+
+import pytest
+from django.test import Client
+
+
+@pytest.fixture
+def browser(client: Client, operator) -> Client:
+    """A client that is signed in."""
+    client.force_login(operator)
+    return client

@@ -1,0 +1,49 @@
+import pytest
+from django.urls import get_resolver
+
+PAGES = ("/policies/", "/fleet/", "/routers/", "/task-groups/")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_sends_a_stranger_to_the_sign_in_page_and_back(client, db, path):
+    answer = client.get(path)
+
+    assert answer.status_code == 302
+    assert answer["Location"] == f"/accounts/login/?next={path}"
+
+
+def test_signing_in_leads_back_to_where_one_came_from(client, operator):
+    form = {"login": "olga", "password": "a long enough password"}
+
+    answer = client.post("/accounts/login/?next=/fleet/", form)
+
+    assert (answer.status_code, answer["Location"]) == (302, "/fleet/")
+
+
+def test_a_wrong_password_is_refused_beside_the_form_and_names_no_cause(client, operator):
+    answer = client.post("/accounts/login/", {"login": "olga", "password": "wrong"})
+
+    assert answer.status_code == 200
+    assert 'role="alert"' in answer.text
+    assert "_auth_user_id" not in client.session
+
+
+def test_there_is_no_sign_up_and_no_mail_flow():
+    names = {name for name in get_resolver().reverse_dict if isinstance(name, str) and name.startswith("account_")}
+
+    assert names == {"account_login", "account_logout", "account_inactive", "account_change_password"}
+
+
+def test_signing_out_takes_a_post_so_that_no_link_can_do_it(browser):
+    browser.get("/accounts/logout/")
+    assert "_auth_user_id" in browser.session
+
+    browser.post("/accounts/logout/")
+    assert "_auth_user_id" not in browser.session
+
+
+def test_a_page_that_is_not_there_says_so_in_our_words(browser):
+    answer = browser.get("/no-such-page/")
+
+    assert answer.status_code == 404
+    assert "There is nothing at this address" in answer.text
