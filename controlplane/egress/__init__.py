@@ -1,0 +1,24 @@
+"""The one way out: every HTTP request that the control plane or telemetry makes goes through here.
+
+A URL may come from a person or a router, so each connection is guarded: the host is resolved once, every address it
+has is checked, and the connection is made to an address that was checked, with the host kept for ``Host`` and TLS.
+No redirect is followed, no proxy is taken from the environment, and no answer is longer than it may be.
+"""
+
+from .addresses import Rules, fleet_rules, webhook_rules
+from .client import Answer, AnswerTooLargeError, fetch, fetch_async, guarded_async_client, guarded_client
+from .transport import EgressRefusedError, resolve
+
+__all__ = [
+    "Answer",
+    "AnswerTooLargeError",
+    "EgressRefusedError",
+    "Rules",
+    "fetch",
+    "fetch_async",
+    "fleet_rules",
+    "guarded_async_client",
+    "guarded_client",
+    "resolve",
+    "webhook_rules",
+]
