@@ -1,0 +1,107 @@
+"""Talking to a router's admin port. Every outcome is a value: a router that is away is nothing unusual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import httpx
+import msgspec
+
+from controlplane.egress import fetch
+
+DEADLINE_S = 5.0  # a whole push or look
+MAX_ANSWER_BYTES = 8 << 20  # GET /admin/config answers the configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The router runs this configuration."""
+
+    number: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """The router refused a configuration, and runs on with ``running_number`` (None: with nothing)."""
+
+    path: str
+    reason: str
+    running_number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No answer that a router would give."""
+
+    reason: str
+
+
+class Running(msgspec.Struct, frozen=True):
+    """What ``GET /admin/config`` says of itself."""
+
+    revision: int | None = None
+    sha256: str | None = None
+
+
+class _Acked(msgspec.Struct, frozen=True):
+    revision: Annotated[int, msgspec.Meta(ge=1)]
+    sha256: str
+
+
+class _Nacked(msgspec.Struct, frozen=True):
+    reason: str
+    path: str = "$"
+    running_revision: int | None = None
+
+
+def push_document(http: httpx.Client, admin_url: str, document: bytes, *, token: str) -> Ack | Nack | Unreachable:
+    """Send a snapshot's document, and read the acknowledgement or the refusal."""
+    status, body = _asked(http, "PUT", admin_url, token, content=document)
+    if status == 200 and (acked := _read(body, _Acked)):
+        return Ack(acked.revision, acked.sha256)
+    if status in {409, 422} and (nacked := _read(body, _Nacked)):
+        return Nack(nacked.path, nacked.reason, nacked.running_revision)
+    return _unexpected(status, body)
+
+
+def read_running(http: httpx.Client, admin_url: str, *, token: str) -> Running | Unreachable:
+    """Ask a router what it runs."""
+    status, body = _asked(http, "GET", admin_url, token)
+    if status == 200 and (running := _read(body, Running)):
+        return running
+    return _unexpected(status, body)
+
+
+def _asked(
+    http: httpx.Client, method: str, admin_url: str, token: str, content: bytes | None = None
+) -> tuple[int | None, bytes]:
+    """Status and body; None and the reason where no answer came."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    url = f"{admin_url.rstrip('/')}/admin/config"
+    try:
+        answer = fetch(
+            http, method, url, deadline_s=DEADLINE_S, max_bytes=MAX_ANSWER_BYTES, content=content, headers=headers
+        )
+    except httpx.HTTPError as error:
+        return None, f"{type(error).__name__}: {error}".encode()
+    return answer.status, answer.body
+
+
+def _unexpected(status: int | None, body: bytes) -> Unreachable:
+    if status is None:
+        return Unreachable(body.decode())
+    if status in {401, 403}:
+        return Unreachable(f"it answered {status}: its WARMPATH_ROUTER_ADMIN_TOKEN is not ours")
+    return Unreachable(f"it answered {status} with something that no router says")
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _read(body: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -1,0 +1,71 @@
+"""What the worker does for the control plane: bring routers to the configuration that they should run.
+
+Theory of operation. Level-triggered: each run compares what every router runs, as far as it told us, with the newest
+snapshot, and sends that to those that differ or have fallen silent. So it does not matter which wake-up, push or
+acknowledgement was lost, or how many workers and beats there are: a push is claimed before it is sent, routers refuse
+what is older than what they run, and acknowledgements are recorded by conditional updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+from celery import shared_task
+from django.conf import settings
+
+from controlplane.egress import fleet_rules, guarded_client
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.push.client import Ack, Nack, Unreachable
+from controlplane.push.delivery import deliver
+from controlplane.services.routers import (
+    claim_pushes,
+    mark_lost_routers,
+    record_ack,
+    record_nack,
+    record_unreachable,
+)
+from controlplane.services.snapshots import newest_snapshot, snapshot_document
+
+PARALLEL = 32  # pushes at once; one that hangs delays nobody else
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def reconcile_routers() -> None:
+    """Push to every router that runs something else or has fallen silent; note those that are lost."""
+    _push(None)
+    mark_lost_routers()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def push_config(router_id: int) -> None:
+    """Push to one router, if it needs it."""
+    _push(router_id)
+
+
+def _push(router_id: int | None) -> None:
+    desired = newest_snapshot()
+    claimed = claim_pushes(desired, router_id=router_id) if desired else []
+    if desired and claimed:
+        _deliver_to_all(claimed, desired)
+
+
+def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
+    """Send concurrently; record each answer as it comes, in this thread, which alone uses the database."""
+    document, token = snapshot_document(desired), settings.ROUTER_ADMIN_TOKEN
+    with guarded_client(fleet_rules()) as http, ThreadPoolExecutor(min(PARALLEL, len(routers))) as threads:
+        sent: dict[Future[Ack | Nack | Unreachable], Router] = {
+            threads.submit(deliver, http, router, desired, document, token): router for router in routers
+        }
+        for answer in as_completed(sent):
+            _record(sent[answer].pk, desired, answer.result())
+
+
+def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreachable) -> None:
+    match outcome:
+        case Ack(number, sha256):
+            record_ack(router_id, number=number, sha256=sha256)
+        case Nack(path, reason, running_number):
+            record_nack(router_id, number=sent.number, path=path, reason=reason, running_number=running_number)
+        case Unreachable(reason):
+            record_unreachable(router_id, number=sent.number, reason=reason)
