@@ -1,18 +1,15 @@
 """Joins the packages' URLs."""
 
-from django.contrib.auth.decorators import login_not_required
-from django.http import HttpRequest, HttpResponse
-from django.urls import include, path
+from django.urls import include, path, re_path
 
-
-@login_not_required
-def healthz(_request: HttpRequest) -> HttpResponse:
-    """Alive; asks nothing of anybody."""
-    return HttpResponse("ok\n", content_type="text/plain")
-
+from controlplane.api.exceptions import no_such_endpoint
+from controlplane.health import healthz, readyz
 
 urlpatterns = [
     path("healthz", healthz),
+    path("readyz", readyz),
     path("accounts/", include("controlplane.web.account_urls")),
+    path("api/v1/", include("controlplane.api.urls")),
+    re_path("^api/", no_such_endpoint),
     path("", include("controlplane.web.urls")),
 ]

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
+from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -50,10 +52,12 @@ def problem(
     return body
 
 
-def problem_view(request: HttpRequest, status: int, detail: str) -> JsonResponse:
-    """A problem from outside DRF: an address that does not exist."""
-    body = problem(status, detail, request_id=_request_id(request))
-    return JsonResponse(body, status=status, content_type=CONTENT_TYPE)
+@csrf_exempt
+@login_not_required
+def no_such_endpoint(request: HttpRequest) -> JsonResponse:
+    """404 for every address below ``/api/`` that no view has."""
+    body = problem(HTTPStatus.NOT_FOUND, "There is no such address.", request_id=_request_id(request))
+    return JsonResponse(body, status=HTTPStatus.NOT_FOUND, content_type=CONTENT_TYPE)
 
 
 def pointer(path: str) -> str:

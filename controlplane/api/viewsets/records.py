@@ -1,0 +1,49 @@
+"""Doors to events and tokens."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.api import serializers as s
+from controlplane.api.filters import EventFilter
+from controlplane.api.pagination import EventPages
+from controlplane.api.permissions import signed_in_user
+from controlplane.models import ApiToken, Event
+from controlplane.services.tokens import create_token, revoke_token
+
+from .doors import NUMBER, Door, parsed
+
+
+class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Event]):
+    """What happened, newest first."""
+
+    queryset = Event.objects.select_related("pool", "replica", "router", "actor")
+    serializer_class = s.EventSerializer
+    filterset_class = EventFilter
+    pagination_class = EventPages
+    lookup_value_regex = NUMBER
+
+
+class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ApiToken]):
+    """Tokens for scripts; for administrators."""
+
+    needs_admin = True
+    queryset = ApiToken.objects.select_related("user")
+    serializer_class = s.TokenSerializer
+    lookup_value_regex = NUMBER
+
+    @extend_schema(request=s.TokenInput, responses={201: s.CreatedTokenSerializer})
+    def create(self, request: Request) -> Response:
+        """Create a token that acts for you; its text is in this answer and nowhere else."""
+        user = signed_in_user(request)
+        token, text = create_token(user, **parsed(s.TokenInput, request), by=user)
+        answer = {**s.TokenSerializer(token).data, "token": text}
+        return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Revoke a token now; 409 if it was revoked before."""
+        revoke_token(self.get_object(), by=signed_in_user(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

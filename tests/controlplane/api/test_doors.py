@@ -1,0 +1,182 @@
+"""What holds for every address of the REST API."""
+
+import json
+
+import pytest
+from django.db import OperationalError
+from django.urls import get_resolver
+from drf_spectacular.generators import SchemaGenerator
+from rest_framework.test import APIClient
+
+from controlplane.models import Pool
+from controlplane.services.fleet import add_replica
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.routers import announce
+from controlplane.services.task_groups import create_task_group
+
+ROOT = "/api/v1/"
+
+
+def operations():
+    """Every method of every address that the OpenAPI document knows."""
+    paths = SchemaGenerator().get_schema(request=None, public=True)["paths"]
+    return [
+        (method, path.replace("{name}", "default").replace("{id}", "1"))
+        for path, methods in paths.items()
+        for method in methods
+    ]
+
+
+@pytest.mark.django_db
+def test_everything_refuses_who_does_not_sign_in(pool):
+    seen = operations()
+    assert len(seen) > 30
+    for method, path in [*seen, ("get", f"{ROOT}openapi.json")]:
+        answer = getattr(APIClient(), method)(path)
+        assert answer.status_code == 401, f"{method} {path}"
+        assert answer["WWW-Authenticate"] == "Bearer"
+        assert answer["Content-Type"] == "application/problem+json"
+    assert Pool.objects.get().name == "default"
+
+
+@pytest.mark.django_db
+def test_a_token_that_may_read_changes_nothing(pool, client_with):
+    reader = client_with("read")
+    for method, path in operations():
+        if method != "get" and not path.endswith("announce"):
+            assert getattr(reader, method)(path, {}).status_code == 403, f"{method} {path}"
+    assert reader.get(f"{ROOT}pools").status_code == 200
+
+
+@pytest.mark.django_db
+def test_only_administrators_see_tokens(pool, client_with):
+    for scope, status in (("read", 403), ("write", 403), ("admin", 200)):
+        assert client_with(scope).get(f"{ROOT}tokens").status_code == status
+
+
+@pytest.mark.django_db
+def test_a_person_with_a_session_needs_the_csrf_token_to_change_things(operator, pool):
+    browser = APIClient(enforce_csrf_checks=True)
+    browser.force_login(operator)
+    assert browser.get(f"{ROOT}pools").status_code == 200
+    assert browser.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 403
+
+
+@pytest.mark.django_db
+def test_a_person_who_is_no_staff_changes_things_but_manages_no_tokens(django_user_model, pool):
+    person = APIClient()
+    person.force_login(django_user_model.objects.create_user("pat"))
+    assert person.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
+    assert person.get(f"{ROOT}tokens").status_code == 403
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("get", "nothing", None, 404),
+        ("post", "nothing/at/all", None, 404),
+        ("get", "pools/absent", None, 404),
+        ("get", "pools/%00", None, 404),
+        ("get", "revisions/99999999999999999", None, 404),
+        ("get", "revisions/999999999999999999999", None, 404),
+        ("delete", "pools", None, 405),
+        ("put", "pools/default", None, 405),
+        ("post", "pools", "{", 400),
+        ("post", "pools", "[]", 422),
+        ("post", "pools", '{"name": 7}', 422),
+        ("post", "pools", '{"name": "a\\u0000"}', 422),
+    ],
+)
+@pytest.mark.usefixtures("pool")
+def test_every_refusal_is_a_problem_document_with_the_requests_id(api, method, path, body, status):
+    options = {"data": body, "content_type": "application/json"} if body else {}
+    answer = getattr(api, method)(f"{ROOT}{path}", **options, headers={"X-Request-Id": "abc-1"})
+    document = json.loads(answer.content)
+    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
+    assert (document["status"], document["request_id"], document["type"]) == (status, "abc-1", "about:blank")
+    assert document["title"]
+    assert document["detail"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("fault", "status"), [(OperationalError("gone"), 503), (RuntimeError("secret"), 500)])
+def test_what_goes_wrong_here_is_a_problem_document_that_tells_nothing_more(api, pool, monkeypatch, fault, status):
+    def fail(*_args, **_options):
+        raise fault
+
+    monkeypatch.setattr("controlplane.services.fleet.update_pool", fail)
+    answer = api.patch(f"{ROOT}pools/default", {"description": "x"})
+    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
+    assert b"secret" not in answer.content
+
+
+@pytest.mark.django_db
+def test_lists_ask_the_database_as_often_for_many_rows_as_for_few(api, pool, django_assert_max_num_queries):
+    for number in range(12):
+        replica = add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
+        create_task_group(pool, f"g{number}", replicas=[replica])
+        announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.1.{number}:8081")
+        publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "round_robin"}).pk)
+    api.get(f"{ROOT}pools")  # the token's use is noted once a minute
+    for noun in (
+        "pools",
+        "replicas",
+        "task-groups",
+        "policies",
+        "revisions",
+        "rollouts",
+        "routers",
+        "events",
+        "tokens",
+    ):
+        with django_assert_max_num_queries(5):
+            answer = api.get(f"{ROOT}{noun}")
+        assert answer.status_code == 200, noun
+        assert answer.data["results"], noun
+
+
+@pytest.mark.django_db
+def test_no_list_answers_more_than_a_thousand_rows_at_once(api, pool):
+    assert api.get(f"{ROOT}pools", {"limit": 5000}).status_code == 200
+    view = get_resolver().resolve(f"{ROOT}pools").func.cls
+    assert view.pagination_class.max_limit == 1000
+
+
+@pytest.mark.django_db
+def test_events_page_by_cursor_and_are_narrowed_by_kind_pool_and_time(api, replica):
+    first = api.get(f"{ROOT}events", {"limit": 1}).data
+    second = api.get(first["next"]).data
+    assert first["results"][0]["id"] > second["results"][0]["id"]
+
+    kinds = {"kind": ["pool_created", "replica_added"], "pool": "default"}
+    assert len(api.get(f"{ROOT}events", kinds).data["results"]) == 2
+    at = api.get(f"{ROOT}events", {"kind": "replica_added"}).data["results"][0]["at"]
+    assert [e["kind"] for e in api.get(f"{ROOT}events", {"after": at}).data["results"]][-1] == "replica_added"
+    assert api.get(f"{ROOT}events", {"before": "2020-01-01T00:00:00Z"}).data["results"] == []
+
+
+@pytest.mark.django_db
+def test_the_openapi_document_describes_every_operation_and_its_refusals(api):
+    document = json.loads(api.get(f"{ROOT}openapi.json").content)
+    assert document["openapi"].startswith("3.1")
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert "application/problem+json" in operation["responses"]["default"]["content"], f"{method} {path}"
+            assert operation["security"], f"{method} {path}"
+
+
+@pytest.mark.django_db
+def test_ready_when_the_database_answers_and_has_every_migration(client, monkeypatch):
+    assert client.get("/readyz").json() == {"status": "ready"}
+    monkeypatch.setattr("django.db.migrations.executor.MigrationExecutor.migration_plan", lambda *_: [1])
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")
+
+
+def test_not_ready_without_a_database(client, monkeypatch):
+    def fail(*_args):
+        raise OperationalError
+
+    monkeypatch.setattr("controlplane.health.MigrationExecutor", fail)
+    assert client.get("/readyz").status_code == 503

@@ -1,0 +1,129 @@
+import pytest
+
+from controlplane.models import ConfigSnapshot, Event, Router
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_replica_lives_from_adding_to_removing(api, pool):
+    made = api.post("/api/v1/replicas", {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000/"})
+    assert (made.status_code, made.data["url"], made.data["block_tokens"]) == (201, "http://10.0.0.1:8000", None)
+
+    changed = api.patch("/api/v1/replicas/r1", {"weight": 2.5})
+    assert changed.data["weight"] == 2.5
+    assert api.post("/api/v1/replicas/r1/state", {"state": "draining"}).data["state"] == "draining"
+    assert ConfigSnapshot.objects.first().document["pools"][0]["replicas"][0]["state"] == "draining"
+
+    assert api.delete("/api/v1/replicas/r1").status_code == 204
+    assert api.get("/api/v1/replicas/r1").status_code == 404
+    kinds = list(Event.objects.filter(kind__startswith="replica").values_list("kind", flat=True))
+    assert kinds == ["replica_removed", "replica_state_changed", "replica_changed", "replica_added"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"name": "r1", "url": "ftp://10.0.0.1"}, "#/url"),
+        ({"name": "R 1", "url": "http://10.0.0.1:8000"}, "#/name"),
+        ({"name": "r1", "url": "http://10.0.0.1:8000", "weight": 0}, "#/weight"),
+        ({"name": "r1"}, "#/url"),
+        ({"name": "r1", "url": "http://10.0.0.1:8000", "pool": "other"}, "#/pool"),
+    ],
+)
+def test_a_replica_that_routers_would_refuse_is_refused_where_it_is_wrong(api, pool, body, pointer):
+    answer = api.post("/api/v1/replicas", {"pool": "default", **body})
+    assert answer.status_code == 422
+    assert [fault["pointer"] for fault in answer.data["errors"]] == [pointer]
+
+
+def test_a_name_and_an_address_belong_to_one_replica(api, replica):
+    for body in ({"name": "r1", "url": "http://10.0.0.2:8000"}, {"name": "r2", "url": replica.url + "/"}):
+        assert api.post("/api/v1/replicas", {"pool": "default", **body}).status_code == 409
+
+
+def test_a_pool_lives_from_creating_to_removing(api, db):
+    assert api.post("/api/v1/pools", {"name": "big", "models": ["qwen", "qwen"]}).data["models"] == ["qwen"]
+    assert api.post("/api/v1/pools", {"name": "big"}).status_code == 409
+    assert api.patch("/api/v1/pools/big", {"description": "H200s"}).data["description"] == "H200s"
+    assert api.delete("/api/v1/pools/big").status_code == 204
+    assert ConfigSnapshot.objects.first().document["pools"] == []
+
+
+def test_a_model_belongs_to_one_pool(api, pool):
+    answer = api.post("/api/v1/pools", {"name": "second"})
+    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/pools/1/models")
+    assert api.get("/api/v1/pools").data["count"] == 1
+
+
+def test_a_task_group_names_a_subset_of_its_pool(api, replica):
+    made = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat", "replicas": ["r1"]})
+    assert made.data["replicas"] == ["r1"]
+    assert api.delete("/api/v1/replicas/r1").status_code == 409  # the subset would widen to all
+    assert api.patch(f"/api/v1/task-groups/{made.data['id']}", {"replicas": [], "owner": "web"}).data["replicas"] == []
+    assert api.delete(f"/api/v1/task-groups/{made.data['id']}").status_code == 204
+
+
+def test_lists_are_narrowed_by_what_they_show(api, replica):
+    api.post("/api/v1/replicas/r1/state", {"state": "disabled"})
+    count = {state: api.get("/api/v1/replicas", {"state": state}).data["count"] for state in ("active", "disabled")}
+    assert count == {"active": 0, "disabled": 1}
+    assert api.get("/api/v1/replicas", {"state": "asleep"}).status_code == 422
+    assert api.get("/api/v1/replicas", {"pool": "\0"}).status_code == 422
+
+
+# --- routers -----------------------------------------------------------------------------------------------
+
+ANNOUNCEMENT = {"name": "router-1", "boot": "b1", "admin_url": "http://127.0.0.1:8081", "revision": None}
+
+
+@pytest.fixture
+def router_api(client):
+    def post(body, token="router-token-for-tests"):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return client.post("/api/v1/routers/announce", body, content_type="application/json", headers=headers)
+
+    return post
+
+
+def test_a_router_that_announces_itself_is_listed_with_what_it_should_run(router_api, api, pool):
+    desired = ConfigSnapshot.objects.first().number
+    assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired}
+    listed = api.get("/api/v1/routers/router-1").data
+    assert (listed["desired_number"], listed["running_number"], listed["in_sync"]) == (desired, None, False)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "router-token-for-test", "r\xf6uter"])
+def test_only_the_routers_token_announces(router_api, token, db):
+    assert router_api(ANNOUNCEMENT, token=token).status_code == 401
+    assert not Router.objects.exists()
+
+
+def test_a_persons_token_does_not_announce_and_a_routers_token_does_nothing_else(api, client, db):
+    assert api.post("/api/v1/routers/announce", ANNOUNCEMENT).status_code == 401
+    headers = {"Authorization": "Bearer router-token-for-tests"}
+    assert client.get("/api/v1/routers", headers=headers).status_code == 401
+
+
+def test_without_a_shared_token_nobody_is_a_router(router_api, settings, db):
+    settings.ROUTER_ADMIN_TOKEN = ""
+    for token in ("", "anything"):
+        assert router_api(ANNOUNCEMENT, token=token).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"name": ""}, "#/name"),
+        ({"name": "a/b"}, "#/name"),
+        ({"name": None}, "#/name"),
+        ({"admin_url": "file:///etc/passwd"}, "#/admin_url"),
+        ({"data_url": "nonsense"}, "#/data_url"),
+        ({"revision": 0}, "#/revision"),
+        ({"sha256": "x"}, "#/sha256"),
+    ],
+)
+def test_a_malformed_announcement_is_refused(router_api, change, pointer, db):
+    answer = router_api(ANNOUNCEMENT | change)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+    assert not Router.objects.exists()
