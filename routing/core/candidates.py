@@ -45,11 +45,12 @@ class Candidates:
         self._book = book
         self._seed = seed
         self._position = book.position
-        self._counted = {name: load.running for name, load in self.loads.items()}
-        self._running = sum(self._counted.values())
+        self._counted: dict[ReplicaId, int] = {}  # requests that ``_running`` counts at each
+        self._running = 0
         self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
         self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
         self._stamp = 0
+        self._start_over()
 
     def __len__(self) -> int:
         return len(self.loads)
@@ -87,26 +88,33 @@ class Candidates:
         return heap[0][2]
 
     def _catch_up(self) -> None:
-        """Take in what changed since the last time."""
+        """Take in what changed since the last time, the longest ago first."""
         book = self._book
         behind = book.position - self._position
         if not behind:
             return
-        changes = book.changes_since(self._position) if behind <= len(self.loads) else None
+        changes = book.changes_since(self._position) if behind <= 8 * len(self.loads) + 64 else None
         self._position = book.position
-        for load in self.loads.values() if changes is None else changes:
-            name = load.replica
-            counted = self._counted.get(name)
+        if changes is None:
+            self._start_over()
+            return
+        for load in reversed(dict.fromkeys(reversed(changes))):
+            counted = self._counted.get(load.replica)
             if counted is not None:
                 self._running += load.running - counted
-                self._counted[name] = load.running
+                self._counted[load.replica] = load.running
                 if self._heap:
-                    self._push(name)
+                    self._push(load.replica)
+
+    def _start_over(self) -> None:
+        """Sum anew, because too much has changed to look at each change."""
+        self._counted = {name: load.running for name, load in self.loads.items()}
+        self._running = sum(self._counted.values())
+        self._heap = []
 
     def _fill_heap(self) -> None:
-        order = sorted(self.loads, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed))
-        self._heap = []
-        for name in order:
+        """Line up everybody; equals in an order that differs each time and between routers."""
+        for name in sorted(self.loads, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed + self._stamp)):
             self._push(name)
 
     def _push(self, replica: ReplicaId) -> None:

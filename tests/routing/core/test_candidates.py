@@ -83,6 +83,30 @@ def test_equal_work_is_shared_in_turn_and_never_all_to_the_same() -> None:
     assert set(met.values()) == {100}
 
 
+def test_equal_work_is_shared_however_much_happens_between_two_requests() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    met = Counter()
+    for _ in range(400):
+        chosen = candidates.least_loaded()
+        met[chosen] += 1
+        book.dispatch(chosen, 50).end()
+        for name in names(4) * 20:  # others of the same pool come and go, in the order of the configuration
+            book.dispatch(name, 10).end()
+
+    assert max(met.values()) < 160
+
+
+def test_all_take_part_though_they_change_together_in_the_order_of_the_configuration() -> None:
+    book = LoadBook()
+    candidates = all_of(book)
+    first = candidates.least_loaded()
+    for name in (A, B, C, D, first):
+        book.dispatch(name, 50).end()
+
+    assert candidates.least_loaded() == next(name for name in names(4) if name != first)
+
+
 def test_routers_with_other_seeds_begin_elsewhere() -> None:
     assert len({all_of(LoadBook(), seed).least_loaded() for seed in range(40)}) == 4
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 from typing import Any
 
@@ -132,6 +133,20 @@ def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], 
     same_bytes = canonical(COMPLETIONS, {"prompt": one}).data == canonical(COMPLETIONS, {"prompt": other}).data
 
     assert same_bytes == (one == other)
+
+
+def test_ids_that_look_like_framing_are_told_apart() -> None:
+    several: list[list[int]] = [[], [1], [2], [3], [4]]
+    data = canonical(COMPLETIONS, {"prompt": several}).data
+    forged = array("I", data[3:-4]).tolist()  # what one list would have to hold to be written the same
+
+    assert canonical(COMPLETIONS, {"prompt": forged}).data != data
+
+
+def test_a_cache_mark_on_an_image_does_not_count() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+
+    assert chat(("user", [image])) == chat(("user", [{**image, "cache_control": {"type": "ephemeral"}}]))
 
 
 @pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
