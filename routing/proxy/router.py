@@ -142,7 +142,7 @@ class Router:
     def _prepare(self, snapshot: LoadedSnapshot) -> Callable[[], None]:
         """Build everything a configuration needs, in a thread; the swap is for the event loop."""
         config = snapshot.config
-        placement = Placement(config, self.loads)
+        placement = Placement(config, self.loads, seed=int(self.boot, 16))
         before = self.serving.links if self.serving else {}
         links = {
             replica.name: old
