@@ -1,0 +1,58 @@
+"""Fetching one exposition, with a deadline and limits of its own (S8)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+
+from controlplane.egress import AnswerTooLargeError, EgressRefusedError, fetch_async
+from telemetry.metrics.engine import ReplicaSample
+from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
+from telemetry.metrics.router import RouterSample
+from telemetry.scraping.fold import Failure, Taken
+
+HEADERS = {"Accept": "text/plain;version=0.0.4"}
+Sample = TypeVar("Sample", ReplicaSample, RouterSample)
+
+
+async def scrape(
+    client: httpx.AsyncClient, url: str, read: Callable[[str], Sample], *, deadline_s: float
+) -> Taken[Sample] | Failure:
+    """One exposition, or why there is none; nothing that a target does is raised."""
+    try:
+        answer = await fetch_async(client, "GET", url, deadline_s=deadline_s, max_bytes=MAX_BYTES, headers=HEADERS)
+    except httpx.HTTPError as error:
+        return _failure(error, deadline_s)
+    taken_s = time.time()
+    if answer.status != httpx.codes.OK:
+        return Failure(f"its /metrics answers with status {answer.status}")
+    try:
+        return Taken(taken_s, read(answer.body.decode("utf-8")))
+    except (ExpositionError, UnicodeDecodeError) as error:
+        reason = str(error) if isinstance(error, ExpositionError) else "the text is not UTF-8"
+        return Failure(f"its /metrics is not to be trusted: {reason}")
+
+
+def _failure(error: httpx.HTTPError, deadline_s: float) -> Failure:
+    """The reason in words that name no URL."""
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(f"no whole answer within {deadline_s:g} s")
+    if isinstance(error, AnswerTooLargeError):
+        return Failure("the answer is too long, or packed")
+    if isinstance(error, EgressRefusedError):
+        return Failure("its address is in no network that WARMPATH_FLEET_NETWORKS allows")
+    if isinstance(error, httpx.ConnectError):
+        return Failure("nobody listens there", refused=True) if _refused(error) else Failure("it cannot be reached")
+    return Failure(f"no usable answer ({type(error).__name__})")
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether the address itself said that nobody listens, as against a network that did not answer."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,23 @@
+"""One worker at a time, by an advisory lock of PostgreSQL that goes with the connection that holds it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import connection
+
+SCRAPE = 0x7770_7363_7270  # any numbers that no other advisory lock of ours has
+EVALUATE = 0x7770_616C_7274
+
+
+@contextmanager
+def only_one(key: int) -> Iterator[bool]:
+    """Whether we hold the lock during the block; False at once when somebody else does. Never waits."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_try_advisory_lock(%s)", [key])
+        (held,) = cursor.fetchone()
+    try:
+        yield held
+    finally:
+        if held:
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [key])

@@ -1,0 +1,154 @@
+"""What scrapes brought, folded into the database: readings, what to remember, events. One transaction a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.conf import settings
+from django.db import transaction
+
+from controlplane.models import EventKind, Replica, Router
+from controlplane.services.events import record_event
+from controlplane.services.fleet import record_engine_facts
+from telemetry.metrics.engine import CacheFacts, ReplicaSample
+from telemetry.metrics.rates import SET_BACK_S
+from telemetry.metrics.router import RouterSample
+from telemetry.models import ScrapeState
+from telemetry.scraping.fold import Condition, Failure, Folded, Taken, fold_replica, fold_router
+from telemetry.scraping.memory import dump_marks, load_engine_marks, load_route_marks
+from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
+from telemetry.scraping.store import layout_ids, store_rows
+
+log = logging.getLogger(__name__)
+KEPT = ("at", "ok_at", "health", "failures", "reason", "restarted_at", "asleep", "lag_s", "marks")
+SUMMARIES = {
+    EventKind.REPLICA_DOWN: "Replica {} is down: {}.",
+    EventKind.REPLICA_UP: "Replica {} answers again.",
+    EventKind.REPLICA_RESTARTED: "Replica {} restarted: its cache is cold.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaScrape:
+    """One replica's scrape."""
+
+    replica: Replica
+    outcome: Taken[ReplicaSample] | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RouterScrape:
+    """One router's scrape."""
+
+    router: Router
+    outcome: Taken[RouterSample] | Failure
+
+
+def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
+    """Store one reading or one gap per target. A target that has one for this time, or a later one, is left alone."""
+    facts = _record_replicas(replicas, due) if replicas else []
+    if routers:
+        _record_routers(routers, due)
+    for replica, told in facts:  # last, and by itself: it may freeze a new configuration
+        record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
+
+
+@transaction.atomic
+def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> list[tuple[Replica, CacheFacts]]:
+    """The facts that are news come back."""
+    ids = [scrape.replica.pk for scrape in scrapes]
+    states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids)}
+    folded: dict[int, Folded] = {}
+    for scrape in scrapes:
+        state = states.setdefault(
+            scrape.replica.pk, ScrapeState(replica=scrape.replica, at=datetime.min.replace(tzinfo=UTC))
+        )
+        if not _is_late(state, due):
+            marks = load_engine_marks(state.marks)
+            folded[scrape.replica.pk] = fold_replica(_condition(state), marks, scrape.outcome, **_timing(due))
+    layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.engines))
+    rows = [engine_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.engines]
+    store_rows(ENGINE_TABLE, rows)
+    for pk, fold in folded.items():
+        _keep(states[pk], fold.condition, due)
+        states[pk].marks = dump_marks(fold.engine_marks)
+    _save([states[pk] for pk in folded], "replica")
+    _tell([(scrape.replica, folded[scrape.replica.pk]) for scrape in scrapes if scrape.replica.pk in folded])
+    return [(scrape.replica, folded[scrape.replica.pk].facts) for scrape in scrapes if _news(scrape.replica, folded)]
+
+
+@transaction.atomic
+def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> None:
+    ids = [scrape.router.pk for scrape in scrapes]
+    states = {state.router_id: state for state in ScrapeState.objects.filter(router_id__in=ids)}
+    folded: dict[int, Folded] = {}
+    for scrape in scrapes:
+        state = states.setdefault(
+            scrape.router.pk, ScrapeState(router=scrape.router, at=datetime.min.replace(tzinfo=UTC))
+        )
+        if not _is_late(state, due):
+            marks = load_route_marks(state.marks)
+            folded[scrape.router.pk] = fold_router(_condition(state), marks, scrape.outcome, **_timing(due))
+    layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.routes))
+    rows = [route_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.routes]
+    store_rows(ROUTE_TABLE, rows)
+    for pk, fold in folded.items():
+        _keep(states[pk], fold.condition, due)
+        states[pk].marks = dump_marks(fold.route_marks)
+    _save([states[pk] for pk in folded], "router")
+
+
+def _is_late(state: ScrapeState, due: datetime) -> bool:
+    """A duplicate or an old scrape; one of long ago means that the clock was set back, and counts."""
+    return 0 <= (state.at - due).total_seconds() <= SET_BACK_S
+
+
+def _timing(due: datetime) -> dict[str, float]:
+    return {"due_s": due.timestamp(), "interval_s": float(settings.SCRAPE_INTERVAL_S)}
+
+
+def _condition(state: ScrapeState) -> Condition:
+    return Condition(
+        health=state.health,
+        failures=state.failures,
+        ok_at=state.ok_at,
+        restarted_at=state.restarted_at,
+        reason=state.reason,
+        asleep=state.asleep,
+        lag_s=state.lag_s,
+    )
+
+
+def _keep(state: ScrapeState, condition: Condition, due: datetime) -> None:
+    state.at = due
+    state.ok_at = condition.ok_at
+    state.health = condition.health
+    state.failures = condition.failures
+    state.reason = condition.reason
+    state.restarted_at = condition.restarted_at
+    state.asleep = condition.asleep
+    state.lag_s = condition.lag_s
+
+
+def _save(states: list[ScrapeState], target: str) -> None:
+    known = [state for state in states if not state._state.adding]  # noqa: SLF001 - Django documents it
+    new = [state for state in states if state._state.adding]  # noqa: SLF001
+    ScrapeState.objects.bulk_update(known, KEPT)
+    ScrapeState.objects.bulk_create(new, update_conflicts=True, unique_fields=[target], update_fields=KEPT)
+
+
+def _tell(folds: list[tuple[Replica, Folded]]) -> None:
+    for replica, fold in folds:
+        for kind in map(EventKind, fold.happened):
+            summary = SUMMARIES[kind].format(replica.name, fold.condition.reason)
+            record_event(kind, summary, pool=replica.pool, replica=replica)
+
+
+def _news(replica: Replica, folded: dict[int, Folded]) -> bool:
+    facts = folded[replica.pk].facts if replica.pk in folded else CacheFacts()
+    return (facts.block_tokens not in {None, replica.block_tokens}) or (
+        facts.capacity_blocks not in {None, replica.capacity_blocks}
+    )

@@ -1,0 +1,23 @@
+"""What the worker does for telemetry: thin doors. Beat knocks at them; nothing imports them.
+
+None is retried: each works off what the database says is due, and the next tick is seconds away.
+"""
+
+from celery import shared_task
+from django.conf import settings
+from django.utils import timezone
+
+from telemetry.scraping import tick
+from telemetry.services import partitions
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def scrape_fleet() -> None:
+    """Store one reading or one gap per replica and router."""
+    tick.scrape_fleet()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def maintain_partitions() -> None:
+    """Make the days ahead, drop those whose time is over."""
+    partitions.maintain(timezone.now(), retention_days=settings.READINGS_RETENTION_DAYS)

@@ -1,0 +1,141 @@
+"""A replica's /metrics over loopback, scripted: each path serves a list of answers in turn, the last one for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeMetricsServer
+
+    def do_GET(self):
+        self.server.next_answer(self.path)(self)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+class FakeMetricsServer(ThreadingHTTPServer):
+    """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts the requests of a path."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.scripts: dict[str, list[Answer]] = {}
+        self.seen: dict[str, int] = defaultdict(int)
+        self.released = threading.Event()  # ends every hanging answer
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def script(self, path: str, *answers: Answer) -> str:
+        """Serve these answers; the base URL that a replica with them has."""
+        self.scripts[path] = list(answers)
+        return self.url + path.removesuffix("/metrics")
+
+    def next_answer(self, path: str) -> Answer:
+        with self._lock:
+            self.seen[path] += 1
+            answers = self.scripts.get(path) or [status(404)]
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    def handle_error(self, request, client_address):
+        pass  # a client that hung up is what many tests are about
+
+
+@contextmanager
+def serving() -> Iterator[FakeMetricsServer]:
+    server = FakeMetricsServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def text(body: str, content_type: str = "text/plain; version=1.0.0; charset=utf-8") -> Answer:
+    """A whole exposition."""
+
+    def answer(handler: Handler) -> None:
+        payload = body.encode()
+        handler.send_response(200)
+        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Length", str(len(payload)))
+        handler.end_headers()
+        handler.wfile.write(payload)
+
+    return answer
+
+
+def status(code: int, location: str | None = None) -> Answer:
+    """An error or a redirect."""
+
+    def answer(handler: Handler) -> None:
+        handler.send_response(code)
+        if location:
+            handler.send_header("Location", location)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+def torn(body: str, share: float = 0.6) -> Answer:
+    """The promise of a whole text, part of it, and the end of the connection."""
+
+    def answer(handler: Handler) -> None:
+        payload = body.encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(payload)))
+        handler.end_headers()
+        handler.wfile.write(payload[: int(len(payload) * share)])
+        handler.close_connection = True
+        handler.connection.shutdown(socket.SHUT_RDWR)
+
+    return answer
+
+
+def hang() -> Answer:
+    """Nothing at all until the server is stopped."""
+    return _hang
+
+
+def _hang(handler: Handler) -> None:
+    handler.server.released.wait(timeout=30)
+    handler.close_connection = True
+
+
+def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:
+    """A text that never ends, as fast as it is read."""
+
+    def answer(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        while not handler.server.released.is_set():
+            handler.wfile.write(chunk)
+
+    return answer
+
+
+def unused_port() -> int:
+    """A port at which nobody listens: bound once and given back."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,25 @@
+"""Rows and servers that the tests of telemetry start from."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from controlplane.models import Pool
+from controlplane.services.fleet import create_pool
+from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
+
+T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # on the grid of every interval
+
+
+@pytest.fixture
+def pool(db) -> Pool:
+    """The pool ``chat``, without replicas."""
+    return create_pool("chat")
+
+
+@pytest.fixture
+def metrics_server() -> Iterator[FakeMetricsServer]:
+    """A replica's /metrics over loopback, scripted by the test."""
+    with serving() as server:
+        yield server

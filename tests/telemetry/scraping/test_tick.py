@@ -1,0 +1,279 @@
+"""Ticks against real sockets: what is stored, what is not, and who waits for whom."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from controlplane.models import Event, Replica, ReplicaState, Router
+from controlplane.services.fleet import add_replica
+from telemetry.models import Reading, RouterReading, ScrapeState
+from telemetry.scraping.locks import SCRAPE
+from telemetry.scraping.tick import scrape_fleet
+from tests.fakes.fake_metrics_server import endless, hang, status, text, torn, unused_port
+from tests.telemetry.conftest import T0
+from tests.telemetry.expositions import replica_text, router_text
+
+pytestmark = pytest.mark.django_db
+
+
+def tick(number: int):
+    return scrape_fleet((T0 + timedelta(seconds=5 * number)).timestamp())
+
+
+def replica(pool, server, name, *answers) -> Replica:
+    return add_replica(pool, name=name, url=server.script(f"/{name}/metrics", *answers))
+
+
+def kinds():
+    return list(
+        Event.objects.filter(kind__startswith="replica_")
+        .exclude(kind="replica_added")
+        .order_by("pk")
+        .values_list("kind", flat=True)
+    )
+
+
+def test_the_second_scrape_stores_what_was_added_since_the_first(pool, metrics_server):
+    replica(
+        pool,
+        metrics_server,
+        "r1",
+        text(replica_text(1000, 100)),
+        text(replica_text(1500, 400, running=3.0, finished=2)),
+    )
+
+    tick(0)
+    tick(1)
+
+    first, second = Reading.objects.order_by("at")
+    assert (first.state, first.queries, first.interval_s) == ("first", None, None)
+    assert (second.state, second.queries, second.hits, second.finished) == ("ok", 500, 300, 2)
+    assert (second.model, second.engine, second.running) == ("tiny", "0", 3.0)
+    assert second.at == T0 + timedelta(seconds=5)
+
+
+def test_one_task_delivered_twice_stores_one_reading(pool, metrics_server):
+    replica(
+        pool,
+        metrics_server,
+        "r1",
+        text(replica_text(1000, 100)),
+        text(replica_text(1500, 400)),
+        text(replica_text(9999, 400)),
+    )
+
+    tick(0)
+    tick(1)
+    tick(1)
+
+    assert list(Reading.objects.order_by("at").values_list("queries", flat=True)) == [None, 500]
+
+
+def test_a_failed_scrape_leaves_a_gap_and_the_next_one_keeps_the_totals(pool, metrics_server):
+    replica(pool, metrics_server, "r1", text(replica_text(1000, 100)), status(500), text(replica_text(1800, 500)))
+
+    for number in range(3):
+        tick(number)
+
+    states = list(Reading.objects.order_by("at").values_list("state", "queries", "hits"))
+    assert states == [("first", None, None), ("stale", None, None), ("gap", 800, 400)]  # H10, H12
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(torn(replica_text(1200, 100) * 50), id="torn"),
+        pytest.param(text("<html>not found</html>\n", "text/html"), id="wrong content"),
+        pytest.param(text(replica_text(1200, 100).rstrip("\n")), id="cut inside the last line"),
+        pytest.param(text(replica_text("NaN", 100)), id="NaN"),
+        pytest.param(text(replica_text(-5, 100)), id="negative"),
+        pytest.param(text("# nothing\n" * 10), id="no samples"),
+        pytest.param(text("x 1\n" * 10_001), id="too many series"),
+        pytest.param(text(replica_text(1200, 100, model="m" * 300)), id="too long a label"),
+        pytest.param(endless(), id="endless"),
+        pytest.param(status(302, "/r1/metrics"), id="redirect"),
+    ],
+)
+def test_what_cannot_be_trusted_is_stale_and_touches_no_total(pool, metrics_server, answer):
+    replica(pool, metrics_server, "r1", text(replica_text(1000, 100)), answer, text(replica_text(1500, 400)))
+
+    for number in range(3):
+        tick(number)
+
+    rows = list(Reading.objects.order_by("at").values_list("state", "queries"))
+    assert rows == [("first", None), ("stale", None), ("gap", 500)]  # R19, S8
+    assert kinds() == ["replica_changed"]  # it told its cache; nothing went down
+
+
+def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
+    """R20, with an interval short enough for a test."""
+    settings.SCRAPE_INTERVAL_S = 1.0
+    replica(pool, metrics_server, "slow", hang())
+    for number in range(20):
+        replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0)))
+
+    done = scrape_fleet(T0.timestamp())
+
+    assert (done.scrapes, done.failures) == (21, 1)
+    assert done.elapsed_s < 1.0
+    lags = ScrapeState.objects.exclude(replica__name="slow").values_list("lag_s", flat=True)
+    assert len(lags) == 20
+    assert Reading.objects.get(replica__name="slow").state == "stale"
+
+
+def test_a_tick_is_left_out_while_another_one_runs(pool, metrics_server):
+    replica(pool, metrics_server, "r1", text(replica_text(1, 0)))
+    with connection.get_new_connection(connection.get_connection_params()) as other:
+        other.execute("select pg_advisory_lock(%s)", [SCRAPE])
+
+        assert tick(0) is None
+    assert not Reading.objects.exists()
+
+    assert tick(0) is not None
+
+
+def test_a_replica_that_nobody_listens_for_is_down_at_once_and_told_once(pool, metrics_server):
+    r1 = replica(pool, metrics_server, "r1", text(replica_text(1000, 100, facts=False)))
+    tick(0)
+    Replica.objects.filter(pk=r1.pk).update(url=f"http://127.0.0.1:{unused_port()}")
+    tick(1)
+    tick(2)
+    Replica.objects.filter(pk=r1.pk).update(url=f"{metrics_server.url}/r1")
+    tick(3)
+    tick(4)
+
+    assert kinds() == ["replica_down", "replica_up"]
+
+
+def test_one_failure_is_no_reason_to_call_a_replica_down(pool, metrics_server):
+    good = text(replica_text(1000, 100, facts=False))
+    replica(pool, metrics_server, "r1", good, status(503), good, status(503), status(503), good)
+    healths = []
+    for number in range(6):
+        tick(number)
+        healths.append(ScrapeState.objects.get().health)
+
+    assert healths == ["up", "up", "up", "up", "down", "up"]
+    assert kinds() == ["replica_down", "replica_up"]
+
+
+@pytest.mark.parametrize("started", [(None, None), (1000.0, 2000.0)], ids=["by a fallen counter", "by the start time"])
+def test_a_restart_is_told_once_and_counted_from_zero(pool, metrics_server, started):
+    fallen = started[0] is None
+    after = (500, 100) if fallen else (1200, 900)
+    replica(
+        pool,
+        metrics_server,
+        "r1",
+        text(replica_text(1000, 800, started=started[0], facts=False)),
+        text(replica_text(*after, started=started[1], facts=False)),
+        text(replica_text(after[0] + 100, after[1], started=started[1], facts=False)),
+    )
+    for number in range(3):
+        tick(number)
+
+    rows = list(Reading.objects.order_by("at").values_list("state", "queries", "hits"))
+    assert rows == [("first", None, None), ("reset", *after), ("ok", 100, 0)]  # H8, H9
+    assert kinds() == ["replica_restarted"]
+
+
+def test_the_cache_s_size_is_recorded_without_the_null_block(pool, metrics_server):
+    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0, blocks=2049, block_size=32)))
+
+    tick(0)
+    tick(1)
+
+    r1.refresh_from_db()
+    assert (r1.block_tokens, r1.capacity_blocks) == (32, 2048)
+    assert kinds() == ["replica_changed"]
+
+
+def test_a_disabled_replica_is_left_alone(pool, metrics_server):
+    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0)))
+    Replica.objects.filter(pk=r1.pk).update(state=ReplicaState.DISABLED)
+
+    assert tick(0).scrapes == 0
+    assert metrics_server.seen == {}
+
+
+def router(server, *answers) -> Router:
+    url = server.script("/router/metrics", *answers)
+    return Router.objects.create(name="router-1", admin_url=url, boot="b1", last_seen_at=T0)
+
+
+def test_a_router_s_label_set_that_is_new_in_its_boot_counts_from_zero(pool, metrics_server):
+    """A router makes a label set when it first counts under it."""
+    router(
+        metrics_server,
+        text(router_text()),
+        text(
+            router_text(
+                {
+                    "requests": {"ok": 5, "replica_error": 1},
+                    "usage_reported": 5,
+                    "prompt_tokens": 900,
+                    "cached_tokens": 600,
+                    "ttft": {10: 2, 200: 3},
+                }
+            )
+        ),
+        text(
+            router_text(
+                {
+                    "requests": {"ok": 5, "replica_error": 1},
+                    "usage_reported": 5,
+                    "prompt_tokens": 900,
+                    "cached_tokens": 600,
+                    "ttft": {10: 2, 200: 3},
+                }
+            )
+        ),
+    )
+    for number in range(3):
+        tick(number)
+
+    counted = RouterReading.objects.exclude(pool="").order_by("policy")
+    ttft, requests = counted
+    assert (requests.requests, requests.ok_requests, requests.replica_error_requests) == (6, 5, 1)
+    assert (requests.prompt_tokens, requests.cached_tokens, requests.cacheable_tokens) == (900, 600, None)
+    assert (ttft.policy, ttft.ttft_at, ttft.ttft_counts) == ("", [10, 200], [2, 3])
+    states = RouterReading.objects.filter(pool="").order_by("at").values_list("state", flat=True)
+    assert list(states) == ["first", "ok", "ok"]
+
+
+def test_a_router_s_new_boot_counts_from_zero(pool, metrics_server):
+    before = router_text({"requests": {"ok": 5}}, boot="b1")
+    router(metrics_server, text(before), text(router_text({"requests": {"ok": 7}}, boot="b2")))
+
+    tick(0)
+    tick(1)
+
+    reading = RouterReading.objects.get(pool="chat")
+    assert (reading.state, reading.requests) == ("reset", 7)
+
+
+def test_requests_refused_before_a_pool_was_known_stay_with_the_router_itself(pool, metrics_server):
+    nowhere = {"pool": "", "replica": "", "policy": "", "revision": ""}
+    router(
+        metrics_server,
+        text(router_text({**nowhere, "requests": {"client_error": 1}})),
+        text(router_text({**nowhere, "requests": {"client_error": 4}})),
+    )
+    tick(0)
+    tick(1)
+
+    reading = RouterReading.objects.latest("at")
+    assert (reading.pool, reading.state, reading.requests) == ("", "ok", 3)
+
+
+def test_a_tick_of_64_targets_costs_a_bounded_number_of_queries(pool, metrics_server, django_assert_max_num_queries):
+    for number in range(64):
+        replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0, facts=False)))
+    tick(0)
+    before = time.process_time()
+    with django_assert_max_num_queries(60):  # 7 a batch
+        tick(1)
+    assert Reading.objects.filter(state="ok").count() == 64
+    assert (time.process_time() - before) / 64 < 0.1  # seconds of CPU; README has the measured figure
