@@ -1,0 +1,32 @@
+"""Every command in a document is executed by a test."""
+
+import re
+
+import pytest
+
+from .commands import EXECUTED_BY
+from .reading import DOCUMENTS, ROOT
+
+BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def shown(text: str) -> list[str]:
+    """Commands of a document's shell blocks: comments dropped, continued lines joined."""
+    lines = "\n".join(BLOCK.findall(text)).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_document_shows_is_executed_by_a_test(document):
+    unknown = [command for command in shown(document.read_text()) if command and command not in EXECUTED_BY]
+    assert not unknown, "name the test that executes it in tests/contracts/documents/commands.py"
+
+
+def test_every_test_that_executes_a_command_exists():
+    missing = [place for place in EXECUTED_BY.values() if not (ROOT / place.partition("::")[0]).is_file()]
+    assert not missing
+
+
+def test_no_command_is_registered_that_no_document_shows():
+    everything = {command for document in DOCUMENTS for command in shown(document.read_text())}
+    assert not set(EXECUTED_BY) - everything

@@ -1,0 +1,89 @@
+"""Nothing that an operator can set, choose or call is undocumented."""
+
+import re
+import tomllib
+
+import pytest
+
+from .reading import DOCUMENTS, ROOT, sources
+
+EVERYTHING = "\n".join(path.read_text() for path in DOCUMENTS)
+PACKAGES = ("controlplane", "routing", "telemetry")
+
+
+def variables() -> set[str]:
+    """Every WARMPATH_ variable that the code reads, by its full name or through settings/env.py."""
+    names: set[str] = set()
+    for path in sources(*PACKAGES):
+        text = path.read_text()
+        names |= set(re.findall(r"\bWARMPATH_[A-Z_]+[A-Z]\b", text))
+        names |= {f"WARMPATH_{name}" for name in re.findall(r"\b(?:env\.\w+|_port)\(\s*\"([A-Z_]+)\"", text)}
+    return {name for name in names if not name.endswith("_FILE")}
+
+
+@pytest.mark.parametrize("variable", sorted(variables()))
+def test_every_environment_variable_is_documented(variable):
+    assert f"`{variable}`" in EVERYTHING
+
+
+def commands() -> list[str]:
+    return [p.stem for pkg in PACKAGES for p in (ROOT / pkg).glob("management/commands/*.py") if p.stem != "__init__"]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_management_command_is_documented(command):
+    assert re.search(rf"\b{command}\b", EVERYTHING)
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "routing/core", "routing/strategies", "routing/proxy"])
+def test_every_package_has_a_readme(package):
+    if package == "routing/proxy":
+        package = "routing"  # the request path is the router's own document
+    assert (ROOT / package / "README.md").is_file()
+
+
+def channels() -> list[str]:
+    return [path.parent.name for path in (ROOT / "telemetry/channels").glob("*/channel.py")]
+
+
+@pytest.mark.parametrize("channel", channels())
+def test_every_channel_has_a_readme(channel):
+    assert (ROOT / "telemetry/channels" / channel / "README.md").is_file()
+
+
+def test_every_dependency_says_what_it_is_for():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    declared = [line for line in lines if re.match(r'^    "[a-z0-9-]+(\[[a-z,-]+\])?[><=]', line)]
+    assert len(declared) >= 20
+    assert [line for line in declared if "#" not in line] == []
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_no_lock_names_a_host(lock):
+    text = lock.read_text()
+    assert "://" not in text
+    assert "--hash=sha256:" in text
+    assert "--index-url" not in text
+
+
+def test_the_engine_is_in_no_lock():
+    for lock in (ROOT / "requirements").glob("*.txt"):
+        assert not re.search(r"^(vllm|torch)==", lock.read_text(), re.MULTILINE)
+
+
+def test_the_router_alone_needs_no_django():
+    router = (ROOT / "requirements/router.txt").read_text()
+    assert not re.search(r"^(django|celery|redis|psycopg)", router, re.MULTILINE)
+
+
+def test_pre_commit_runs_what_make_check_runs():
+    assert "entry: make check" in (ROOT / ".pre-commit-config.yaml").read_text()
+
+
+def test_locks_hold_what_pyproject_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["controlplane"]]
+    base = (ROOT / "requirements/base.txt").read_text()
+    for requirement in wanted:
+        name = re.match(r"[a-z0-9-]+", requirement).group()
+        assert re.search(rf"^{name}(\[[^\]]*\])?==", base, re.MULTILINE), f"{name}: run `make lock`"

@@ -1,0 +1,153 @@
+"""The stack of ``make run``, started and stopped as an operator does, on ports and in a folder of its own."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSWORD = "correct-horse-battery-staple"
+READY = "Warmpath is ready: "
+
+
+class StackDiedError(AssertionError):
+    """The stack ended, or something awaited did not come; carries the end of its log."""
+
+
+class LiveStack:
+    """One running ``make run``."""
+
+    def __init__(self, data_dir: Path, **environment: str) -> None:
+        self.web_port, self.router_port, self.admin_port, self.replica_port = free_ports(4, spare_after_last=8)
+        self.data_dir = data_dir
+        self._environment = {
+            "WARMPATH_WEB_PORT": str(self.web_port),
+            "WARMPATH_ROUTER_PORT": str(self.router_port),
+            "WARMPATH_ROUTER_ADMIN_PORT": str(self.admin_port),
+            "WARMPATH_REPLICA_PORT": str(self.replica_port),
+            "WARMPATH_DATA_DIR": str(data_dir),
+            "WARMPATH_ADMIN_PASSWORD": PASSWORD,
+            **environment,
+        }
+        self.lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def web(self) -> str:
+        """Base URL of the UI."""
+        return f"http://127.0.0.1:{self.web_port}"
+
+    @property
+    def router(self) -> str:
+        """Base URL of the router's data port."""
+        return f"http://127.0.0.1:{self.router_port}"
+
+    def start(self, *, within_s: float) -> float:
+        """``make run`` until its ready line; how many seconds that took."""
+        begun = time.monotonic()
+        self._process = subprocess.Popen(
+            ["make", "run"],
+            cwd=ROOT,
+            env={**os.environ, **self._environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a terminal of its own, which Ctrl-C is sent to
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        self.until(lambda: any(line.startswith(READY) for line in self.lines), within_s, "the ready line")
+        return time.monotonic() - begun
+
+    def interrupt(self, *, within_s: float = 20) -> None:
+        """Ctrl-C: an interrupt to the whole foreground group, then wait for the end."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGINT)
+        self._process.wait(timeout=within_s)
+
+    def kill(self) -> None:
+        """Clean up after a failed test."""
+        if self._process and self._process.poll() is None:
+            with contextlib.suppress(Exception):
+                self.interrupt()
+        for pid in self.pids().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def until(self, condition: Callable[[], Any], within_s: float, what: str) -> Any:
+        """Wait for something true and return it; StackDiedError with the end of the log if it does not come."""
+        deadline = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if outcome := condition():
+                    return outcome
+            ended = self._process is not None and self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                why = "the stack ended" if ended else f"waited {within_s:g} s"
+                raise StackDiedError(f"{why}, for {what}\n" + "\n".join(self.lines[-60:]))
+            time.sleep(0.1)
+
+    def pids(self, pattern: str = "") -> dict[str, int]:
+        """Live processes of this stack by command line, those that match a pattern; from the environment they carry."""
+        mark = f"WARMPATH_DATA_DIR={self.data_dir}".encode()
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if command and mark in (process / "environ").read_bytes() and re.search(pattern, command):
+                    found[f"{command.strip()} #{process.name}"] = int(process.name)
+        return found
+
+    def manage(self, *arguments: str) -> str:
+        """Output of a management command, run beside the stack as an operator would."""
+        command = [str(ROOT / ".venv/bin/python"), "manage.py", *arguments]
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings.dev", **self._environment}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[httpx.Client]:
+        """A REST client with a fresh token."""
+        token = re.search(r"wp_\S+", self.manage("create_token", "e2e", "--scope", "admin"))
+        assert token
+        headers = {"Authorization": f"Bearer {token.group()}"}
+        with httpx.Client(base_url=f"{self.web}/api/v1/", headers=headers, timeout=20, trust_env=False) as client:
+            yield client
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def free_ports(count: int, *, spare_after_last: int) -> list[int]:
+    """Ports that nobody holds, below the ephemeral range, with room for consecutive ones after the last."""
+    import random
+
+    while True:
+        start = random.randrange(12_000, 30_000, 32)
+        wanted = range(start, start + count + spare_after_last)
+        if all(_is_free(port) for port in wanted):
+            return list(wanted)[:count]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
