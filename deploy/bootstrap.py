@@ -122,7 +122,7 @@ def install(lock_name: str) -> None:
     with alone():
         install_uv()
         with step(f"Installing the {lock_name} packages into .venv"):
-            quiet_env = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+            quiet_env = {**uv_environment(), "UV_PYTHON_DOWNLOADS": "never"}
             subprocess.check_call(
                 [UV, "venv", "-q", "--allow-existing", "--python", sys.executable, VENV], env=quiet_env
             )
@@ -131,6 +131,12 @@ def install(lock_name: str) -> None:
                 env=quiet_env,
             )
         stamp.write_text(digest(wanted))
+
+
+def uv_environment() -> dict[str, str]:
+    """Trust the certificates that the system trusts, where it has any: a company's own among them."""
+    system_has_some = Path("/etc/ssl/certs/ca-certificates.crt").exists()
+    return {**({"UV_SYSTEM_CERTS": "1"} if system_has_some else {}), **os.environ}
 
 
 def acceptable(lock_name: str) -> set[str]:
