@@ -16,6 +16,7 @@ PRODUCTION = {
     "WARMPATH_ROUTER_ADMIN_TOKEN": "checked-at-build-time-0123456789",
     "WARMPATH_ALLOWED_HOSTS": "warmpath.example",
     "WARMPATH_DATABASE_URL": "postgresql://warmpath@127.0.0.1:1/warmpath",
+    "WARMPATH_DATABASE_POOL": "0",
     "WARMPATH_REDIS_URL": "redis://127.0.0.1:1/0",
 }
 TESTING = {"DJANGO_SETTINGS_MODULE": "controlplane.settings.test"}

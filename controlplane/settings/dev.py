@@ -11,8 +11,7 @@ SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DIR, "router_admin_token")
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 
-DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)))}
-DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 8, "timeout": 10}
+DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
 CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
 
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop

@@ -61,8 +61,11 @@ def networks(name: str, default: str = "") -> list[Network]:
     ]
 
 
-def database(url: str) -> dict[str, Any]:
-    """Django's DATABASES entry of a ``postgresql://`` URL; anything libpq understands in it is passed on."""
+def database(url: str, *, pool: int = 0) -> dict[str, Any]:
+    """Django's DATABASES entry of a ``postgresql://`` URL; anything libpq understands in it is passed on.
+
+    ``pool`` is how many connections a process keeps at most; 0 opens one for each request, as behind a pooler.
+    """
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: expected postgresql://...; PostgreSQL is the one database")
     try:
@@ -72,6 +75,8 @@ def database(url: str) -> dict[str, Any]:
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     entry: dict[str, Any] = {names[key]: str(value) for key, value in parts.items() if key in names}
     entry["OPTIONS"] = {key: value for key, value in parts.items() if key not in names}
+    if pool:
+        entry["OPTIONS"]["pool"] = {"min_size": 0, "max_size": pool, "timeout": 10}
     return {"ENGINE": "django.db.backends.postgresql", **entry}
 
 

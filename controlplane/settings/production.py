@@ -12,8 +12,9 @@ ALLOWED_HOSTS = env.words("ALLOWED_HOSTS")
 CSRF_TRUSTED_ORIGINS = [f"https://{host}" for host in ALLOWED_HOSTS if not host.startswith((".", "*"))]
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN")
 
-DATABASES = {"default": env.database(env.text("DATABASE_URL"))}
-DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 16, "timeout": 10}
+DATABASES = {
+    "default": env.database(env.text("DATABASE_URL"), pool=int(env.number("DATABASE_POOL", 16, low=0, high=1000)))
+}
 CELERY_BROKER_URL = env.text("REDIS_URL")
 
 SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)

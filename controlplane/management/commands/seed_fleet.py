@@ -21,9 +21,9 @@ ADMIN = "admin"
 POOL = "default"
 GROUPS = {
     "chat": "Conversations with people.",
-    "coding": "A coding assistant with a long list of tools.",
+    "coding-assistant": "A coding assistant with a long list of tools.",
     "retrieval": "Questions over shared documents.",
-    "batch": "Summaries made in bulk.",
+    "batch-summaries": "Summaries made in bulk.",
 }
 
 
