@@ -10,7 +10,9 @@ A client that ends its side of the connection has gone: what is running for it i
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
+from socket import SO_LINGER, SOL_SOCKET
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
+_RESET = struct.pack("ii", 1, 0)  # close by a reset, which no client takes for an orderly end
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -45,13 +48,15 @@ class Client(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._body_bytes = 0
-        self._raw_bytes = 0  # of the present message, framing included
+        self._raw_bytes = 0  # read since the last complete request, framing included
         self._ahead_bytes = 0
         self._is_deaf = False  # whatever still comes is not read
+        self._was_refused = False
         self._is_closing = False
         self._is_advancing = False
         self._reading_paused = False
         self._writing_paused = False
+        self._awaits_head = True  # the deadline that is running is for a head
 
     # --- what an exchange does ---
 
@@ -84,9 +89,12 @@ class Client(asyncio.Protocol):
             self._settle()
 
     def cut(self) -> None:
-        """End the connection so that nobody takes an incomplete answer for a complete one."""
+        """Reset the connection, so that nobody takes an incomplete answer for a complete one."""
         self._exchange = None
         self._is_closing = self._is_deaf = True
+        socket = self._transport.get_extra_info("socket")
+        if socket is not None:
+            socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         self._transport.abort()
 
     def drain(self) -> None:
@@ -147,7 +155,7 @@ class Client(asyncio.Protocol):
         self._target = b""
         self._headers = []
         self._parts = []
-        self._body_bytes = self._raw_bytes = 0
+        self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -161,6 +169,8 @@ class Client(asyncio.Protocol):
         method = parser.get_method()
         if method == b"CONNECT":
             raise RefusalError(405, "this is no forward proxy", must_close=True)
+        if parser.should_upgrade():
+            return  # the parser stops here; see _decline_upgrade
         self._request = read_head(
             method,
             self._target,
@@ -181,6 +191,7 @@ class Client(asyncio.Protocol):
         if request is None:
             return
         self._in_message = False
+        self._raw_bytes = 0
         parts, self._parts = self._parts, []
         request.body = parts[0] if len(parts) == 1 else b"".join(parts)
         request.keep_alive = self._parser.should_keep_alive()
@@ -195,9 +206,8 @@ class Client(asyncio.Protocol):
         self._raw_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except HttpParserUpgrade as upgrade:  # declined: the next request follows
-            if not self._is_deaf and (rest := data[upgrade.args[0] :]):
-                self._feed(rest)
+        except HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
         except HttpParserError as error:
             if not self._is_deaf:  # what follows a last request is nobody's
                 cause = error.__context__
@@ -205,12 +215,23 @@ class Client(asyncio.Protocol):
         else:
             self._check_overhead(len(data))
 
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read the request as if it offered no upgrade: the parser takes its body for the other protocol.
+
+        Java's HTTP client offers HTTP/2 this way with every request, body included.
+        """
+        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
+        start = (self._parser.get_method(), self._target, self._parser.get_http_version().encode())
+        self._parser = HttpRequestParser(self)
+        self._raw_bytes = 0
+        self._feed(b"%b %b HTTP/%b\r\n" % start + b"".join(lines) + b"\r\n" + rest)
+
     def _check_overhead(self, size: int) -> None:
         """A head without end, or a body of mostly framing, is refused before it is long."""
         limits = self._router.limits
         if self._exchange:
             self._ahead_bytes += size
-        if not self._in_message or self._raw_bytes <= limits.max_header_bytes:
+        if self._raw_bytes <= limits.max_header_bytes:
             return
         if self._request is None:
             self._refuse(RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True))
@@ -223,7 +244,7 @@ class Client(asyncio.Protocol):
         self._in_message = False
         self._request = None
         self._parts = []
-        self._is_deaf = True
+        self._is_deaf = self._was_refused = True
 
     def _settle(self) -> None:
         """Go on with what is due, then wait for whatever is next."""
@@ -291,24 +312,25 @@ class Client(asyncio.Protocol):
         elif self._in_message:
             if self._request is not None:
                 deadlines.arm(self, limits.body_idle_timeout_s)
-            elif self.deadline == NEVER or not self._headers_awaited:
+            elif self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
         elif self._exchange or self._queue:
             self.deadline = NEVER
         else:
             deadlines.arm(self, limits.keep_alive_timeout_s)
-        self._headers_awaited = self._in_message and self._request is None
-
-    _headers_awaited = True  # the deadline that is running is for a head
+        self._awaits_head = self._in_message and self._request is None
 
     def _close(self) -> None:
-        """End the connection after what was written. A client that may still be sending is given time to read it."""
+        """End the connection after what was written. A refused client is still sending: let it read why first."""
         if self._is_closing:
             return
         self._is_closing = self._is_deaf = True
-        self._router.deadlines.arm(self, LINGER_S)
-        if self._transport.can_write_eof() and not self._transport.is_closing():
+        if self._was_refused and not self._transport.is_closing():
+            self._router.deadlines.arm(self, LINGER_S)
             self._transport.write_eof()
+        else:
+            self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
+            self._transport.close()
 
     def _cancel(self) -> None:
         exchange, self._exchange = self._exchange, None

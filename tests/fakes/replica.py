@@ -1,0 +1,194 @@
+"""A replica made of raw bytes, which can misbehave at any one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+DEADLINE_S = 10.0
+
+
+@dataclass
+class Call:
+    """One request as it arrived, and the connection to answer it on."""
+
+    head: bytes
+    body: bytes
+    connection: int  # 1, 2, 3 ... of this replica
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def line(self) -> bytes:
+        return self.head.split(b"\r\n", 1)[0]
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        lines = self.head.split(b"\r\n")[1:-2]
+        return [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+
+    def header(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.headers if key == name]
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def wait_gone(self) -> None:
+        """Until the router closes this connection."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except ConnectionError:
+                pass
+        self.gone.set()
+
+
+Script = Callable[[Call], Awaitable[None]]
+
+
+class FakeReplica:
+    """Answers ``/health`` by itself; every other request goes to ``script`` and stays in ``calls``."""
+
+    def __init__(self, name: str, script: Script | None = None) -> None:
+        self.name = name
+        self.script: Script = script or answering()
+        self.calls: list[Call] = []
+        self.connections = 0
+        self.health_status = 200
+        self.probes = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._arrived = asyncio.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 22)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def kill(self) -> None:
+        """End at once, with every connection reset, and refuse new ones."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def wait_calls(self, count: int) -> Call:
+        """Wait until this many requests have arrived; the latest of them."""
+        async with asyncio.timeout(DEADLINE_S), self._arrived:
+            await self._arrived.wait_for(lambda: len(self.calls) >= count)
+        return self.calls[count - 1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        number = 0
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET /health "):
+                    await self._answer_probe(writer)
+                    continue
+                if not number:
+                    self.connections += 1
+                    number = self.connections
+                call = Call(head, await _body(head, reader), number, reader, writer)
+                self.calls.append(call)
+                async with self._arrived:
+                    self._arrived.notify_all()
+                await self.script(call)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer_probe(self, writer: asyncio.StreamWriter) -> None:
+        self.probes += 1
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % self.health_status)
+        writer.close()
+
+
+async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return await reader.readexactly(int(value))
+    return b""
+
+
+@asynccontextmanager
+async def fake_replicas(count: int, script: Script | None = None) -> AsyncIterator[list[FakeReplica]]:
+    replicas = [FakeReplica(f"replica-{number}", script) for number in range(count)]
+    for replica in replicas:
+        await replica.start()
+    try:
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.kill()
+
+
+# --- scripts -----------------------------------------------------------------------------------------
+
+
+def plain_answer(body: bytes, *, status: int = 200, extra: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 %d Said\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (status, len(body), extra) + body
+
+
+def answering(body: bytes = b'{"ok":true}', *, status: int = 200, extra: bytes = b"") -> Script:
+    """Answer with these body bytes."""
+
+    async def script(call: Call) -> None:
+        await call.send(plain_answer(body, status=status, extra=extra))
+
+    return script
+
+
+def raw(*pieces: bytes, then_close: bool = False) -> Script:
+    """Send exactly these bytes."""
+
+    async def script(call: Call) -> None:
+        await call.send(*pieces)
+        if then_close:
+            call.close()
+
+    return script
+
+
+async def resetting(call: Call) -> None:
+    """Reset the connection instead of answering."""
+    call.reset()
+
+
+async def hanging(call: Call) -> None:
+    """Say nothing, until the router gives up."""
+    await call.wait_gone()
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def sse(content: object) -> bytes:
+    return b"data: " + (content.encode() if isinstance(content, str) else json.dumps(content).encode()) + b"\n\n"

@@ -1,0 +1,27 @@
+"""The router's own event loop, and replicas for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import uvloop
+
+from tests.fakes.replica import FakeReplica, fake_replicas
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[FakeReplica]:
+    async with fake_replicas(1) as replicas:
+        yield replicas[0]
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[list[FakeReplica]]:
+    async with fake_replicas(2) as replicas:
+        yield replicas

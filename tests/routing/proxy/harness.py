@@ -1,0 +1,220 @@
+"""A router in this process, on real sockets, and a client that sees every byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from routing.proxy.router import Router
+from routing.schema import (
+    HealthCheck,
+    Limits,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    RoundRobinSettings,
+    RouterConfig,
+    Settings,
+    TaskGroupConfig,
+    dump_snapshot,
+)
+from routing.server import Server, running
+from routing.settings import ServeSettings
+from tests.fakes.replica import FakeReplica
+
+DEADLINE_S = 10.0
+SECRET = "ab" * 16
+CHAT = b"/v1/chat/completions"
+BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Say something."}]}).encode()
+
+
+def config(
+    replicas: Iterable[FakeReplica],
+    *,
+    settings: Settings | None = None,
+    models: tuple[str, ...] = (),
+    groups: tuple[TaskGroupConfig, ...] = (),
+    limits: Limits | None = None,
+    health: HealthCheck | None = None,
+    policy_revision: int = 1,
+) -> RouterConfig:
+    members = tuple(ReplicaConfig(name=one.name, url=one.url, block_tokens=16) for one in replicas)
+    policy = PolicyConfig(name="everyday", revision=policy_revision, settings=settings or RoundRobinSettings())
+    pool = PoolConfig(
+        name="chat", policy=policy, models=models, replicas=members, groups=groups, health=health or HealthCheck()
+    )
+    return RouterConfig(hash_secret=SECRET, pools=(pool,), limits=limits or Limits())
+
+
+class Harness:
+    """A running router."""
+
+    def __init__(self, server: Server, http: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.http = http
+
+    @property
+    def router(self) -> Router:
+        return self.server.router
+
+    @property
+    def port(self) -> int:
+        return self.server.data_port
+
+    def connect(self) -> Any:
+        return connect(self.port)
+
+    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Answer:
+        """One request on a connection of its own."""
+        async with self.connect() as client:
+            await client.send(post(CHAT, body, headers))
+            return await client.answer()
+
+    async def admin(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.http.request(method, self.server.admin_url + path, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    async def push(self, config: RouterConfig, revision: int) -> tuple[int, Any]:
+        return await self.admin("PUT", "/admin/config", data=dump_snapshot(config, revision).document)
+
+    async def until(self, holds: Any, what: str) -> None:
+        """Wait until a condition holds."""
+        deadline = asyncio.get_running_loop().time() + DEADLINE_S
+        while not holds():
+            assert asyncio.get_running_loop().time() < deadline, f"waited {DEADLINE_S} s for {what}"
+            await asyncio.sleep(0.005)
+
+    async def at_rest(self) -> None:
+        """Wait until no request is under way, and check that nothing of them is left in the books."""
+        await self.until(lambda: self.router.in_flight == 0, "all requests to end")
+        assert self.router.loads.audit() == {}
+        serving = self.router.serving
+        for name in serving.links if serving else ():
+            load = self.router.loads.load(name)
+            assert (load.running, load.waiting_tokens) == (0, 0)
+
+
+@asynccontextmanager
+async def routed(
+    snapshot: RouterConfig | None, *, revision: int = 1, token: str | None = None, state_dir: Path | None = None
+) -> AsyncIterator[Harness]:
+    """A router that serves this configuration, or none yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = None
+        if snapshot is not None:
+            file = Path(folder) / "config.json"
+            file.write_bytes(dump_snapshot(snapshot, revision).document)
+        settings = ServeSettings(
+            name="tested",
+            config_file=file,
+            control_plane_url=None,
+            host="127.0.0.1",
+            port=0,
+            admin_host="127.0.0.1",
+            admin_port=0,
+            state_dir=state_dir or Path(folder) / "state",
+            admin_token=token,
+        )
+        async with running(settings) as server, aiohttp.ClientSession() as http:
+            yield Harness(server, http)
+
+
+class Answer:
+    """An answer, as it came."""
+
+    def __init__(self, head: bytes, body: bytes, raw_body: bytes) -> None:
+        self.head = head
+        self.body = body  # without chunk sizes
+        self.raw_body = raw_body
+        line, *lines = head.split(b"\r\n")[:-2]
+        self.status = int(line.split()[1])
+        pairs = [one.partition(b":") for one in lines]
+        self.headers = {name.lower().decode(): value.strip().decode("latin-1") for name, _, value in pairs}
+
+    @property
+    def replica(self) -> str:
+        return self.headers["x-warmpath-replica"]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return json.loads(self.body)["error"]
+
+
+class RawClient:
+    """A client connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *pieces: bytes) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            for piece in pieces:
+                self.writer.write(piece)
+                await self.writer.drain()
+
+    async def read_until(self, mark: bytes) -> bytes:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.reader.readuntil(mark)
+
+    async def read_all(self) -> bytes:
+        """Everything up to the end of the connection; a reset counts as the end."""
+        data = b""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                while piece := await self.reader.read(65536):
+                    data += piece
+            except ConnectionError:
+                pass
+        return data
+
+    async def answer(self, *, bodyless: bool = False) -> Answer:
+        """Read one whole answer; IncompleteReadError if it is not whole."""
+        async with asyncio.timeout(DEADLINE_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            blank = Answer(head, b"", b"")
+            if bodyless or blank.status in {100, 204, 304}:
+                return blank
+            if "content-length" in blank.headers:
+                body = await self.reader.readexactly(int(blank.headers["content-length"]))
+                return Answer(head, body, body)
+            if "transfer-encoding" in blank.headers:
+                return Answer(head, *await self._chunks())
+        body = await self.read_all()
+        return Answer(head, body, body)
+
+    async def _chunks(self) -> tuple[bytes, bytes]:
+        body, framed = bytearray(), bytearray()
+        while True:
+            line = await self.reader.readuntil(b"\r\n")
+            data = await self.reader.readexactly(int(line, 16) + 2)
+            framed += line + data
+            if line == b"0\r\n":
+                return bytes(body), bytes(framed)
+            body += data[:-2]
+
+
+@asynccontextmanager
+async def connect(port: int) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def post(path: bytes, body: bytes = BODY, headers: Sequence[bytes] = ()) -> bytes:
+    lines = b"".join(line + b"\r\n" for line in headers)
+    return b"POST %b HTTP/1.1\r\nHost: router\r\n%bContent-Length: %d\r\n\r\n%b" % (path, lines, len(body), body)
+
+
+def get(path: bytes, headers: Sequence[bytes] = (), method: bytes = b"GET") -> bytes:
+    return b"%b %b HTTP/1.1\r\nHost: router\r\n%b\r\n" % (method, path, b"".join(line + b"\r\n" for line in headers))

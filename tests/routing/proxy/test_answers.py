@@ -1,0 +1,365 @@
+"""What a replica may answer: passed on byte for byte, or shown to be broken; never half for whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from routing.schema import Limits
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, plain_answer, raw, sse
+from tests.routing.proxy.harness import BODY, CHAT, config, get, post, routed
+
+OK = b"HTTP/1.1 200 OK\r\n"
+JSON = b"Content-Type: application/json\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+WHOLE = {
+    "a length": (OK + JSON + b"Content-Length: 5\r\n\r\nhello", b"hello"),
+    "length zero": (OK + b"Content-Length: 0\r\n\r\n", b""),
+    "chunks": (OK + CHUNKED + b"\r\n" + chunk(b"hel") + chunk(b"lo") + LAST_CHUNK, b"hello"),
+    "no chunks": (OK + CHUNKED + b"\r\n" + LAST_CHUNK, b""),
+    "chunks with extensions and trailers": (
+        OK + CHUNKED + b"\r\n3;a=b\r\nhel\r\n2\r\nlo\r\n0\r\nX-Trailer: 1\r\n\r\n",
+        b"hello",
+    ),
+    "a 100 before": (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
+    "hints before": (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
+    "204": (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    "304 with a length": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", b""),
+    "404": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+    "no reason phrase": (b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+    "500": (b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+    "503 where no other replica is": (b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 1000])
+@pytest.mark.parametrize("name", WHOLE)
+async def test_a_whole_answer_arrives_whole(name: str, pieces: int, replica: FakeReplica) -> None:
+    sent, body = WHOLE[name]
+    size = max(1, -(-len(sent) // pieces))
+    replica.script = raw(*(sent[start : start + size] for start in range(0, len(sent), size)))
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for _ in range(2):  # the connections live on, on both sides
+            await client.send(post(CHAT))
+            answer = await client.answer()
+            assert (answer.body, answer.headers["x-warmpath-replica"]) == (body, "replica-0")
+            assert answer.status == int(sent.rpartition(b"HTTP/1.1 ")[2][:3])
+        await harness.at_rest()
+    assert replica.connections == 1
+
+
+async def test_an_answer_that_ends_with_its_connection_is_passed_on_as_such(replica: FakeReplica) -> None:
+    replica.script = raw(OK + JSON + b"\r\nhel", b"lo", then_close=True)
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        answer = await client.answer()
+        assert answer.body == b"hello"
+        assert answer.headers["connection"] == "close"
+        assert "content-length" not in answer.headers
+        assert "transfer-encoding" not in answer.headers
+
+
+AFTERWARDS = {
+    "bytes after a length": OK + b"Content-Length: 5\r\n\r\nhelloX",
+    "a second answer": (OK + b"Content-Length: 5\r\n\r\nhello") * 2,
+    "bytes after the last chunk": OK + CHUNKED + b"\r\n" + chunk(b"hello") + LAST_CHUNK + b"X",
+    "204 with a body": b"HTTP/1.1 204 No Content\r\n\r\nhello",
+    "304 with a body": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\nhello",
+    "Connection: close": OK + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello",
+    "HTTP/1.0": b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+}
+
+
+@pytest.mark.parametrize("name", AFTERWARDS)
+async def test_what_follows_a_complete_answer_reaches_nobody(name: str, replica: FakeReplica) -> None:
+    replica.script = raw(AFTERWARDS[name])
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for _ in range(3):
+            await client.send(post(CHAT))
+            answer = await client.answer()
+            assert answer.body == (b"" if answer.status in {204, 304} else b"hello")
+    assert replica.connections == 3
+
+
+async def test_bytes_that_nobody_asked_for_close_the_connection(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        await call.send(plain_answer(b"one"))
+        if call.connection == 1:
+            await call.send(plain_answer(b"two"))
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        assert (await client.answer()).body == b"one"
+        link = harness.router.serving.links["replica-0"]
+        await harness.until(lambda: link.connections == 0, "the connection to be closed")
+        await client.send(post(CHAT))
+        assert (await client.answer()).body == b"one"
+    assert replica.connections == 2
+
+
+BROKEN = {
+    "not HTTP": b"SSH-2.0-OpenSSH\r\n\r\n",
+    "HTTP/2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "101": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "status 99": b"HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n",
+    "TE and CL": OK + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n" + LAST_CHUNK,
+    "two lengths": OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "gzip, chunked": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + LAST_CHUNK,
+    "gzip": OK + b"Transfer-Encoding: gzip\r\n\r\nabc",
+    "chunked in HTTP/1.0": b"HTTP/1.0 200 OK\r\n" + CHUNKED + b"\r\n" + LAST_CHUNK,
+    "a bad chunk size at once": OK + CHUNKED + b"\r\nxyz\r\n",
+    "a header with NUL": OK + b"X: a\0b\r\nContent-Length: 0\r\n\r\n",
+    "a head without end": OK + b"X: " + b"y" * 100_000,
+    "1xx without end": b"HTTP/1.1 100 Continue\r\nX: yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\r\n\r\n" * 2000,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_an_answer_that_is_not_http_is_a_502_and_is_not_tried_again(name: str, two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = raw(BROKEN[name])
+    async with routed(config(two)) as harness:
+        answer = await harness.chat()
+        await harness.at_rest()
+        assert (answer.status, answer.error["code"]) == (502, 502)
+    assert sum(len(replica.calls) for replica in two) == 1
+
+
+CUT_SHORT = {
+    "inside a length": OK + JSON + b"Content-Length: 10\r\n\r\nhello",
+    "inside a chunk": OK + JSON + CHUNKED + b"\r\na\r\nhello",
+    "between chunks": OK + JSON + CHUNKED + b"\r\n" + chunk(b"hello"),
+    "before the end of the trailers": OK + JSON + CHUNKED + b"\r\n" + chunk(b"hello") + b"0\r\n",
+    "by a chunk that is none": OK + JSON + CHUNKED + b"\r\n" + chunk(b"hello") + b"zz\r\n",
+}
+
+
+@pytest.mark.parametrize("name", CUT_SHORT)
+async def test_an_answer_that_ends_early_is_never_complete_for_the_client(name: str, two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = raw(CUT_SHORT[name], then_close=True)
+    async with routed(config(two)) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await client.answer()
+        await harness.at_rest()
+        (record,) = harness.router.decisions.after(0, 10)["decisions"]
+        assert record["status"] == 200
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'outcome="replica_error"} 1' in text
+    assert sum(len(replica.calls) for replica in two) == 1
+
+
+async def test_a_connection_reset_inside_an_answer_without_length_is_no_orderly_end(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        await call.send(OK + JSON + b"\r\nhel")
+        await call.reader.read(1)  # until the client's first bytes came through
+        call.reset()
+
+    replica.script = script
+    async with routed(config([replica], limits=Limits(idle_timeout_s=0.2))) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await client.read_until(b"\r\n\r\nhel")
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(10):
+                await client.reader.read()
+
+
+@pytest.mark.parametrize("torn", [False, True])
+async def test_a_stream_that_dies_ends_with_one_error_event(torn: bool, two: list[FakeReplica]) -> None:
+    events = sse({"n": 1}) + (b'data: {"n": ' if torn else b"")
+    for replica in two:
+        replica.script = raw(STREAM_HEAD + chunk(events), then_close=True)
+    async with routed(config(two)) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        answer = await client.answer()
+        assert await client.read_all() == b""
+    assert answer.status == 200
+    assert answer.body.startswith(events)
+    last = answer.body[len(events) :].strip().split(b"\n\n")
+    assert len(last) == 1
+    error = json.loads(last[0].removeprefix(b"data: "))["error"]
+    assert (error["code"], answer.replica in error["message"]) == (502, True)
+    assert answer.body.endswith(b"\n\n")
+    assert sum(len(replica.calls) for replica in two) == 1
+
+
+async def test_a_stream_is_passed_on_byte_for_byte_however_it_is_cut(replica: FakeReplica) -> None:
+    chance = random.Random(7)
+    body = b"".join(sse({"n": n, "text": "é" * chance.randrange(40)}) for n in range(300)) + sse("[DONE]")
+    cuts = sorted(chance.sample(range(1, len(body)), 200))
+    chunks = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    framed = STREAM_HEAD + b"".join(map(chunk, chunks)) + LAST_CHUNK
+    breaks = sorted(chance.sample(range(1, len(framed)), 60))
+    replica.script = raw(*(framed[a:b] for a, b in zip([0, *breaks], [*breaks, len(framed)], strict=True)))
+    async with routed(config([replica])) as harness:
+        answer = await harness.chat()
+    assert answer.body == body
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+
+async def test_a_burst_of_chunks_leaves_as_one(replica: FakeReplica) -> None:
+    chunks = [chunk(sse({"n": n})) for n in range(50)]
+    replica.script = raw(STREAM_HEAD + b"".join(chunks) + LAST_CHUNK)
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        head = await client.read_until(b"\r\n\r\n")
+        body = b"".join(sse({"n": n}) for n in range(50))
+        assert await client.read_until(b"0\r\n\r\n") == chunk(body) + LAST_CHUNK
+    assert b"Transfer-Encoding: chunked" in head
+
+
+async def test_the_head_is_held_until_the_first_byte_of_the_body(replica: FakeReplica) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        await go.wait()
+        await call.send(chunk(sse({"n": 1})), LAST_CHUNK)
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await replica.wait_calls(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.reader.read(1)
+        go.set()
+        assert (await client.answer()).body == sse({"n": 1})
+
+
+async def test_an_answer_to_http_1_0_is_not_chunked(replica: FakeReplica) -> None:
+    replica.script = raw(STREAM_HEAD, chunk(b"hel"), chunk(b"lo"), LAST_CHUNK)
+    request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(request)
+        answer = await client.answer()
+    assert "transfer-encoding" not in answer.headers
+    assert answer.headers["connection"] == "close"
+    assert answer.raw_body == b"hello"
+
+
+async def test_http_1_0_may_keep_its_connection_where_a_length_is_known(replica: FakeReplica) -> None:
+    request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for _ in range(2):
+            await client.send(request)
+            assert (await client.answer()).headers["connection"] == "keep-alive"
+
+
+async def test_hop_by_hop_headers_of_an_answer_stay_here(replica: FakeReplica) -> None:
+    extra = b"Keep-Alive: timeout=5\r\nConnection: keep-alive, X-Named\r\nX-Named: 1\r\nTrailer: T\r\nUpgrade: h2c\r\n"
+    extra += b"Proxy-Authenticate: Basic\r\nX-Request-Id: theirs\r\nServer: uvicorn\r\n"
+    extra += b"Set-Cookie: a=b\r\nSet-Cookie: c=d\r\n"
+    replica.script = answering(extra=extra)
+    async with routed(config([replica])) as harness:
+        answer = await harness.chat(headers=[b"X-Request-Id: mine"])
+    known = {"content-type", "content-length", "server", "set-cookie"}
+    assert set(answer.headers) == known | {"x-request-id", "x-warmpath-replica", "x-warmpath-reason"}
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.head.count(b"Set-Cookie") == 2
+
+
+async def test_head_gets_a_head(replica: FakeReplica) -> None:
+    replica.script = raw(OK + JSON + b"Content-Length: 500\r\n\r\n")
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for _ in range(2):
+            await client.send(get(b"/v1/models", method=b"HEAD"))
+            answer = await client.answer(bodyless=True)
+            assert (answer.status, answer.headers["content-length"]) == (200, "500")
+        await client.send(get(b"/health", method=b"HEAD"))
+        assert (await client.answer(bodyless=True)).status == 200
+    assert replica.calls[0].line == b"HEAD /v1/models HTTP/1.1"
+    assert replica.connections == 2
+
+
+async def test_the_list_of_models_is_the_configurations_where_it_says_so(replica: FakeReplica) -> None:
+    async with routed(config([replica], models=("tiny", "large"))) as harness, harness.connect() as client:
+        await client.send(get(b"/v1/models"))
+        assert [model["id"] for model in json.loads((await client.answer()).body)["data"]] == ["tiny", "large"]
+    assert replica.calls == []
+
+
+async def test_the_list_of_models_is_a_replicas_where_a_pool_takes_any(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(get(b"/v1/models"))
+        assert (await client.answer()).replica == "replica-0"
+    assert replica.calls[0].line == b"GET /v1/models HTTP/1.1"
+
+
+USAGE = {"prompt_tokens": 431, "total_tokens": 443, "prompt_tokens_details": {"cached_tokens": 416}}
+SPEECH = {
+    "choices": [{"message": {"content": '"usage":{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":1}}'}}]
+}
+RESPONSES = {"usage": {"input_tokens": 431, "input_tokens_details": {"cached_tokens": 416}, "output_tokens": 3}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (plain_answer(json.dumps({**SPEECH, "usage": USAGE, "prompt_logprobs": None}).encode()), (431, 416)),
+        (plain_answer(json.dumps({"choices": ["x" * 100_000], "usage": USAGE}).encode()), (431, 416)),
+        (plain_answer(json.dumps(RESPONSES).encode()), (431, 416)),
+        (plain_answer(json.dumps({"usage": {"prompt_tokens": 5}}).encode()), (5, None)),
+        (plain_answer(json.dumps({"usage": {"prompt_tokens": 5, "prompt_tokens_details": None}}).encode()), (5, None)),
+        (plain_answer(json.dumps(SPEECH).encode()), (None, None)),
+        (plain_answer(b'{"usage":{"prompt_tokens":"x"}}'), (None, None)),
+        (plain_answer(b'{"usage":null}'), (None, None)),
+        (plain_answer(json.dumps({"usage": USAGE}).encode(), status=400), (None, None)),
+        (
+            STREAM_HEAD
+            + b"".join(chunk(sse({"choices": [n], "usage": {"prompt_tokens": 431}})) for n in range(20))
+            + chunk(sse({"choices": [], "usage": USAGE}))
+            + chunk(sse("[DONE]"))
+            + LAST_CHUNK,
+            (431, 416),
+        ),
+    ],
+)
+async def test_usage_is_read_from_the_answer(
+    sent: bytes, expected: tuple[int | None, int | None], replica: FakeReplica
+) -> None:
+    replica.script = raw(sent)
+    async with routed(config([replica])) as harness:
+        await harness.chat()
+        (record,) = harness.router.decisions.after(0, 10)["decisions"]
+    assert (record["prompt_tokens"], record["cached_tokens"]) == expected
+
+
+async def test_an_error_inside_a_stream_that_began_well_counts_as_the_replicas(replica: FakeReplica) -> None:
+    error = {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}
+    replica.script = raw(STREAM_HEAD + chunk(sse({"n": 1})), chunk(sse(error)), chunk(sse("[DONE]")), LAST_CHUNK)
+    async with routed(config([replica])) as harness:
+        answer = await harness.chat()
+        _, text = await harness.admin("GET", "/metrics")
+    assert answer.body == sse({"n": 1}) + sse(error) + sse("[DONE]")
+    assert 'outcome="replica_error"} 1' in text
+
+
+async def test_a_large_body_and_a_large_answer_pass_unharmed(replica: FakeReplica) -> None:
+    chance = random.Random(3)
+    answer_body = chance.randbytes(3_000_000)
+    prompt = json.dumps({"model": "tiny", "prompt": chance.randbytes(1_000_000).hex()}).encode()
+    replica.script = answering(answer_body)
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(b"/v1/completions", prompt))
+        assert (await client.answer()).body == answer_body
+    assert replica.calls[0].body == prompt
+
+
+async def test_everything_is_served_on_the_four_prompt_paths(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for path in (CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"):
+            await client.send(post(path, BODY))
+            assert (await client.answer()).status == 200
+    assert [call.line.split()[1] for call in replica.calls] == [
+        CHAT,
+        b"/v1/completions",
+        b"/v1/embeddings",
+        b"/v1/responses",
+    ]
