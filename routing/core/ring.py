@@ -4,7 +4,8 @@ Theory of operation. Consistent hashing: each replica owns points on a circle of
 name, so a key's order depends on names and weights alone, never on addresses, health or list order, and every router
 computes the same one. A replica that joins or leaves moves only the keys of its own points. Each entry of the sorted
 list packs a position and a replica's index into one integer, so that one bisection finds a home; the list is what a
-thousand replicas cost: about 7 MB, and 60 ms to build. Source: Karger et al., "Consistent Hashing and Random
+thousand replicas cost: about 7 MB, and 60 ms to build. A hot key, whose first homes are full, is walked far by every
+request: those few walks are remembered as far as anybody went. Source: Karger et al., "Consistent Hashing and Random
 Trees", 1997.
 """
 
@@ -22,6 +23,8 @@ from routing.core.types import PrefixHash, ReplicaId
 
 POINTS = 160  # of a replica of weight 1: shares of the circle differ by 1/sqrt(160), 8 %
 MAX_WEIGHT = 8.0  # the greatest weight that is taken as it is; see _unit
+LONG_WALK = 16  # replicas, after which a walk is remembered, for its key is hot and its first homes are full
+LONG_WALKS = 64  # keys whose walks are remembered
 
 _INDEX_BITS = 16  # up to 65,536 replicas on one ring
 _INDEX = (1 << _INDEX_BITS) - 1
@@ -30,10 +33,11 @@ _INDEX = (1 << _INDEX_BITS) - 1
 class HashRing:
     """A circle of replicas, by name and weight (relative capacity, > 0)."""
 
-    __slots__ = ("__weakref__", "_names", "_points")
+    __slots__ = ("__weakref__", "_long_walks", "_names", "_points")
 
     def __init__(self, weights: Mapping[ReplicaId, float]) -> None:
         self._names = sorted(weights)
+        self._long_walks: dict[PrefixHash, _LongWalk] = {}
         unit = _unit(max(weights.values(), default=1.0))
         self._points = sorted(
             (xxh3_64_intdigest(name.encode(), number) & ~_INDEX) | index
@@ -46,6 +50,10 @@ class HashRing:
 
     def walk(self, key: PrefixHash) -> Iterator[ReplicaId]:
         """Distinct replicas, clockwise from the key, each found only when it is asked for."""
+        known = self._long_walks.get(key)
+        return self._clockwise(key) if known is None else iter(known)
+
+    def _clockwise(self, key: PrefixHash) -> Iterator[ReplicaId]:
         points, names = self._points, self._names
         start = bisect_left(points, key & ~_INDEX)
         seen: set[int] = set()
@@ -56,6 +64,37 @@ class HashRing:
                 yield names[index]
                 if len(seen) == len(names):
                     return
+                if len(seen) == LONG_WALK:
+                    self._remember(key)
+
+    def _remember(self, key: PrefixHash) -> None:
+        """Keep what the next walks of this key meet."""
+        if key not in self._long_walks:
+            if len(self._long_walks) == LONG_WALKS:
+                del self._long_walks[next(iter(self._long_walks))]
+            self._long_walks[key] = _LongWalk(self._clockwise(key))
+
+
+class _LongWalk:
+    """The walk of a hot key: each replica is found once, and every later walk begins with those that were found."""
+
+    __slots__ = ("_ahead", "_met")
+
+    def __init__(self, ahead: Iterator[ReplicaId]) -> None:
+        self._met: list[ReplicaId] = []
+        self._ahead = ahead
+
+    def __iter__(self) -> Iterator[ReplicaId]:
+        at = 0
+        while True:
+            found = self._met[at:]
+            at += len(found)
+            yield from found
+            if at == len(self._met):
+                replica = next(self._ahead, None)
+                if replica is None:
+                    return
+                self._met.append(replica)
 
 
 def shared_ring(weights: Mapping[ReplicaId, float]) -> HashRing:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.ring import HashRing, shared_ring
+from routing.core.ring import LONG_WALK, LONG_WALKS, HashRing, shared_ring
 from routing.core.types import PrefixHash, ReplicaId
 from tests.routing.building import names
 
 A, B = names(2)
+LARGE = HashRing(dict.fromkeys(names(LONG_WALK * 2 + 8), 1.0))
 
 keys = st.integers(0, 2**64 - 1).map(PrefixHash)
 weights = st.dictionaries(
@@ -90,6 +91,32 @@ def test_a_walk_is_lazy() -> None:
     ring = HashRing(dict.fromkeys(names(1000), 1.0))
 
     assert len(list(islice(ring.walk(PrefixHash(1)), 3))) == 3
+
+
+@given(key=keys, steps=st.lists(st.integers(0, 2 * LONG_WALK + 8), max_size=6))
+def test_walks_that_are_remembered_are_the_same_walks(key: PrefixHash, steps: list[int]) -> None:
+    order = list(LARGE.walk(key))
+    for count in steps:
+        assert list(islice(LARGE.walk(key), count)) == order[:count]
+
+
+def test_two_walks_of_one_key_do_not_disturb_each_other() -> None:
+    key = PrefixHash(17)
+    order = list(LARGE.walk(key))
+    one, other = LARGE.walk(key), LARGE.walk(key)
+    ahead = list(islice(one, 20))
+    overtaking = list(islice(other, 30))
+
+    assert (ahead, overtaking) == (order[:20], order[:30])
+    assert (list(one), list(other)) == (order[20:], order[30:])
+
+
+def test_only_so_many_walks_are_remembered() -> None:
+    ring = HashRing(dict.fromkeys(names(20), 1.0))
+    for key in spread(3 * LONG_WALKS):
+        list(ring.walk(key))
+
+    assert len(ring._long_walks) == LONG_WALKS
 
 
 def test_an_empty_ring_has_no_homes() -> None:
