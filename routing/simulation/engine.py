@@ -169,7 +169,7 @@ class Engine:
         first = [sequence for sequence in step.prefilled if sequence.state is State.PREFILLING]
         computed = sum(self._first_token(sequence, step.end_s) for sequence in first)
         finished += [sequence for sequence in first if sequence.state is State.FINISHED]
-        statistics.iteration_tokens.observe(decoded + computed, step.repeat)
+        statistics.iteration_tokens.observe(decoded + computed + len(first), step.repeat)
         self.read_gauges()
         return Outcome(first, finished)
 
@@ -205,7 +205,6 @@ class Engine:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back at the head of the queue, without its blocks."""
-        sequence.generated_tokens = self.generated(sequence)
         if sequence.state is State.DECODING:
             sequence.last_token_s = self._last_token_s
         self._stop(sequence)
@@ -221,9 +220,8 @@ class Engine:
             if sequence in self._prefilling:
                 self._prefilling.remove(sequence)
         else:
-            computed = sequence.prompt_tokens + self.generated(sequence) - 1
-            self._cache_full_blocks(sequence, computed)
             sequence.generated_tokens = self.generated(sequence)
+            self._cache_full_blocks(sequence, sequence.prompt_tokens + sequence.generated_tokens - 1)
             del self.decoding[sequence]
         del self.running[sequence]
         self.pool.release(sequence.blocks)

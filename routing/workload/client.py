@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -44,7 +45,7 @@ class Chunk(Struct):
 
     choices: list[StreamChoice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _chunks = msgspec.json.Decoder(Chunk)

@@ -4,8 +4,8 @@ A block is 512 tokens, so 2,048 bytes of the rendered ChatML prompt. The templat
 they fall into, so block ends stay where the trace has them and a prompt has the trace's length. An id's text is a
 function of the id alone and ids differ from the first bytes on, so prompts share whole leading blocks and nothing else.
 The first block goes into a system message, where production traffic has it, and the rest into a user message.
-Only where a prompt ends within 9 tokens after a block's end is it up to 9 tokens longer than the trace says: the
-template's end must not eat into a block that others share.
+Only where a prompt ends on a block's end or a few tokens after it is it up to 9 tokens longer than the trace says (16
+after the first block): the template's end must not eat into a block that others share.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def trace_messages(request: TraceRequest) -> list[dict[str, str]]:
     """The messages of one request of a trace."""
     sizes = [BLOCK_BYTES] * len(request.hash_ids)
     last = request.prompt_tokens * TOKEN_BYTES - BLOCK_BYTES * (len(sizes) - 1)
+    if len(sizes) == 1 and last == BLOCK_BYTES:
+        return [{"role": "system", "content": block_text(request.hash_ids[0], BLOCK_BYTES - len(SYSTEM_HEAD))}]
     if len(sizes) == 1:
         size = max(1, last - len(USER_HEAD) - len(TAIL))
         return [{"role": "user", "content": block_text(request.hash_ids[0], size)}]
