@@ -1,0 +1,34 @@
+"""The benchmarks still run: what they measure is what the router does."""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.core.types import Reason
+from routing.schema import PrefixHashSettings, Settings
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.decision import SETTINGS, Router, chat_body
+
+
+def test_a_benchmark_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no-such-benchmark"]) == 2
+    assert "decision" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.name)
+def test_the_decision_benchmark_places_requests_and_ends_them(settings: Settings) -> None:
+    router = Router(settings, replicas=4)
+    for number in range(100):
+        router.place(chat_body(8, number % 10))
+
+    assert router.book.audit() == {}
+    assert sum(router.book.load(name).running for name in router.placement.decide(
+        router.request(chat_body(8, 0)), router.health
+    ).candidates) == 32  # fmt: skip
+
+
+def test_one_hot_key_spills() -> None:
+    router = Router(PrefixHashSettings(), replicas=4)
+    reasons = {router.place(chat_body(8, 0)).reason for _ in range(100)}
+
+    assert reasons == {Reason.AFFINITY, Reason.SPILL}
