@@ -20,6 +20,9 @@ app.autodiscover_tasks(["controlplane", "telemetry"])
 
 log = logging.getLogger(__name__)
 
+# A person waits for the answer of the request that wakes: one more try, at once. (0 would mean for ever.)
+_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+
 
 def wake(task: str, *arguments: Any) -> None:
     """Run a task soon, once the current transaction is committed. A broker that is away is logged, never an error."""
@@ -28,6 +31,7 @@ def wake(task: str, *arguments: Any) -> None:
 
 def _send(task: str, arguments: tuple[Any, ...]) -> None:
     try:
-        app.send_task(task, arguments, retry=False, expires=30)
+        with app.connection_for_write(transport_options=_ONCE) as connection:
+            app.send_task(task, arguments, connection=connection, retry=False, expires=30)
     except (OperationalError, OSError) as error:
         log.warning("could not wake %s (%s); the next tick does its work", task, type(error).__name__)

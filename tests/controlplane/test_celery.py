@@ -1,0 +1,34 @@
+import json
+
+import pytest
+import redis
+from django.db import transaction
+
+from controlplane.celery import app, wake
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def broker(valkey, monkeypatch):
+    """What lies in Celery's queue, on a real server."""
+    monkeypatch.setattr(app.conf, "broker_url", valkey)
+    path = valkey.removeprefix("redis+socket://").partition("?")[0]
+    with redis.Redis(unix_socket_path=path) as connection:
+        connection.flushall()
+        yield connection
+
+
+def test_a_wake_up_is_sent_when_the_transaction_commits_and_not_before(broker):
+    with transaction.atomic():
+        wake("controlplane.tasks.push_config", 7)
+        assert broker.llen("celery") == 0
+    (message,) = broker.lrange("celery", 0, -1)
+    assert json.loads(message)["headers"]["task"] == "controlplane.tasks.push_config"
+
+
+def test_nothing_is_woken_by_what_was_rolled_back(broker):
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        wake("controlplane.tasks.push_config", 7)
+        raise ZeroDivisionError
+    assert broker.llen("celery") == 0
