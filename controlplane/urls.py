@@ -10,6 +10,7 @@ urlpatterns = [
     path("readyz", readyz),
     path("accounts/", include("controlplane.web.account_urls")),
     path("api/v1/", include("controlplane.api.urls")),
+    path("api/v1/", include("telemetry.api.urls")),
     re_path("^api/", no_such_endpoint),
     path("", include("controlplane.web.urls")),
 ]

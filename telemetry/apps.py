@@ -1,5 +1,7 @@
 """Telemetry as a Django application."""
 
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -8,3 +10,7 @@ class TelemetryConfig(AppConfig):
 
     name = "telemetry"
     verbose_name = "Telemetry"
+
+    def ready(self) -> None:
+        """Connect the signals."""
+        import_module("telemetry.signals")

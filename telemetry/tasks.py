@@ -7,14 +7,27 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
+from telemetry.alerts import pipeline
 from telemetry.scraping import tick
-from telemetry.services import partitions
+from telemetry.services import outbox, partitions
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_fleet() -> None:
     """Store one reading or one gap per replica and router."""
     tick.scrape_fleet()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def evaluate_alerts() -> None:
+    """Evaluate every rule, and put into the outbox what is to be told."""
+    pipeline.evaluate_rules(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def deliver_notifications() -> None:
+    """Send what is due in the outbox."""
+    outbox.deliver_due()
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -38,6 +38,11 @@ class EngineSums:
     stale: bool  # a scrape failed in this step
 
     @property
+    def requests(self) -> int | None:
+        """Requests of this step: those that got their first token, else those that finished."""
+        return self.finished if self.first_tokens is None else self.first_tokens
+
+    @property
     def state(self) -> PointState:
         """What the hit rate of this step is worth."""
         return point_state(self.queries, stale=self.stale)

@@ -1,0 +1,1 @@
+"""The REST API of telemetry, below ``/api/v1/``."""

@@ -1,0 +1,39 @@
+"""Which lines ``/series`` can draw: (metric, by) -> the query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from controlplane.errors import InvalidError
+from controlplane.models import Pool
+from telemetry.metrics.windows import Series, Window
+from telemetry.services import series
+
+Query = Callable[[Pool | None, Window], list[Series]]
+
+# The first ``by`` of a metric is its default.
+CHARTS: dict[str, dict[str, Query]] = {
+    "hit_rate": {
+        "replica": series.hit_rate_by_replica,
+        "group": series.hit_rate_by_group,
+        "pool": series.hit_rate_by_pool,
+    },
+    "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
+    "ttft": {"quantile": series.ttft_quantiles},
+    "engine_ttft": {"quantile": partial(series.ttft_quantiles, source="engine")},
+    "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
+    "running": {"replica": partial(series.utilization_by_replica, what="running")},
+    "waiting": {"replica": partial(series.utilization_by_replica, what="waiting")},
+}
+
+
+def chart(metric: str, by: str | None) -> tuple[str, Query]:
+    """The query and what it is drawn by; InvalidError for a chart that does not exist."""
+    if metric not in CHARTS:
+        raise InvalidError("$.metric", f"expected one of {', '.join(CHARTS)}")
+    ways = CHARTS[metric]
+    by = by or next(iter(ways))
+    if by not in ways:
+        raise InvalidError("$.by", f"{metric} is drawn by {' or '.join(ways)}")
+    return by, ways[by]

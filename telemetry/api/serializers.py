@@ -1,0 +1,211 @@
+"""Rows as JSON, and JSON as arguments of services. A channel's secrets go in and never come out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from rest_framework import serializers
+
+from controlplane.models import Pool
+from telemetry.channels.registry import KINDS
+from telemetry.metrics.windows import POINTS, Window, choose_step
+from telemetry.models import Alert, AlertRule, Channel, DeliveryAttempt, Notification, RuleKind
+from telemetry.services.alerts import effective_settings
+from telemetry.services.channels import public_config
+
+DEFAULT_LENGTH_S = 3600.0
+MOST_POINTS = 2000  # of one line
+
+
+def by_name(**options: Any) -> serializers.SlugRelatedField[Any]:
+    """Another object, given and shown by its name."""
+    return serializers.SlugRelatedField(slug_field="name", **options)
+
+
+class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
+    """A rule; ``settings`` holds what it sets itself, ``effective_settings`` what is in force."""
+
+    pool = by_name(read_only=True)
+    settings = serializers.DictField()
+    effective_settings = serializers.SerializerMethodField()
+    verdict = serializers.DictField(read_only=True)
+
+    class Meta:
+        model = AlertRule
+        fields = (
+            "id",
+            "pool",
+            "name",
+            "kind",
+            "settings",
+            "effective_settings",
+            "enabled",
+            "created_at",
+            "updated_at",
+            "evaluated_at",
+            "verdict",
+        )
+
+    def get_effective_settings(self, rule: AlertRule) -> dict[str, float]:
+        """With the defaults of what is not set."""
+        return effective_settings(rule)
+
+
+class AlertRuleChange(serializers.Serializer[Any]):
+    """What to change of a rule; ``settings`` replaces all of them."""
+
+    name = serializers.CharField(max_length=100, required=False)
+    settings = serializers.DictField(required=False)
+    enabled = serializers.BooleanField(required=False)
+
+
+class AlertRuleInput(serializers.Serializer[Any]):
+    """A new rule."""
+
+    pool = by_name(queryset=Pool.objects.all())
+    name = serializers.CharField(max_length=100)
+    kind = serializers.ChoiceField(choices=RuleKind.choices, required=False)
+    settings = serializers.DictField(required=False)
+    enabled = serializers.BooleanField(required=False)
+
+
+class AlertSerializer(serializers.ModelSerializer[Alert]):
+    """An episode of a rule."""
+
+    pool = by_name(read_only=True)
+    rule = by_name(read_only=True)
+    detail = serializers.DictField(read_only=True)
+
+    class Meta:
+        model = Alert
+        fields = (
+            "id",
+            "rule",
+            "pool",
+            "state",
+            "started_at",
+            "fired_at",
+            "resolved_at",
+            "last_breach_at",
+            "value_ratio",
+            "baseline_ratio",
+            "ceiling_ratio",
+            "summary",
+            "detail",
+        )
+
+
+class ChannelSerializer(serializers.ModelSerializer[Channel]):
+    """A channel; of its config only what is no secret."""
+
+    config = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Channel
+        fields: tuple[str, ...] = ("id", "name", "kind", "config", "enabled", "disabled_reason", "created_at")
+
+    def get_config(self, channel: Channel) -> dict[str, Any]:
+        """The host, and whether a secret is being changed."""
+        return public_config(channel)
+
+
+class CreatedChannelSerializer(ChannelSerializer):
+    """A channel just made, with the secret that signs: it is in this answer and nowhere else."""
+
+    secret = serializers.CharField(read_only=True, allow_null=True)
+
+    class Meta(ChannelSerializer.Meta):
+        fields = (*ChannelSerializer.Meta.fields, "secret")
+
+
+class ChannelChange(serializers.Serializer[Any]):
+    """What to change of a channel. Of ``config`` the fields given are changed, null takes one away."""
+
+    name = serializers.CharField(max_length=100, required=False)
+    config = serializers.DictField(required=False, write_only=True)
+    enabled = serializers.BooleanField(required=False)
+
+
+class ChannelInput(serializers.Serializer[Any]):
+    """A new channel. ``config`` of a webhook: ``url``, and ``secret`` unless one is to be made."""
+
+    name = serializers.CharField(max_length=100)
+    kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
+    config = serializers.DictField(write_only=True)
+    enabled = serializers.BooleanField(required=False)
+
+
+class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
+    """One try; ``duration_s`` null is unfinished, or its worker was lost."""
+
+    class Meta:
+        model = DeliveryAttempt
+        fields = ("number", "started_at", "duration_s", "status", "error")
+
+
+class DeliverySerializer(serializers.ModelSerializer[Notification]):
+    """A message to one channel and every attempt at it."""
+
+    channel = by_name(read_only=True)
+    attempts = AttemptSerializer(source="log", many=True, read_only=True)
+
+    class Meta:
+        model = Notification
+        fields = ("id", "alert", "channel", "kind", "state", "created_at", "next_at", "finished_at", "attempts")
+
+
+class PointSerializer(serializers.Serializer[Any]):
+    """One step of a line."""
+
+    at = serializers.DateTimeField(help_text="start of the step")
+    value = serializers.FloatField(allow_null=True)
+    state = serializers.CharField(help_text="ok, no_traffic, stale or unknown; ok alone has a value")
+    low = serializers.FloatField(allow_null=True, help_text="of a quantile: where its bucket begins")
+    high = serializers.FloatField(allow_null=True, help_text="and ends; null above the last finite edge")
+
+
+class SeriesSerializer(serializers.Serializer[Any]):
+    """One line."""
+
+    label = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute is for form fields
+    note = serializers.CharField()
+    points = PointSerializer(many=True)
+
+
+class SeriesAnswer(serializers.Serializer[Any]):
+    """The lines of a chart."""
+
+    metric = serializers.CharField()
+    by = serializers.CharField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    step_s = serializers.FloatField()
+    series = SeriesSerializer(many=True)
+
+
+class SeriesQuery(serializers.Serializer[Any]):
+    """What ``/series`` is asked with. Without ``from`` the last hour, without ``step`` one that fits."""
+
+    metric = serializers.CharField()
+    by = serializers.CharField(required=False)
+    pool = by_name(queryset=Pool.objects.all(), required=False)
+    to = serializers.DateTimeField(required=False)
+    step = serializers.FloatField(min_value=1, max_value=86_400, required=False)
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """``from`` is no name that a class body could use."""
+        return {**super().get_fields(), "from": serializers.DateTimeField(required=False)}
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Make the window of it."""
+        end = attrs.get("to") or timezone.now()
+        start = attrs.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
+        length_s = (end - start).total_seconds()
+        if length_s <= 0:
+            raise serializers.ValidationError({"to": "expected a time after from"})
+        step_s = attrs.get("step") or choose_step(length_s, points=POINTS)
+        if length_s / step_s > MOST_POINTS:
+            raise serializers.ValidationError({"step": f"more than {MOST_POINTS} points; expected a longer step"})
+        return {**attrs, "window": Window(start, end, step_s)}

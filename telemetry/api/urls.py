@@ -1,0 +1,18 @@
+"""Addresses of telemetry's REST API, below ``/api/v1/``."""
+
+from django.urls import include, path
+from rest_framework.routers import SimpleRouter
+
+from . import viewsets
+
+router = SimpleRouter(trailing_slash=False)
+router.register("alert-rules", viewsets.AlertRuleViewSet, "alert-rule")
+router.register("alerts", viewsets.AlertViewSet, "alert")
+router.register("channels", viewsets.ChannelViewSet, "channel")
+router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
+
+app_name = "telemetry-api"
+urlpatterns = [
+    path("series", viewsets.SeriesView.as_view(), name="series"),
+    path("", include(router.urls)),
+]

@@ -1,0 +1,165 @@
+"""Doors: parse, call one service, answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, status
+from rest_framework.decorators import action
+from rest_framework.pagination import CursorPagination
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from telemetry.api import serializers as s
+from telemetry.api.charts import chart
+from telemetry.api.filters import AlertFilter, DeliveryFilter
+from telemetry.metrics.windows import Series
+from telemetry.models import Alert, AlertRule, Channel, Notification
+from telemetry.services import alerts, channels, outbox
+
+UUID = "[0-9a-f-]{32,36}"
+
+
+class NewestFirst(CursorPagination):
+    """``?cursor=`` for sets that only grow."""
+
+    page_size = 100
+    page_size_query_param = "limit"
+    max_page_size = 1000
+
+
+class AlertPages(NewestFirst):
+    """Alerts, the newest first."""
+
+    ordering = ("-started_at", "-id")
+
+
+class DeliveryPages(NewestFirst):
+    """Deliveries, the newest first."""
+
+    ordering = ("-created_at", "-id")
+
+
+class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AlertRule]):
+    """What raises an alert."""
+
+    queryset = AlertRule.objects.select_related("pool")
+    serializer_class = s.AlertRuleSerializer
+    lookup_value_regex = NUMBER
+
+    @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
+    def create(self, request: Request) -> Response:
+        """Create a rule."""
+        given = parsed(s.AlertRuleInput, request)
+        rule = alerts.create_rule(given.pop("pool"), **given)
+        return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
+    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Change what is given; disabling a rule ends its alerts."""
+        rule = alerts.update_rule(self.get_object(), **parsed(s.AlertRuleChange, request, partial=True))
+        return Response(s.AlertRuleSerializer(rule).data)
+
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - the signature is DRF's
+        """Remove a rule and its alerts."""
+        alerts.delete_rule(self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Alert]):
+    """Alerts, the newest first."""
+
+    queryset = Alert.objects.select_related("rule", "pool")
+    serializer_class = s.AlertSerializer
+    filterset_class = AlertFilter
+    pagination_class = AlertPages
+    lookup_value_regex = NUMBER
+
+
+class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Channel]):
+    """Where alerts are sent."""
+
+    queryset = Channel.objects.all()
+    serializer_class = s.ChannelSerializer
+    lookup_value_regex = NUMBER
+
+    @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
+    def create(self, request: Request) -> Response:
+        """Create a channel; the secret that signs its messages is in this answer and nowhere else."""
+        channel = channels.create_channel(**parsed(s.ChannelInput, request))
+        answer = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
+        return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+
+    @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
+    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Change what is given."""
+        channel = channels.update_channel(self.get_object(), **parsed(s.ChannelChange, request, partial=True))
+        return Response(s.ChannelSerializer(channel).data)
+
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - the signature is DRF's
+        """Remove a channel with everything still to be sent to it."""
+        channels.delete_channel(self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses={202: s.DeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Send a test message; 202 with the delivery to watch."""
+        return Response(s.DeliverySerializer(channels.test_send(self.get_object())).data, status.HTTP_202_ACCEPTED)
+
+
+class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Notification]):
+    """Every message, with each attempt at it."""
+
+    queryset = Notification.objects.select_related("channel").prefetch_related("log")
+    serializer_class = s.DeliverySerializer
+    filterset_class = DeliveryFilter
+    pagination_class = DeliveryPages
+    lookup_value_regex = UUID
+
+    @extend_schema(request=None, responses={202: s.DeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def replay(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Send it again now, under the same id."""
+        outbox.replay(self.get_object(), timezone.now())
+        return Response(s.DeliverySerializer(self.get_object()).data, status.HTTP_202_ACCEPTED)
+
+
+class SeriesView(APIView):
+    """The lines of charts."""
+
+    @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesAnswer)
+    def get(self, request: Request) -> Response:
+        """Values per step; null is a gap, and ``state`` says why. A step holds what was read after its start."""
+        query = s.SeriesQuery(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        asked: dict[str, Any] = query.validated_data
+        window = asked["window"]
+        by, lines = chart(asked["metric"], asked.get("by"))
+        answer = {
+            "metric": asked["metric"],
+            "by": by,
+            "start": window.start,
+            "end": window.end,
+            "step_s": window.step_s,
+            "series": [_line(line) for line in lines(asked.get("pool"), window)],
+        }
+        return Response(answer)
+
+
+def _line(line: Series) -> dict[str, Any]:
+    bands = line.band or [None] * len(line.points)
+    points = [
+        {"at": at, "value": value, "state": state, "low": band and band[0], "high": band and _finite(band[1])}
+        for (at, value), state, band in zip(line.points, line.states, bands, strict=True)
+    ]
+    return {"label": line.label, "note": line.note, "points": points}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

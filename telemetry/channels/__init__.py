@@ -1,0 +1,1 @@
+"""Channels: the ways an alert leaves. One folder each; registry.py names them."""

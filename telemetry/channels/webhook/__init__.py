@@ -1,0 +1,1 @@
+"""The generic webhook: README.md."""

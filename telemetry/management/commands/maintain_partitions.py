@@ -1,0 +1,32 @@
+"""``manage.py maintain_partitions``: what the worker does every hour, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+from django.utils import timezone
+
+from telemetry.services.partitions import DAYS_AHEAD, maintain
+
+
+class Command(BaseCommand):
+    """Make the tables of the days ahead, drop those older than the retention."""
+
+    help = "Make the daily tables of readings for the days ahead and drop those whose retention is over."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Both default to the settings."""
+        parser.add_argument("--days-ahead", type=int, default=DAYS_AHEAD, help="days to make tables for, beside today")
+        parser.add_argument(
+            "--retention-days",
+            type=int,
+            default=settings.READINGS_RETENTION_DAYS,
+            help="days of readings to keep (WARMPATH_READINGS_RETENTION_DAYS)",
+        )
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        """Do it and say what was done."""
+        done = maintain(timezone.now(), retention_days=options["retention_days"], days_ahead=options["days_ahead"])
+        self.stdout.write(f"{len(done.created)} tables made, {len(done.dropped)} dropped.")

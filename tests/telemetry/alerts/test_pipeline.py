@@ -1,0 +1,239 @@
+"""A rule's life over readings in the database: rows, events and the outbox, each transition once."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, connection, connections, transaction
+
+from controlplane.models import Event
+from controlplane.services.fleet import add_replica, create_pool
+from telemetry.alerts import pipeline
+from telemetry.alerts.pipeline import evaluate_rule, evaluate_rules
+from telemetry.models import Alert, AlertRule, AlertState, Notification
+from telemetry.scraping.locks import EVALUATE
+from telemetry.services import alerts
+from telemetry.services.channels import create_channel
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading
+
+pytestmark = pytest.mark.django_db
+SETTINGS = {"window_s": 60, "baseline_s": 600, "for_s": 10, "keep_firing_s": 60}
+
+
+@pytest.fixture
+def r1(pool):
+    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
+
+
+@pytest.fixture
+def rule(pool):
+    return alerts.update_rule(AlertRule.objects.get(pool=pool), settings=SETTINGS)
+
+
+@pytest.fixture
+def channel(db):
+    return create_channel("ops", config={"url": "https://hooks.example/secret-path"})
+
+
+def traffic(replica, start_s, end_s, ratio, *, tokens=10_000, requests=20):
+    """Readings every 5 s, as a busy replica would leave."""
+    for second in range(start_s + 5, end_s + 1, 5):
+        engine_reading(
+            replica,
+            T0 + timedelta(seconds=second),
+            queries=tokens,
+            hits=int(tokens * ratio),
+            finished=requests,
+            ttft={1: requests},
+        )
+
+
+def evaluate(rule, second):
+    return evaluate_rule(AlertRule.objects.select_related("pool").get(pk=rule.pk), T0 + timedelta(seconds=second))
+
+
+def states():
+    return list(Alert.objects.order_by("pk").values_list("state", flat=True))
+
+
+def test_a_new_pool_gets_the_default_rule_once(pool):
+    rule = AlertRule.objects.get(pool=pool)
+
+    assert (rule.kind, rule.enabled, rule.settings) == ("hit_rate_drop", True, {})
+    assert alerts.ensure_default_rule(pool) == rule
+
+
+def test_a_drop_on_a_fleet_minutes_old_fires_is_told_and_resolves(r1, rule, channel, pool):
+    traffic(r1, 0, 240, 0.8)
+    assert evaluate(rule, 240).answer == "ok"
+    assert states() == []
+
+    traffic(r1, 240, 300, 0.1)
+    verdict = evaluate(rule, 300)
+    assert (verdict.answer, verdict.baseline_ratio, verdict.value_ratio) == ("breach", 0.8, 0.1)
+    assert states() == ["pending"]
+    assert not Notification.objects.exists()
+    evaluate(rule, 305)
+    assert states() == ["pending"]
+    evaluate(rule, 310)
+    assert states() == ["firing"]
+
+    traffic(r1, 300, 420, 0.8)
+    evaluate(rule, 360)
+    assert states() == ["firing"]
+    evaluate(rule, 420)
+    assert states() == ["resolved"]
+    kinds = list(Event.objects.filter(kind__startswith="alert_").order_by("pk").values_list("kind", flat=True))
+    assert kinds == ["alert_firing", "alert_resolved"]
+    assert list(Notification.objects.order_by("created_at").values_list("kind", "channel__name")) == [
+        ("firing", "ops"),
+        ("resolved", "ops"),
+    ]
+
+
+def test_the_message_carries_what_an_operator_asks_first(r1, rule, channel, pool):
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.2)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+
+    payload = Notification.objects.get().payload
+    data = payload["data"]
+    assert payload["type"] == "alert.firing"
+    assert data["pool"] == "chat"
+    assert data["baseline_ratio"] == pytest.approx(0.8)
+    assert data["value_ratio"] == pytest.approx(0.2)
+    assert "60.0 points below" in data["summary"]
+    assert data["detail"]["top_replicas"][0]["name"] == "r1"
+    assert data["detail"]["extra_recomputed_tokens"] == pytest.approx(0.6 * 100_000, rel=0.01)
+    assert data["detail"]["last_change"]["kind"] in {"replica_added", "policy_published"}
+    assert data["path"].startswith("/?pool=chat&from=2031-03-04T11")
+    assert "hooks.example" not in str(payload)
+
+
+def test_a_suspicion_that_proves_unfounded_leaves_nothing(r1, rule):
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.3)
+    evaluate(rule, 300)
+    traffic(r1, 300, 360, 0.8)
+    evaluate(rule, 360)
+
+    assert states() == []
+
+
+def test_no_data_neither_fires_nor_resolves(r1, rule):
+    assert evaluate(rule, 0).reason == "no_readings"
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.1)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+    assert states() == ["firing"]
+
+    traffic(r1, 360, 420, 0.8, tokens=10, requests=0)
+    assert evaluate(rule, 420).reason == "little_traffic"
+    assert evaluate(rule, 3000).reason == "no_readings"
+    assert states() == ["firing"]
+    rule.refresh_from_db()
+    assert rule.verdict["answer"] == "no_data"
+
+
+def test_a_long_drop_does_not_become_its_own_standard_while_the_alert_is_open(r1, rule):
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 720, 0.3)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+
+    verdict = evaluate(rule, 720)
+
+    assert (verdict.answer, verdict.baseline_ratio) == ("breach", pytest.approx(0.8))
+    assert states() == ["firing"]
+
+
+def test_replicas_are_summed_before_dividing(r1, rule, pool):
+    """H2: a busy replica's drop is not diluted by an idle one's good rate."""
+    r2 = add_replica(pool, name="r2", url="http://127.0.0.1:9102")
+    for replica, tokens in ((r1, 100_000), (r2, 100)):
+        traffic(replica, 0, 240, 0.8, tokens=tokens)
+    traffic(r1, 240, 300, 0.5, tokens=100_000)
+    traffic(r2, 240, 300, 1.0, tokens=100)
+
+    assert evaluate(rule, 300).value_ratio == pytest.approx(0.5, abs=0.01)
+
+
+def test_disabling_a_rule_ends_its_alert_and_says_so(r1, rule, channel):
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.1)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+
+    alerts.update_rule(rule, enabled=False)
+
+    assert states() == ["resolved"]
+    assert Notification.objects.filter(kind="resolved").count() == 1
+    assert evaluate_rules(T0 + timedelta(seconds=320)) == 0
+
+
+def test_a_transition_is_made_by_one_evaluator_however_many_saw_it(r1, rule, channel):
+    """R17, here without the lock that normally keeps the second one out."""
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.1)
+    evaluate(rule, 300)
+    seen_by_both = Alert.objects.get()
+    settings = pipeline.KINDS[rule.kind].parse(rule.settings)
+    verdict = pipeline.KINDS[rule.kind].judge(rule.pool, settings, T0 + timedelta(seconds=310), seen_by_both.started_at)
+
+    for _ in range(2):
+        pipeline._fire(Alert.objects.get(), settings, verdict, T0 + timedelta(seconds=310))
+    assert pipeline._open(rule, verdict, T0) is None
+
+    assert Notification.objects.count() == 1
+    assert Event.objects.filter(kind="alert_firing").count() == 1
+
+
+def test_the_database_allows_one_open_alert_a_rule_and_pool(rule):
+    for state in ("resolved", "firing"):
+        Alert.objects.create(rule=rule, pool=rule.pool, state=state, started_at=T0, last_breach_at=T0)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Alert.objects.create(rule=rule, pool=rule.pool, started_at=T0, last_breach_at=T0)
+
+
+def test_a_second_evaluator_does_nothing_while_the_first_is_at_it(rule):
+    with connection.get_new_connection(connection.get_connection_params()) as other:
+        other.execute("select pg_advisory_lock(%s)", [EVALUATE])
+        assert evaluate_rules(T0) == 0
+    assert evaluate_rules(T0) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_evaluators_at_once_leave_one_row_and_one_notification():
+    """R17"""
+    pool = create_pool("race")
+    rule = alerts.update_rule(AlertRule.objects.get(pool=pool), settings={**SETTINGS, "for_s": 0})
+    create_channel("ops", config={"url": "https://hooks.example/x"})
+    replica = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
+    traffic(replica, 0, 240, 0.8)
+    traffic(replica, 240, 300, 0.1)
+    start = threading.Barrier(8)
+
+    def run():
+        try:
+            start.wait(timeout=10)
+            evaluate(rule, 300)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+
+    assert states() == [AlertState.FIRING]
+    assert Notification.objects.count() == 1
+
+
+def test_one_evaluation_costs_a_bounded_number_of_queries(r1, rule, django_assert_max_num_queries):
+    traffic(r1, 0, 240, 0.8)
+    with django_assert_max_num_queries(10):
+        evaluate_rules(T0 + timedelta(seconds=240))

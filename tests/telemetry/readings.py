@@ -1,0 +1,75 @@
+"""Readings for tests of what is asked of them: rows straight into the tables."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from controlplane.models import Replica, Router
+from telemetry.metrics.engine import EngineKey
+from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
+from telemetry.metrics.rates import Addition, ReadingState
+from telemetry.metrics.router import RouteKey
+from telemetry.models import ScrapeState
+from telemetry.scraping.fold import ROUTER_ITSELF, EngineReading, RouteReading
+from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
+from telemetry.scraping.store import layout_ids, store_rows
+
+EDGES = (0.1, 0.5, 1.0, 5.0)
+
+
+def engine_reading(
+    replica: Replica,
+    at: datetime,
+    *,
+    engine: str = "0",
+    state: ReadingState = ReadingState.OK,
+    interval_s: float = 5.0,
+    ttft: dict[int, int] | None = None,
+    edges: tuple[float, ...] = EDGES,
+    gauges: dict[str, float] | None = None,
+    **counters: float,
+) -> None:
+    """One engine's reading; counters by name, ``ttft`` as {position: count}."""
+    histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft, 1.0)}
+    reading = EngineReading(EngineKey("tiny", engine), Addition(state, interval_s, counters, histograms), gauges or {})
+    store_rows(ENGINE_TABLE, [engine_row(replica.pk, at, reading, layout_ids(edges_of([reading])))])
+
+
+def gap(replica: Replica, at: datetime) -> None:
+    """A scrape that failed."""
+    reading = EngineReading(EngineKey("", ""), Addition(ReadingState.STALE))
+    store_rows(ENGINE_TABLE, [engine_row(replica.pk, at, reading, {})])
+
+
+def route_reading(
+    router: Router,
+    at: datetime,
+    *,
+    pool: str = "chat",
+    group: str = "",
+    replica: str = "r1",
+    ttft: dict[int, int] | None = None,
+    **counters: float,
+) -> None:
+    """One key's reading of a router."""
+    histograms = {} if ttft is None else {"ttft": Buckets(ROUTER_EDGES, ttft, 1.0)}
+    key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else 1)
+    reading = RouteReading(key, Addition(ReadingState.OK, 5.0, counters, histograms))
+    store_rows(ROUTE_TABLE, [route_row(router.pk, at, reading, layout_ids(edges_of([reading])))])
+
+
+def router_scraped(router: Router, at: datetime, *, stale: bool = False) -> None:
+    """The router's own row: it was scraped, or could not be."""
+    addition = Addition(ReadingState.STALE) if stale else Addition(ReadingState.OK, 5.0)
+    store_rows(ROUTE_TABLE, [route_row(router.pk, at, RouteReading(ROUTER_ITSELF, addition), {})])
+
+
+def scraped(replica: Replica, at: datetime, **fields: object) -> ScrapeState:
+    """What the scraper remembers of a replica."""
+    values = {"at": at, "ok_at": at, "health": "up", **fields}
+    return ScrapeState.objects.create(replica=replica, **values)
+
+
+def steps(start: datetime, count: int, every_s: float = 5.0) -> list[datetime]:
+    """Times of scrapes, the first one an interval after ``start``."""
+    return [start + timedelta(seconds=every_s * number) for number in range(1, count + 1)]
