@@ -144,26 +144,17 @@ def remove_replica(replica: Replica, *, by: User | None = None) -> None:
     freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
 
 
-@transaction.atomic
 def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_blocks: int | None) -> bool:
     """Note what the engine said of its KV cache; whether that was news. None leaves what is known.
 
-    Cheap when nothing changed: one query and no lock.
+    Cheap when nothing changed: one query and no lock. No news is also what a replica says that was removed meanwhile.
     """
-    known = {"block_tokens": block_tokens, "capacity_blocks": capacity_blocks}
-    news = {name: value for name, value in known.items() if value is not None}
-    if not news or Replica.objects.filter(pk=replica.pk, **news).exists():
+    told = {"block_tokens": block_tokens, "capacity_blocks": capacity_blocks}
+    told = {name: value for name, value in told.items() if value is not None}
+    known = Replica.objects.filter(pk=replica.pk).values(*told).first() if told else None
+    if known is None or known == told:
         return False
-    replica = _locked(replica)
-    before = facts(replica)
-    for name, value in news.items():
-        setattr(replica, name, value)
-    replica.save()
-    summary = (
-        f"Replica {replica.name} told its cache: {replica.capacity_blocks} blocks of {replica.block_tokens} tokens."
-    )
-    _changed(replica, before, EventKind.REPLICA_CHANGED, summary, None)
-    return True
+    return _note_engine_facts(replica, told)
 
 
 def facts(row: Pool | Replica) -> dict[str, Any]:
@@ -172,6 +163,19 @@ def facts(row: Pool | Replica) -> dict[str, Any]:
         return {"name": row.name, "models": row.models, "description": row.description}
     names = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks")
     return {name: getattr(row, name) for name in names}
+
+
+@transaction.atomic
+def _note_engine_facts(replica: Replica, told: dict[str, int | None]) -> bool:
+    """Write them, unless another scrape did in the meantime."""
+    replica = _locked(replica)
+    before = facts(replica)
+    for name, value in told.items():
+        setattr(replica, name, value)
+    replica.save()
+    cache = f"{replica.capacity_blocks} blocks of {replica.block_tokens} tokens"
+    _changed(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} told its cache: {cache}.", None)
+    return facts(replica) != before
 
 
 def _locked(replica: Replica) -> Replica:

@@ -4,6 +4,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
+from controlplane.management.commands.seed_fleet import GROUPS
 from controlplane.models import ApiToken, ConfigSnapshot, Pool, Replica, TaskGroup
 from controlplane.services.tokens import find_token
 
@@ -24,7 +25,7 @@ def output_of(command, *arguments):
 
 def test_seeding_makes_a_fleet_that_routers_can_run():
     output_of("seed_fleet", "--replica", URLS[0], "--replica", URLS[1])
-    assert set(TaskGroup.objects.values_list("name", flat=True)) == {"chat", "coding", "retrieval", "batch"}
+    assert set(TaskGroup.objects.values_list("name", flat=True)) == set(GROUPS)
     assert Pool.objects.get(name="default").policies.get(group=None).live().strategy == "round_robin"
     assert set(Replica.objects.values_list("url", flat=True)) == {"http://127.0.0.1:9101", "http://127.0.0.1:9102"}
     assert len(ConfigSnapshot.objects.first().document["pools"][0]["replicas"]) == 2

@@ -18,7 +18,6 @@ from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
 from routing.schema import dump_snapshot
 from tests.conftest import wait_until
-from tests.fakes.fake_router import FakeRouter
 
 from .conftest import later, row
 
@@ -377,4 +376,3 @@ def test_two_routers_of_a_fleet_hash_with_the_same_secret(start_router, pool):
     add_replica(pool, name="r1", url="http://10.0.0.1:8000")
     reconcile_routers()
     assert first.running.config.hash_secret == second.running.config.hash_secret
-    assert isinstance(first, FakeRouter)

@@ -1,0 +1,118 @@
+import pytest
+
+from controlplane.errors import InUseError, InvalidError, NameTakenError
+from controlplane.models import ConfigSnapshot, Event, ReplicaState
+from controlplane.services.fleet import (
+    add_replica,
+    create_pool,
+    record_engine_facts,
+    remove_pool,
+    remove_replica,
+    set_replica_state,
+    update_replica,
+)
+from controlplane.services.task_groups import create_task_group
+
+pytestmark = pytest.mark.django_db
+
+
+def snapshots() -> int:
+    return ConfigSnapshot.objects.count()
+
+
+def test_every_change_that_routers_see_is_one_number_and_one_event(replica):
+    before = snapshots()
+    set_replica_state(replica, ReplicaState.DRAINING)
+    assert snapshots() == before + 1
+    event = Event.objects.first()
+    assert (event.kind, event.replica) == ("replica_state_changed", replica)
+    assert (event.detail["before"]["state"], event.detail["after"]["state"]) == ("active", "draining")
+
+
+def test_a_change_that_changes_nothing_is_neither(replica):
+    before = (snapshots(), Event.objects.count())
+    set_replica_state(replica, ReplicaState.ACTIVE)
+    update_replica(replica, url=replica.url + "/", weight=1.0)
+    assert (snapshots(), Event.objects.count()) == before
+
+
+def test_what_the_engine_says_of_its_cache_is_noted_once(replica, django_assert_num_queries):
+    before = snapshots()
+    assert record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
+    with django_assert_num_queries(1):
+        assert not record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
+    assert snapshots() == before + 1
+    shown = ConfigSnapshot.objects.first().document["pools"][0]["replicas"][0]
+    assert (shown["block_tokens"], shown["capacity_blocks"]) == (16, 2048)
+
+
+def test_what_the_engine_does_not_say_leaves_what_is_known(replica):
+    record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
+    assert not record_engine_facts(replica, block_tokens=None, capacity_blocks=None)
+    assert record_engine_facts(replica, block_tokens=None, capacity_blocks=4096)
+    replica.refresh_from_db()
+    assert (replica.block_tokens, replica.capacity_blocks) == (16, 4096)
+
+
+def test_equal_rows_give_equal_bytes_in_whatever_order_they_were_made(db):
+    def digest_after(names):
+        pool = create_pool("default", models=["b", "a"])
+        for name in names:
+            add_replica(pool, name=name, url=f"http://{name}:8000")
+        create_task_group(pool, "chat", replicas=pool.replicas.filter(name__in=names[:2]).order_by("-name"))
+        digest = ConfigSnapshot.objects.first().sha256
+        pool.groups.all().delete()
+        pool.replicas.all().delete()
+        remove_pool(pool)
+        return digest
+
+    assert digest_after(["r1", "r2", "r10"]) != digest_after(["r1", "r2", "r3"])
+    assert digest_after(["r2", "r1", "r3"]) == digest_after(["r1", "r2", "r3"])
+
+
+def test_a_snapshot_costs_the_same_queries_whatever_the_fleets_size(pool, django_assert_max_num_queries):
+    from controlplane.push.snapshot import build_config
+
+    for number in range(20):
+        create_task_group(
+            pool, f"g{number}", replicas=[add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")]
+        )
+    with django_assert_max_num_queries(9):
+        config = build_config("ab" * 32)
+    assert len(config.pools[0].groups) == 20
+
+
+def test_names_and_addresses_belong_to_one(replica, pool):
+    with pytest.raises(NameTakenError, match="replica 'r1'"):
+        add_replica(pool, name="r1", url="http://10.0.0.9:8000")
+    with pytest.raises(NameTakenError, match=r"10\.0\.0\.1"):
+        add_replica(pool, name="r9", url=replica.url)
+    other = add_replica(pool, name="r2", url="http://10.0.0.2:8000")
+    with pytest.raises(NameTakenError):
+        update_replica(other, url=replica.url)
+
+
+def test_a_group_takes_replicas_of_its_own_pool_alone(replica):
+    other = create_pool("other", models=["m"])
+    with pytest.raises(InvalidError) as refusal:
+        create_task_group(other, "chat", replicas=[replica])
+    assert refusal.value.faults[0].path == "$.replicas[0]"
+
+
+def test_the_last_replica_of_a_subset_stays(replica, pool):
+    group = create_task_group(pool, "chat", replicas=[replica])
+    with pytest.raises(InUseError, match=r"default\.chat"):
+        remove_replica(replica)
+    group.replicas.clear()
+    remove_replica(replica)
+
+
+def test_a_pool_in_use_stays(replica, pool):
+    with pytest.raises(InUseError):
+        remove_pool(pool)
+
+
+def test_an_event_outlives_what_it_tells_of(replica):
+    remove_replica(replica)
+    event = Event.objects.get(kind="replica_added")
+    assert (event.replica, event.summary) == (None, "Replica r1 was added to pool default.")

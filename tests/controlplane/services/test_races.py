@@ -1,0 +1,87 @@
+"""Two at once, with real commits on real connections."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+
+from controlplane.errors import ConflictError, ControlPlaneError
+from controlplane.models import ConfigSnapshot, Event, Rollout, Router
+from controlplane.services.fleet import add_replica, record_engine_facts, remove_replica, update_pool
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.routers import announce
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def at_once(*works):
+    """Run each in a thread with a connection of its own; what each returned, or the refusal that it raised."""
+
+    def run(work):
+        try:
+            return work()
+        except ControlPlaneError as refusal:
+            return refusal
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        return [done.result(timeout=20) for done in [threads.submit(run, work) for work in works]]
+
+
+def test_of_many_who_publish_one_draft_one_does_and_the_others_are_told(policy):
+    draft = save_draft(policy, {"strategy": "prefix_hash"})
+    outcomes = at_once(*[lambda: publish_revision(draft.pk)] * 8)
+    assert sum(isinstance(outcome, Rollout) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 7
+    assert Rollout.objects.count() == 1
+    assert Event.objects.filter(kind="policy_published").count() == 1
+
+
+def test_editors_who_start_from_the_same_revision_never_overwrite_a_published_one(policy):
+    def edit(load_factor):
+        settings = {"strategy": "prefix_hash", "load_factor": load_factor}
+        draft = save_draft(policy, settings, based_on=1)
+        return publish_revision(draft.pk, expected_digest=draft.digest)
+
+    outcomes = at_once(*[lambda factor=factor: edit(float(factor)) for factor in range(1, 9)])
+    published = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
+    assert len(published) == 1
+    assert all(isinstance(outcome, Rollout | ConflictError) for outcome in outcomes)
+    assert policy.live().number == 2
+
+
+def test_numbers_have_no_gaps_and_the_newest_holds_every_change(pool):
+    def add(number):
+        return add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
+
+    works = [lambda number=number: add(number) for number in range(8)]
+    at_once(*works, lambda: update_pool(pool, models=["m"]), lambda: update_pool(pool, description="x"))
+
+    numbers = sorted(ConfigSnapshot.objects.values_list("number", flat=True))
+    assert numbers == list(range(1, len(numbers) + 1))
+    newest = ConfigSnapshot.objects.first().document["pools"][0]
+    assert (len(newest["replicas"]), newest["models"]) == (8, ["m"])
+
+
+def test_two_scrapes_that_find_the_same_news_number_it_once(replica):
+    before = ConfigSnapshot.objects.count()
+    works = [lambda: record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)] * 6
+    at_once(*works)
+    assert ConfigSnapshot.objects.count() == before + 1
+    assert Event.objects.filter(kind="replica_changed").count() == 1
+
+
+def test_a_router_that_announces_itself_twice_at_once_is_one_router(pool):
+    told = {"name": "router-1", "boot": "b", "admin_url": "http://127.0.0.1:1"}
+    outcomes = at_once(*[lambda: announce(**told)] * 6)
+    assert all(isinstance(outcome, Router) for outcome in outcomes)
+    assert Router.objects.count() == 1
+    assert Event.objects.filter(kind="router_joined").count() == 1
+
+
+def test_a_replica_that_is_removed_while_others_change_leaves_no_trace(pool, replica):
+    others = [lambda n=n: add_replica(pool, name=f"x{n}", url=f"http://10.0.1.{n}:8000") for n in range(4)]
+    at_once(lambda: remove_replica(replica), *others)
+    names = [shown["name"] for shown in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
+    assert names == ["x0", "x1", "x2", "x3"]
