@@ -8,6 +8,7 @@ import pytest
 from controlplane.models import Pool
 from controlplane.services.fleet import create_pool
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
+from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # on the grid of every interval
 
@@ -22,4 +23,11 @@ def pool(db) -> Pool:
 def metrics_server() -> Iterator[FakeMetricsServer]:
     """A replica's /metrics over loopback, scripted by the test."""
     with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def receiver() -> Iterator[FakeWebhookReceiver]:
+    """A webhook receiver over loopback."""
+    with receiving() as server:
         yield server

@@ -1,0 +1,179 @@
+"""The webhook over a real socket, and what becomes of each way that a receiver can behave."""
+
+import base64
+import hashlib
+import hmac
+from datetime import timedelta
+
+import pytest
+
+from telemetry.channels.base import ConfigError, DeliveryError, Message
+from telemetry.channels.registry import KINDS
+from telemetry.channels.webhook import channel as webhook
+from telemetry.channels.webhook.signature import signature
+from tests.fakes.fake_metrics_server import unused_port
+from tests.fakes.fake_webhook_receiver import Reply
+from tests.telemetry.conftest import T0
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+OLD_SECRET = "whsec_" + base64.b64encode(b"o" * 24).decode()
+MESSAGE = Message("msg_1", T0, {"type": "alert.test", "data": {"summary": "Prüfung <b>"}})
+
+
+def send(url, message=MESSAGE, **config):
+    sender = webhook.open_webhook(webhook.complete({"url": url, "secret": SECRET, **config}))
+    try:
+        return sender.send(message)
+    finally:
+        sender.close()
+
+
+def refused(url, **config):
+    with pytest.raises(DeliveryError) as caught:
+        send(url, **config)
+    return caught.value
+
+
+def test_a_message_is_signed_as_standard_webhooks_says(receiver):
+    assert send(receiver.url) == 200
+
+    (got,) = receiver.received
+    assert got.id == "msg_1"
+    assert got.headers["content-type"] == "application/json"
+    signed = f"msg_1.{got.headers['webhook-timestamp']}.".encode() + got.body
+    expected = base64.b64encode(hmac.new(b"k" * 32, signed, hashlib.sha256).digest()).decode()
+    assert got.headers["webhook-signature"] == f"v1,{expected}"
+    assert int(got.headers["webhook-timestamp"]) == int(T0.timestamp())
+    assert got.payload == MESSAGE.payload
+
+
+def test_the_specification_s_own_example_verifies():
+    """Vector of the reference libraries of Standard Webhooks."""
+    key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+
+    assert (
+        signature([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+        == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    )
+
+
+def test_two_signatures_while_a_secret_is_being_changed(receiver):
+    send(receiver.url, previous_secret=OLD_SECRET)
+
+    assert len(receiver.received[0].headers["webhook-signature"].split(" ")) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "retryable"),
+    [
+        (301, False),
+        (400, False),
+        (404, False),
+        (408, True),
+        (410, False),
+        (425, True),
+        (429, True),
+        (500, True),
+        (503, True),
+    ],
+)
+def test_what_is_worth_another_try(receiver, status, retryable):
+    receiver.replies = [Reply(status, {"Location": "/elsewhere"})]
+
+    error = refused(receiver.url)
+
+    assert (error.status, error.retryable, error.gone) == (status, retryable, status == 410)
+    assert len(receiver.received) == 1  # a redirect is not followed
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120.0),
+        ((T0 + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT"), 90.0),
+        ("soon", None),
+        ("999999999", 86_400.0),
+    ],
+)
+def test_a_receiver_s_wish_to_wait_is_read(receiver, value, seconds):
+    receiver.replies = [Reply(429, {"Retry-After": value})]
+
+    assert refused(receiver.url).retry_after_s == seconds
+
+
+def test_a_receiver_that_never_answers_ends_in_a_retryable_error(receiver, monkeypatch):
+    monkeypatch.setattr(webhook, "DEADLINE_S", 0.2)
+    receiver.replies = [Reply(hang=True)]
+
+    assert refused(receiver.url).retryable
+
+
+def test_nobody_there_is_retryable():
+    assert refused(f"http://127.0.0.1:{unused_port()}/x").retryable
+
+
+def test_an_address_that_webhooks_may_not_reach_is_refused_for_good(receiver, settings):
+    settings.WEBHOOK_NETWORKS = []
+
+    error = refused(receiver.url)
+
+    assert not error.retryable
+    assert receiver.received == []
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest/meta-data", "http://[::ffff:169.254.169.254]/"])
+def test_metadata_services_are_never_reached(url):
+    assert not refused(url).retryable  # S7
+
+
+def test_a_message_too_long_for_a_webhook_is_refused_before_it_is_sent(receiver):
+    long = Message("msg_2", T0, {"data": "x" * 20_001})
+    with pytest.raises(DeliveryError, match="longer than"):
+        send(receiver.url, long)
+    assert receiver.received == []
+
+
+def test_no_error_names_the_url_or_the_secret(receiver):
+    """S13"""
+    receiver.replies = [Reply(500), Reply(302), Reply(410)]
+    errors = [refused(receiver.url) for _ in range(3)]
+    errors.append(refused(f"http://127.0.0.1:{unused_port()}/hook/s3cret-path"))
+    errors.append(refused("http://169.254.169.254/hook/s3cret-path"))
+
+    for error in errors:
+        chain = f"{error} {error!r} {error.__cause__!r}"
+        assert "s3cret-path" not in chain
+        assert SECRET not in chain
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({}, "url"),
+        ({"url": "ftp://host/x"}, "url"),
+        ({"url": "https://user:pass@host/x"}, "url"),
+        ({"url": "https:///x"}, "url"),
+        ({"url": "https://host/a b"}, "url"),
+        ({"url": "https://host/x", "secret": "short"}, "secret"),
+        ({"url": "https://host/x", "secret": "whsec_" + base64.b64encode(b"k" * 23).decode()}, "secret"),
+        ({"url": "https://host/x", "colour": "red"}, "colour"),
+    ],
+)
+def test_configs_that_no_webhook_can_have_are_refused_by_field(config, field):
+    with pytest.raises(ConfigError) as caught:
+        webhook.complete(config)
+    assert caught.value.field == field
+
+
+def test_a_secret_is_made_where_none_is_given_and_only_the_host_is_public():
+    config = webhook.complete({"url": "https://hooks.example/services/s3cret-path"})
+
+    assert config["secret"].startswith("whsec_")
+    assert webhook.public(config) == {"host": "hooks.example", "scheme": "https", "rotating": False}
+
+
+def test_every_kind_of_channel_has_a_readme():
+    from pathlib import Path
+
+    folder = Path(webhook.__file__).parent.parent
+    assert all((folder / name / "README.md").is_file() for name in KINDS)

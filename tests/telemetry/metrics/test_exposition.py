@@ -1,0 +1,234 @@
+"""Expositions of real engines, of old ones, and of hostile ones (S8, H9, H14, H15)."""
+
+import contextlib
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from telemetry.metrics import exposition
+from telemetry.metrics.engine import EngineKey, read_replica
+from telemetry.metrics.exposition import ExpositionError, read_samples
+from telemetry.metrics.histograms import ROUTER_EDGES
+from telemetry.metrics.router import RouteKey, read_router
+from tests.telemetry.expositions import replica_text, router_text
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "vllm"
+CAPTURES = sorted(DATA.glob("vllm-metrics-*.txt"))
+
+
+def capture(name):
+    return (DATA / f"vllm-metrics-{name}.txt").read_text("utf-8")
+
+
+def only_engine(text):
+    ((key, engine),) = read_replica(text).engines.items()
+    return key, engine
+
+
+def test_a_real_engine_after_its_load():
+    sample = read_replica(capture("0.32.0-after"))
+    key, engine = only_engine(capture("0.32.0-after"))
+
+    assert key == EngineKey("tiny", "0")
+    assert (engine.counters["queries"], engine.counters["hits"]) == (342_127, 152_512)
+    assert (engine.counters["finished"], engine.counters["preemptions"]) == (177, 6)
+    assert (engine.counters["device_tokens"], engine.counters["host_tokens"]) == (152_512, 0)
+    assert engine.histograms["ttft"].total == 179
+    assert engine.histograms["ttft"].sum == pytest.approx(872.396)
+    assert len(engine.histograms["ttft"].edges) == 22
+    assert (sample.facts.block_tokens, sample.facts.capacity_blocks) == (32, 2048)
+    assert sample.started_s == pytest.approx(1_795_195_497.23)
+    assert engine.created_s == pytest.approx(1_795_195_532.9167)
+
+
+def test_a_real_engine_under_load():
+    _, engine = only_engine(capture("0.32.0-busy"))
+
+    assert (engine.gauges["running"], engine.gauges["waiting"]) == (51, 29)
+    assert 0.8 < engine.gauges["kv_usage_ratio"] < 0.9
+
+
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
+def test_every_capture_is_read_and_agrees_with_prometheus_client(path):
+    text = path.read_text("utf-8")
+    names = {"vllm:prefix_cache_queries_total", "vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket"}
+    theirs = [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name in names
+    ]
+
+    assert [(sample.name, sample.labels, sample.value) for sample in read_samples(text, names)] == theirs
+    assert only_engine(text)[1].counters["queries"] >= 0
+
+
+def test_tokens_of_an_iteration_are_a_histogram_and_no_counter():
+    """H14's trap: ``vllm:iteration_tokens_total``."""
+    assert "iteration" not in str(only_engine(capture("0.32.0-after"))[1].counters)
+
+
+@pytest.mark.parametrize(
+    "queries", ["vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries_total"]
+)
+def test_names_of_all_releases(queries):
+    """H14"""
+    text = replica_text(1000, 100).replace("vllm:prefix_cache_queries_total", queries)
+
+    assert only_engine(text)[1].counters["queries"] == 1000
+
+
+def test_the_present_name_wins_over_the_former_one():
+    both = replica_text(1000, 100) + 'vllm:gpu_prefix_cache_queries_total{engine="0",model_name="tiny"} 7\n'
+
+    assert only_engine(both)[1].counters["queries"] == 1000
+
+
+def test_ranks_of_one_server_are_engines_of_their_own():
+    """H15"""
+    text = replica_text(100, 10, engine="0") + replica_text(300, 30, engine="1")
+    sample = read_replica(text)
+
+    assert [key.engine for key in sorted(sample.engines)] == ["0", "1"]
+    assert sample.facts.capacity_blocks == 2 * 2048
+
+
+def test_without_process_metrics_the_start_is_unknown():
+    """H9: several API servers."""
+    assert read_replica(replica_text(1, 0)).started_s is None
+
+
+def test_a_capacity_that_is_not_known_yet_is_unknown():
+    text = replica_text(1, 0).replace('num_gpu_blocks="2049"', 'num_gpu_blocks="None"')
+
+    assert read_replica(text).facts.capacity_blocks is None
+
+
+def test_a_torn_histogram_is_unknown_and_spoils_nothing_else():
+    text = replica_text(1000, 100, ttft=(1, 2, 3, 4, 5))
+    torn = "\n".join(line for line in text.split("\n") if 'le="+Inf"' not in line)
+
+    engine = only_engine(torn)[1]
+    assert "ttft" not in engine.histograms
+    assert engine.counters["queries"] == 1000
+
+
+def test_labels_may_hold_anything():
+    hostile = 'a"b\\c\nd}{ e=",' + "é"
+    escaped = hostile.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    text = f'vllm:prefix_cache_queries_total{{engine="0",model_name="{escaped}"}} 5 1700000000000\n'
+
+    ((key, engine),) = read_replica(text).engines.items()
+    assert (key.model, engine.counters["queries"]) == (hostile, 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param(replica_text(1, 0)[:-1], id="torn"),
+        pytest.param('vllm:prefix_cache_hits_total{engine="0"\n', id="unclosed"),
+        pytest.param('vllm:prefix_cache_hits_total{engine="0"} x\n', id="no number"),
+        pytest.param('vllm:prefix_cache_hits_total{engine="0"} 1_000\n', id="a number of Python's"),
+        pytest.param('vllm:prefix_cache_hits_total{engine="0"} 0 # {t="1"} 5\n', id="exemplar"),
+        pytest.param('vllm:prefix_cache_hits_total{engine="0",engine="1"} 1\n', id="a label twice"),
+        pytest.param(f'vllm:prefix_cache_hits_total{{engine="{"0" * 201}"}} 1\n', id="long label"),
+        pytest.param(f'vllm:prefix_cache_hits_total{{engine="0"}} {"1" * 5000}\n', id="long line"),
+        pytest.param("other 1\n" * (exposition.MAX_SERIES + 1), id="too many series"),
+        pytest.param("x" * exposition.MAX_BYTES + "\n", id="too long"),
+        pytest.param(replica_text("NaN", 0), id="NaN"),
+        pytest.param(replica_text("+Inf", 0), id="infinite"),
+        pytest.param(replica_text(-1, 0), id="negative"),
+        pytest.param("python_info 1\n", id="another program's"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused_as_a_whole(text):
+    """S8, R19"""
+    with pytest.raises(ExpositionError):
+        read_replica(text)
+
+
+def test_a_gauge_that_is_no_number_is_unknown():
+    assert "running" not in only_engine(replica_text(1, 0, running="NaN"))[1].gauges
+
+
+@given(junk=st.text(max_size=200))
+def test_any_text_is_read_or_refused_and_nothing_else(junk):
+    """S8"""
+    for text in (
+        junk + "\n",
+        f"vllm:prefix_cache_queries_total{junk}\n",
+        f"warmpath_router_requests_total{{{junk}}} 1\n",
+    ):
+        for read in (read_replica, read_router):
+            with contextlib.suppress(ExpositionError):
+                read(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_capture_with_random_damage_is_read_or_refused(seed):
+    """S8"""
+    generator = random.Random(seed)
+    text = list(replica_text(1000, 100, ttft=(1, 2, 3, 4, 5), started=1.0))
+    for _ in range(30):
+        text[generator.randrange(len(text))] = generator.choice('{}",=\n\\ 0e#')
+    try:
+        sample = read_replica("".join(text))
+    except ExpositionError:
+        return
+    for engine in sample.engines.values():
+        assert all(value >= 0 and math.isfinite(value) for value in engine.counters.values())
+
+
+def test_memory_of_series_is_bounded():
+    for number in range(exposition.CACHED_SERIES + 100):
+        read_samples(f'known{{n="{number}"}} 1\n', {"known"})
+
+    assert exposition._series.cache_info().currsize <= exposition.CACHED_SERIES
+
+
+def test_a_router_s_text():
+    sample = read_router(
+        router_text(
+            {
+                "group": "coding",
+                "requests": {"ok": 5, "replica_error": 1, "cancelled": 2},
+                "prompt_tokens": 900,
+                "ttft": {7: 3},
+            },
+            boot="b7",
+        )
+    )
+
+    assert sample.boot == "b7"
+    counted = sample.routes[RouteKey("chat", "coding", "r1", "chat", 1)].counters
+    assert counted == {
+        "requests": 8, "ok_requests": 5, "replica_error_requests": 1, "cancelled_requests": 2, "prompt_tokens": 900,
+    }  # fmt: skip
+    ttft = sample.routes[RouteKey("chat", "coding", "r1")].histograms["ttft"]
+    assert (ttft.edges, ttft.counts) == (ROUTER_EDGES, {7: 3})
+
+
+def test_what_the_router_really_serves_is_read():
+    """The names and the sparse histogram are the router's own, not this file's idea of them."""
+    from routing.proxy.histogram import Histogram
+
+    histogram = Histogram()
+    for seconds in (0.0005, 0.05, 0.05, 3.0, 10_000.0):
+        histogram.observe(seconds)
+    lines = histogram.lines("warmpath_router_ttft_seconds", 'pool="chat",group="",replica="r1"')
+    text = router_text() + "\n".join(lines) + "\n"
+
+    ttft = read_router(text).routes[RouteKey("chat", "", "r1")].histograms["ttft"]
+    assert ttft.total == 5
+    assert (min(ttft.counts), max(ttft.counts)) == (0, len(ROUTER_EDGES))
+
+
+def test_another_program_is_no_router():
+    with pytest.raises(ExpositionError):
+        read_router(replica_text(1, 0))
