@@ -13,4 +13,5 @@ urlpatterns = [
     path("api/v1/", include("telemetry.api.urls")),
     re_path("^api/", no_such_endpoint),
     path("", include("controlplane.web.urls")),
+    path("", include("telemetry.web.urls")),
 ]

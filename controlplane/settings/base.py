@@ -57,7 +57,7 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
                 "controlplane.web.navigation.navigation",
             ],
-            "builtins": ["controlplane.web.tags"],
+            "builtins": ["controlplane.web.tags", "telemetry.web.tags"],
         },
     },
 ]

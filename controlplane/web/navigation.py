@@ -20,6 +20,7 @@ class Link:
 
 
 _SECTIONS = (
+    ("See", (("Overview", "telemetry:overview", "o"), ("Events", "telemetry:events", "e"))),
     (
         "Change",
         (

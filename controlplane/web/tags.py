@@ -27,6 +27,13 @@ _TONES = {
 }  # fmt: skip
 
 
+_EVENT_TONES = {
+    "replica_down": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
+    "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
+    "replica_restarted": "cold", "policy_published": "ember",
+}  # fmt: skip
+
+
 @register.filter
 def percent(ratio: float | None) -> str:
     """A ratio as per cent, 0.634 as 63.4 %."""
@@ -94,6 +101,18 @@ def tone(word: Any) -> str:
     return _TONES.get(str(word).lower(), "")
 
 
+@register.filter
+def event_tone(kind: str) -> str:
+    """The badge colour of a kind of event: what went wrong, what went well, what changed how requests are placed."""
+    return _EVENT_TONES.get(kind, "")
+
+
+@register.filter
+def unlocalized(value: float | None) -> str:
+    """A number as style sheets read it; 0 where there is none."""
+    return f"{value or 0:.4f}"
+
+
 @register.simple_tag
 def badge(word: Any, tone_name: str | None = None) -> SafeString:
     """A word in a badge; the word says it, the colour and the mark repeat it."""
@@ -113,6 +132,16 @@ def ago(at: datetime | None, none: str = "never") -> SafeString | str:
     return format_html(
         '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{shown:%H:%M:%S}"
     )
+
+
+@register.simple_tag(takes_context=True)
+def query_with(context: template.Context, key: str, value: str) -> str:
+    """The page's query string with one parameter set, or left out where its value is empty."""
+    params = context["request"].GET.copy()
+    params.pop(key, None)
+    if value:
+        params[key] = value
+    return f"?{params.urlencode()}"
 
 
 @register.simple_tag(takes_context=True)

@@ -1,6 +1,6 @@
 // Live parts of a page: an element with data-refresh="seconds" asks htmx for itself again by the event its hx-trigger
 // names ("refresh", or "refresh-fast" for 1 s). Nothing is asked while the tab is hidden or somebody paused; charts
-// listen for "refresh" on document. When the server or the session is gone, the marker says so and what is shown stays.
+// listen for "tick" on document, once a second. When the server or the session is gone, the marker says so and what is shown stays.
 const STATES = {
   live: "Live",
   paused: "Paused",
@@ -43,9 +43,10 @@ export function startLive() {
 
 function tick(seconds, now = false) {
   if (paused || document.hidden) return;
+  document.dispatchEvent(new CustomEvent("tick", { detail: { now } }));
   for (const element of document.querySelectorAll("[data-refresh]")) {
     const every = Number(element.dataset.refresh);
-    if (now || seconds % every === 0) {
+    if (every && (now || seconds % every === 0)) {
       element.dispatchEvent(new CustomEvent(element.getAttribute("hx-trigger") ?? "refresh"));
     }
   }

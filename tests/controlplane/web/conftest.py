@@ -5,7 +5,7 @@ from django.test import Client
 
 
 @pytest.fixture
-def browser(client: Client, operator) -> Client:
+def visitor(client: Client, operator) -> Client:
     """A client that is signed in."""
     client.force_login(operator)
     return client

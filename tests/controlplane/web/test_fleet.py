@@ -6,35 +6,35 @@ from controlplane.services.routers import announce
 from controlplane.services.task_groups import create_task_group
 
 
-def test_the_fleet_costs_the_same_whatever_its_size(browser, pool, django_assert_num_queries):
+def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert_num_queries):
     for number in range(12):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
 
     with django_assert_num_queries(4):
-        text = browser.get("/fleet/").text
+        text = visitor.get("/fleet/").text
 
     assert "http://10.0.0.11:8000" in text
 
 
-def test_columns_sort_by_plain_links(browser, pool):
+def test_columns_sort_by_plain_links(visitor, pool):
     for name, weight in (("a", 1), ("b", 3), ("c", 2)):
         add_replica(pool, name=name, url=f"http://{name}:8000", weight=weight)
 
-    text = browser.get("/fleet/?sort=-weight").text
+    text = visitor.get("/fleet/?sort=-weight").text
 
     assert text.index("http://b:") < text.index("http://c:") < text.index("http://a:")
     assert 'aria-sort="descending"' in text
     assert 'href="?sort=weight"' in text
 
 
-def test_a_sort_nobody_knows_is_no_error(browser, replica):
-    assert browser.get("/fleet/?sort=__class__").status_code == 200
+def test_a_sort_nobody_knows_is_no_error(visitor, replica):
+    assert visitor.get("/fleet/?sort=__class__").status_code == 200
 
 
-def test_a_pool_and_its_first_replica_are_added(browser):
-    browser.post("/fleet/pools/new/", {"name": "chat", "models": "llama\n\nmistral\n"})
+def test_a_pool_and_its_first_replica_are_added(visitor):
+    visitor.post("/fleet/pools/new/", {"name": "chat", "models": "llama\n\nmistral\n"})
     pool = Pool.objects.get()
-    answer = browser.post(
+    answer = visitor.post(
         f"/fleet/pools/{pool.pk}/replicas/new/",
         {"name": "gpu-1", "url": "http://gpu-1:8000/", "weight": "2"},
         follow=True,
@@ -54,94 +54,94 @@ def test_a_pool_and_its_first_replica_are_added(browser):
         ({"name": "gpu", "url": "http://gpu:8000", "weight": "0"}, "weight"),
     ],
 )
-def test_what_the_service_refuses_stands_beside_its_field(browser, pool, form, field):
-    answer = browser.post(f"/fleet/pools/{pool.pk}/replicas/new/", form)
+def test_what_the_service_refuses_stands_beside_its_field(visitor, pool, form, field):
+    answer = visitor.post(f"/fleet/pools/{pool.pk}/replicas/new/", form)
 
     assert answer.status_code == 422
     assert f'id="id_{field}_error"' in answer.text
     assert not Replica.objects.exists()
 
 
-def test_a_name_that_is_taken_is_refused_above_the_form(browser, replica):
+def test_a_name_that_is_taken_is_refused_above_the_form(visitor, replica):
     form = {"name": "r1", "url": "http://elsewhere:8000", "weight": "1"}
 
-    answer = browser.post(f"/fleet/pools/{replica.pool_id}/replicas/new/", form)
+    answer = visitor.post(f"/fleet/pools/{replica.pool_id}/replicas/new/", form)
 
     assert "There is already a replica" in answer.text
 
 
-def test_what_will_happen_is_said_before_a_replica_is_drained(browser, replica):
+def test_what_will_happen_is_said_before_a_replica_is_drained(visitor, replica):
     path = f"/fleet/replicas/{replica.pk}/state/draining/"
 
-    asked = browser.get(path).text
+    asked = visitor.get(path).text
     assert "Requests that it is running finish" in asked
     assert "the only active replica" in asked
     assert Replica.objects.get().state == ReplicaState.ACTIVE
 
-    browser.post(path)
+    visitor.post(path)
     assert Replica.objects.get().state == ReplicaState.DRAINING
 
 
-def test_a_state_that_does_not_exist_is_not_found(browser, replica):
-    assert browser.get(f"/fleet/replicas/{replica.pk}/state/asleep/").status_code == 404
+def test_a_state_that_does_not_exist_is_not_found(visitor, replica):
+    assert visitor.get(f"/fleet/replicas/{replica.pk}/state/asleep/").status_code == 404
 
 
-def test_a_replica_is_removed_after_a_confirmation(browser, replica):
+def test_a_replica_is_removed_after_a_confirmation(visitor, replica):
     path = f"/fleet/replicas/{replica.pk}/remove/"
 
-    assert "cold at first" in browser.get(path).text
-    browser.post(path)
+    assert "cold at first" in visitor.get(path).text
+    visitor.post(path)
 
     assert not Replica.objects.exists()
 
 
-def test_a_pool_with_replicas_stays(browser, replica):
-    answer = browser.post(f"/fleet/pools/{replica.pool_id}/remove/", follow=True)
+def test_a_pool_with_replicas_stays(visitor, replica):
+    answer = visitor.post(f"/fleet/pools/{replica.pool_id}/remove/", follow=True)
 
     assert "Nothing was changed" in answer.text
     assert Pool.objects.exists()
 
 
-def test_routers_cost_the_same_whatever_their_number(browser, pool, django_assert_num_queries):
+def test_routers_cost_the_same_whatever_their_number(visitor, pool, django_assert_num_queries):
     for number in range(5):
         announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.1.{number}:8081")
 
     with django_assert_num_queries(4):
-        text = browser.get("/routers/?sort=-name").text
+        text = visitor.get("/routers/?sort=-name").text
 
     assert text.index("router-4") < text.index("router-0")
 
 
-def test_a_refresh_of_the_routers_is_the_table_alone(browser, pool):
+def test_a_refresh_of_the_routers_is_the_table_alone(visitor, pool):
     announce(name="router-1", boot="b", admin_url="http://10.0.1.1:8081")
 
-    text = browser.get("/routers/", headers={"HX-Request": "true"}).text
+    text = visitor.get("/routers/", headers={"HX-Request": "true"}).text
 
     assert "router-1" in text
     assert "<html" not in text
 
 
-def test_without_a_router_the_page_says_how_to_start_one(browser):
+def test_without_a_router_the_page_says_how_to_start_one(visitor):
     assert not Router.objects.exists()
-    assert "python -m routing serve --control-plane http://testserver" in browser.get("/routers/").text
+    assert "python -m routing serve --control-plane http://testserver" in visitor.get("/routers/").text
 
 
-def test_task_groups_are_added_changed_and_removed(browser, pool, replica, django_assert_num_queries):
-    browser.post(f"/task-groups/new/{pool.pk}/", {"name": "coding", "owner": "tools", "replicas": [replica.pk]})
+def test_task_groups_are_added_changed_and_removed(visitor, pool, replica, django_assert_num_queries):
+    visitor.post(f"/task-groups/new/{pool.pk}/", {"name": "coding", "owner": "tools", "replicas": [replica.pk]})
     group = pool.groups.get()
     assert list(group.replicas.all()) == [replica]
 
-    browser.post(f"/task-groups/{group.pk}/", {"owner": "agents"})
+    visitor.post(f"/task-groups/{group.pk}/", {"owner": "agents"})
     group.refresh_from_db()
     assert (group.owner, group.replicas.count()) == ("agents", 0)
 
-    browser.post(f"/task-groups/{group.pk}/remove/")
+    visitor.post(f"/task-groups/{group.pk}/remove/")
     assert not pool.groups.exists()
 
 
-def test_the_list_of_task_groups_costs_the_same_whatever_its_length(browser, pool, django_assert_num_queries):
+def test_the_list_of_task_groups_costs_the_same_whatever_its_length(visitor, pool, django_assert_num_queries):
     for name in ("a", "b", "c", "d"):
         create_task_group(pool, name)
 
     with django_assert_num_queries(5):
-        browser.get("/task-groups/")
+        visitor.get("/task-groups/")

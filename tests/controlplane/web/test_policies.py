@@ -17,35 +17,35 @@ def path(policy: RoutingPolicy, rest: str = "") -> str:
     return f"/policies/{policy.pk}/{rest}"
 
 
-def test_the_list_shows_every_pool_and_group_in_a_fixed_number_of_queries(browser, pool, django_assert_num_queries):
+def test_the_list_shows_every_pool_and_group_in_a_fixed_number_of_queries(visitor, pool, django_assert_num_queries):
     for name in ("coding", "batch", "search"):
         group = create_task_group(pool, name)
     save_draft(create_policy(pool, group), {"strategy": "least_load"})
 
     with django_assert_num_queries(8):
-        answer = browser.get("/policies/")
+        answer = visitor.get("/policies/")
 
     assert "The whole pool" in answer.text
     assert "Task group coding" in answer.text
     assert answer.text.count("the pool&#x27;s policy places it") + answer.text.count("the pool's policy places it") == 3
 
 
-def test_an_empty_list_says_the_next_step(browser):
-    assert "Add a pool" in browser.get("/policies/").text
+def test_an_empty_list_says_the_next_step(visitor):
+    assert "Add a pool" in visitor.get("/policies/").text
 
 
-def test_the_page_shows_what_runs_with_its_settings(browser, policy):
+def test_the_page_shows_what_runs_with_its_settings(visitor, policy):
     publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.5}).pk, reason="warm prompts")
 
-    text = browser.get(path(policy)).text
+    text = visitor.get(path(policy)).text
 
     assert "Runs now: prefix hash" in text
     assert "<strong>1.5</strong>" in text
     assert "warm prompts" in text
 
 
-def test_saving_writes_a_draft_and_shows_what_it_would_change(browser, policy, operator):
-    answer = browser.post(
+def test_saving_writes_a_draft_and_shows_what_it_would_change(visitor, policy, operator):
+    answer = visitor.post(
         path(policy, "edit/?strategy=prefix_hash"), {"load_factor": "1.5", "based_on": 1}, follow=True
     )
 
@@ -65,8 +65,8 @@ def test_saving_writes_a_draft_and_shows_what_it_would_change(browser, policy, o
         ("boundary", "nowhere", "Select a valid choice."),
     ],
 )
-def test_a_setting_that_a_router_would_refuse_is_refused_beside_its_field(browser, policy, field, value, words):
-    answer = browser.post(path(policy, "edit/?strategy=prefix_hash"), {field: value})
+def test_a_setting_that_a_router_would_refuse_is_refused_beside_its_field(visitor, policy, field, value, words):
+    answer = visitor.post(path(policy, "edit/?strategy=prefix_hash"), {field: value})
 
     assert answer.status_code == 422
     assert f'id="id_{field}_error">{words}' in answer.text
@@ -74,81 +74,81 @@ def test_a_setting_that_a_router_would_refuse_is_refused_beside_its_field(browse
     assert policy.draft() is None
 
 
-def test_all_errors_show_at_once(browser, policy):
-    answer = browser.post(path(policy, "edit/?strategy=prefix_hash"), {"load_factor": "0", "min_bound": "0"})
+def test_all_errors_show_at_once(visitor, policy):
+    answer = visitor.post(path(policy, "edit/?strategy=prefix_hash"), {"load_factor": "0", "min_bound": "0"})
 
     assert answer.text.count('class="error"') == 2
 
 
-def test_a_form_filled_in_before_another_was_published_is_refused(browser, policy):
+def test_a_form_filled_in_before_another_was_published_is_refused(visitor, policy):
     publish_revision(save_draft(policy, {"strategy": "least_load"}).pk)
 
-    answer = browser.post(path(policy, "edit/?strategy=prefix_hash"), {"based_on": 1})
+    answer = visitor.post(path(policy, "edit/?strategy=prefix_hash"), {"based_on": 1})
 
     assert answer.status_code == 422
     assert "no longer live" in answer.text
 
 
-def test_the_check_previews_the_diff_and_writes_nothing(browser, policy):
-    answer = browser.post(path(policy, "check/?strategy=prefix_hash"), {"load_factor": "3"})
+def test_the_check_previews_the_diff_and_writes_nothing(visitor, policy):
+    answer = visitor.post(path(policy, "check/?strategy=prefix_hash"), {"load_factor": "3"})
 
     assert "<ins>3</ins>" in answer.text
     assert policy.draft() is None
 
 
-def test_publishing_makes_the_draft_live_with_the_reason(browser, policy, operator):
+def test_publishing_makes_the_draft_live_with_the_reason(visitor, policy, operator):
     draft = save_draft(policy, {"strategy": "prefix_hash"})
 
-    answer = browser.post(path(policy, f"publish/{draft.pk}/"), {"reason": "warm", "digest": draft.digest}, follow=True)
+    answer = visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": "warm", "digest": draft.digest}, follow=True)
 
     assert "Revision 2 is live and on its way" in answer.text
     live = policy.live()
     assert (live.number, live.reason) == (2, "warm")
 
 
-def test_publishing_without_a_reason_is_refused(browser, policy):
+def test_publishing_without_a_reason_is_refused(visitor, policy):
     draft = save_draft(policy, {"strategy": "prefix_hash"})
 
-    answer = browser.post(path(policy, f"publish/{draft.pk}/"), {"reason": ""})
+    answer = visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": ""})
 
     assert answer.status_code == 422
     assert policy.live().number == 1
 
 
-def test_publishing_a_draft_that_was_edited_meanwhile_is_refused(browser, policy):
+def test_publishing_a_draft_that_was_edited_meanwhile_is_refused(visitor, policy):
     draft = save_draft(policy, {"strategy": "prefix_hash"})
     seen = draft.digest
     save_draft(policy, {"strategy": "least_load"})
 
-    answer = browser.post(path(policy, f"publish/{draft.pk}/"), {"reason": "warm", "digest": seen}, follow=True)
+    answer = visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": "warm", "digest": seen}, follow=True)
 
     assert "was edited since you looked at it" in answer.text
     assert policy.live().number == 1
 
 
-def test_a_draft_can_be_discarded(browser, policy):
+def test_a_draft_can_be_discarded(visitor, policy):
     save_draft(policy, {"strategy": "prefix_hash"})
 
-    browser.post(path(policy, "discard/"))
+    visitor.post(path(policy, "discard/"))
 
     assert policy.draft() is None
 
 
-def test_an_earlier_revision_comes_back_by_one_click_and_a_publication(browser, policy):
+def test_an_earlier_revision_comes_back_by_one_click_and_a_publication(visitor, policy):
     publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk)
 
-    answer = browser.post(path(policy, "restore/1/"), follow=True)
+    answer = visitor.post(path(policy, "restore/1/"), follow=True)
 
     assert policy.draft().strategy == "round_robin"
     assert "Back to revision 1" in answer.text
 
 
-def test_each_router_shows_its_answer_and_its_reason(browser, policy, routers):
+def test_each_router_shows_its_answer_and_its_reason(visitor, policy, routers):
     newest = ConfigSnapshot.objects.first()
     record_ack(routers[0].pk, number=newest.number, sha256=newest.sha256)
     record_nack(routers[1].pk, number=newest.number, path="$.pools[0]", reason="no such thing", running_number=None)
 
-    text = browser.get(path(policy, "rollout/")).text
+    text = visitor.get(path(policy, "rollout/")).text
 
     assert "1 of 3" in text
     assert "acknowledged" in text
@@ -156,29 +156,29 @@ def test_each_router_shows_its_answer_and_its_reason(browser, policy, routers):
     assert "pending" in text
 
 
-def test_a_group_gets_a_policy_of_its_own_and_loses_it_again(browser, pool):
+def test_a_group_gets_a_policy_of_its_own_and_loses_it_again(visitor, pool):
     group = create_task_group(pool, "coding")
 
-    answer = browser.post(f"/task-groups/{group.pk}/policy/")
+    answer = visitor.post(f"/task-groups/{group.pk}/policy/")
 
     policy = RoutingPolicy.objects.get(group=group)
     assert answer["Location"] == path(policy, "edit/")
-    assert "goes" in browser.get(path(policy, "remove/")).text or "place" in browser.get(path(policy, "remove/")).text
-    browser.post(path(policy, "remove/"))
+    assert "goes" in visitor.get(path(policy, "remove/")).text or "place" in visitor.get(path(policy, "remove/")).text
+    visitor.post(path(policy, "remove/"))
     assert not RoutingPolicy.objects.filter(group=group).exists()
 
 
-def test_a_pools_own_policy_stays(browser, policy):
-    answer = browser.post(path(policy, "remove/"), follow=True)
+def test_a_pools_own_policy_stays(visitor, policy):
+    answer = visitor.post(path(policy, "remove/"), follow=True)
 
     assert "Nothing was changed" in answer.text
     assert policy.revisions.get(state=RevisionState.LIVE)
 
 
-def test_a_policys_page_costs_the_same_whatever_its_history(browser, policy, routers, django_assert_max_num_queries):
+def test_a_policys_page_costs_the_same_whatever_its_history(visitor, policy, routers, django_assert_max_num_queries):
     for factor in (1.1, 1.2, 1.3, 1.4):
         publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": factor}).pk)
     save_draft(policy, {"strategy": "least_load"})
 
     with django_assert_max_num_queries(8):
-        browser.get(path(policy))
+        visitor.get(path(policy))

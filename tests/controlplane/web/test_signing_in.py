@@ -34,16 +34,16 @@ def test_there_is_no_sign_up_and_no_mail_flow():
     assert names == {"account_login", "account_logout", "account_inactive", "account_change_password"}
 
 
-def test_signing_out_takes_a_post_so_that_no_link_can_do_it(browser):
-    browser.get("/accounts/logout/")
-    assert "_auth_user_id" in browser.session
+def test_signing_out_takes_a_post_so_that_no_link_can_do_it(visitor):
+    visitor.get("/accounts/logout/")
+    assert "_auth_user_id" in visitor.session
 
-    browser.post("/accounts/logout/")
-    assert "_auth_user_id" not in browser.session
+    visitor.post("/accounts/logout/")
+    assert "_auth_user_id" not in visitor.session
 
 
-def test_a_page_that_is_not_there_says_so_in_our_words(browser):
-    answer = browser.get("/no-such-page/")
+def test_a_page_that_is_not_there_says_so_in_our_words(visitor):
+    answer = visitor.get("/no-such-page/")
 
     assert answer.status_code == 404
     assert "There is nothing at this address" in answer.text

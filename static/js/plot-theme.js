@@ -1,0 +1,40 @@
+// The page's colours for Plotly: lines bring their own, everything else follows the theme.
+const LETTER_PX = 6.5;
+
+function colour(name) {
+  const probe = document.createElement("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
+
+// Labels of marks, as many as fit beside each other.
+function apart(layout, width) {
+  const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
+  let free = -Infinity;
+  return (layout.annotations ?? []).filter((one) => {
+    const length = one.text.length * LETTER_PX;
+    const at = ((Date.parse(one.x) - from) / (to - from)) * width;
+    const start = one.xanchor === "right" ? at - length : at;
+    if (start < free) return false;
+    free = start + length + LETTER_PX;
+    return true;
+  });
+}
+
+export function themed(layout, width) {
+  const ink = colour("--ink-2"), line = colour("--line"), surface = colour("--surface"), strong = colour("--ink");
+  const axis = { gridcolor: line, linecolor: line, tickcolor: line, zerolinecolor: line, tickfont: { color: ink, size: 11 } };
+  return {
+    ...layout,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, color: ink, size: 12 },
+    xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
+    yaxis: { ...layout.yaxis, ...axis },
+    hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
+    annotations: apart(layout, width).map((one) => ({ ...one, font: { ...one.font, color: strong } })),
+  };
+}

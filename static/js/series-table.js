@@ -1,0 +1,33 @@
+// The table behind a chart: the newest step first, a column for each line drawn.
+const ROWS = 120;
+const FORMS = {
+  ratio: (value) => `${(value * 100).toFixed(1)} %`,
+  seconds: (value) => (value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`),
+  count: (value) => value.toLocaleString("en", { maximumFractionDigits: 1 }),
+};
+
+export function table({ data, meta }) {
+  const lines = data.filter((trace) => trace.meta === "line");
+  const wrap = element("div", { className: "chart-table table-wrap", tabIndex: 0 });
+  wrap.setAttribute("role", "region");
+  wrap.setAttribute("aria-label", `${meta.title}, as a table`);
+  const grid = element("table");
+  const head = grid.createTHead().insertRow();
+  head.append(element("th", { scope: "col", textContent: "From (UTC)" }));
+  for (const line of lines) head.append(element("th", { scope: "col", className: "num", textContent: line.name }));
+  const body = grid.createTBody();
+  const steps = lines[0]?.x ?? [];
+  for (let step = steps.length - 1; step >= Math.max(0, steps.length - ROWS); step -= 1) {
+    const row = body.insertRow();
+    row.append(element("th", { scope: "row", textContent: steps[step].replace("T", " ").slice(5, 19) }));
+    for (const line of lines) row.append(element("td", { className: "num", textContent: words(line.y[step], meta.unit) }));
+  }
+  wrap.append(grid);
+  return wrap;
+}
+
+const words = (value, unit) => (value === null || value === undefined ? "\u2013" : FORMS[unit](value));
+
+function element(name, properties = {}) {
+  return Object.assign(document.createElement(name), properties);
+}

@@ -1,0 +1,35 @@
+"""What a request of the overview asks for: a pool, a range, the views of its charts. All of it stands in the URL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest, QueryDict
+
+from controlplane.models import Pool
+from telemetry.web.ranges import TimeRange, asked_range
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The page's state. ``pool`` is None for all pools, and for one that is not there (``error`` says so)."""
+
+    pools: list[Pool]
+    pool: Pool | None
+    range: TimeRange
+    query: QueryDict
+    error: str
+
+    @property
+    def urlencoded(self) -> str:
+        """The state as a query string, for the page's parts."""
+        return self.query.urlencode()
+
+
+def asked(request: HttpRequest) -> Asked:
+    """Read the URL; one query, for the pools."""
+    pools, name = list(Pool.objects.all()), request.GET.get("pool", "")
+    pool = next((pool for pool in pools if pool.name == name), None)
+    span = asked_range(request.GET)
+    error = span.error or (f"There is no pool {name!r} (any more); shown are all." if name and pool is None else "")
+    return Asked(pools, pool, span, request.GET, error)

@@ -1,0 +1,95 @@
+"""The time that a page shows, as its URL says it: ``?range=15m``, or ``?from=...&to=...`` in UTC.
+
+Theory of operation. A live range ends now and moves; a fixed one stays. Tiles of a live range tell of the last minute
+("now"), tables of at most the last quarter of an hour: both are asked for every few seconds, so they stay cheap
+whatever the charts show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.conf import settings
+from django.http import QueryDict
+from django.utils import timezone
+
+from telemetry.metrics.windows import Window, choose_step
+
+PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
+DEFAULT = "15m"
+NOW_S = 60.0  # what a tile calls now
+TABLE_S = 900.0  # what a table of a live range covers at most
+LONGEST_S = 90 * 86_400.0
+SLOWEST_REFRESH_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """A range with the windows that its parts need. ``key`` is a preset's name, or "" for a fixed range."""
+
+    key: str
+    window: Window
+    error: str = ""  # why what was asked for is not shown
+
+    @property
+    def live(self) -> bool:
+        """Whether it ends now."""
+        return bool(self.key)
+
+    @property
+    def now(self) -> Window:
+        """The window of tiles."""
+        return self._last(max(NOW_S, 4 * settings.SCRAPE_INTERVAL_S)) if self.live else self.window
+
+    @property
+    def table(self) -> Window:
+        """The window of tables."""
+        return self._last(min(self.window.length_s, TABLE_S)) if self.live else self.window
+
+    @property
+    def refresh_s(self) -> int:
+        """How often charts are drawn anew: as often as they gain a point, and at least once a minute."""
+        return int(min(max(self.window.step_s, settings.SCRAPE_INTERVAL_S), SLOWEST_REFRESH_S))
+
+    def _last(self, seconds: float) -> Window:
+        return Window(self.window.end - timedelta(seconds=seconds), self.window.end, self.window.step_s)
+
+
+def asked_range(params: QueryDict) -> TimeRange:
+    """The range that a URL asks for; the default, with the reason, for one that makes no sense."""
+    if params.get("from") or params.get("to"):
+        return _fixed(params)
+    key = params.get("range", DEFAULT)
+    if key not in PRESETS:
+        return _preset(DEFAULT, f"There is no range {key!r}; shown are the last 15 minutes.")
+    return _preset(key)
+
+
+def _preset(key: str, error: str = "") -> TimeRange:
+    seconds = PRESETS[key]
+    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S)
+    return TimeRange(key, Window.last(seconds, until=timezone.now(), step_s=step), error)
+
+
+def _fixed(params: QueryDict) -> TimeRange:
+    now = timezone.now()
+    try:
+        end = _moment(params.get("to", "")) or now
+        start = _moment(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
+        seconds = (end - start).total_seconds()
+    except (ValueError, OverflowError):
+        return _preset(
+            DEFAULT, "That time could not be read; write it as 2026-01-31T13:45. Shown are the last 15 minutes."
+        )
+    if not 0 < seconds <= LONGEST_S or start > now:
+        return _preset(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
+    return TimeRange("", Window(start, end, choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S)))
+
+
+def _moment(text: str) -> datetime | None:
+    """A time in ISO form, in UTC unless it says otherwise; None for nothing; ValueError for anything else."""
+    if not text:
+        return None
+    at = datetime.fromisoformat(text)
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

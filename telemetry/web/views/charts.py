@@ -1,0 +1,110 @@
+"""A chart's figure, and the same data as a table, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.cache import cache_control
+from django.views.decorators.http import conditional_page, require_GET
+
+from telemetry.metrics.windows import PointState, Series
+from telemetry.services.timeline import events_between
+from telemetry.web.asking import Asked, asked
+from telemetry.web.charts import CHARTS, Chart, View
+from telemetry.web.figures import build_figure
+from telemetry.web.markers import markers
+from telemetry.web.sentences import absence, figure_words
+
+
+@require_GET
+@cache_control(private=True, no_cache=True)
+@conditional_page
+def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
+    """The figure that charts.js draws."""
+    state = asked(request)
+    _, view, lines = _lines(state, slug)
+    window = state.range.window
+    marks = markers(events_between(state.pool, window), window)
+    return JsonResponse(build_figure(view, lines, marks, window))
+
+
+@require_GET
+def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
+    """The data behind the chart as a page: what it shows for those who cannot see it, or run no scripts."""
+    state = asked(request)
+    chart, view, lines = _lines(state, slug)
+    context = {
+        "chart": chart,
+        "view": view,
+        "asked": state,
+        "labels": [line.label for line in lines],
+        "rows": [(at, [_cell(line, number, view) for line in lines]) for number, at in _steps(lines)],
+    }
+    return render(request, "telemetry/chart_table.html", context)
+
+
+@require_GET
+def chart_csv(request: HttpRequest, slug: str) -> HttpResponse:
+    """The data as CSV: a column per line, empty where nothing is known."""
+    _, view, lines = _lines(asked(request), slug)
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{slug}.csv"'
+    writer = csv.writer(response)
+    writer.writerow(["time", *(_safe(f"{line.label} ({view.unit})") for line in lines)])
+    for number, at in _steps(lines):
+        writer.writerow([at.isoformat(), *(line.points[number][1] for line in lines)])
+    return response
+
+
+@require_GET
+def chart_json(request: HttpRequest, slug: str) -> HttpResponse:
+    """The data as JSON: ``null`` where nothing is known, with the reason."""
+    state = asked(request)
+    _, view, lines = _lines(state, slug)
+    document = {
+        "title": view.title,
+        "unit": view.unit,
+        "from": state.range.window.start.isoformat(),
+        "to": state.range.window.end.isoformat(),
+        "step_s": state.range.window.step_s,
+        "series": [_document(line) for line in lines],
+    }
+    response = JsonResponse(document)
+    response["Content-Disposition"] = f'attachment; filename="{slug}.json"'
+    return response
+
+
+def _lines(state: Asked, slug: str) -> tuple[Chart, View, list[Series]]:
+    if slug not in CHARTS:
+        raise Http404
+    chart = CHARTS[slug]
+    view = chart.view(state.query)
+    return chart, view, view.query(state.pool, state.range.window)
+
+
+def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
+    return [(number, at) for number, (at, _) in enumerate(lines[0].points)] if lines else []
+
+
+def _cell(line: Series, number: int, view: View) -> str:
+    value = line.points[number][1]
+    if value is not None:
+        return figure_words(value, view.unit)
+    return absence(line.states[number] if number < len(line.states) else PointState.UNKNOWN)
+
+
+def _document(line: Series) -> dict[str, Any]:
+    return {
+        "label": line.label,
+        "points": [[at.isoformat(), value] for at, value in line.points],
+        "states": line.states,
+        "note": line.note,
+    }
+
+
+def _safe(text: str) -> str:
+    """A label that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text

@@ -1,0 +1,124 @@
+"""A fleet that was measured for a while: rows as the scraper writes them, seeded, for tests that look at pages."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+import random
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+
+from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, Router
+from controlplane.services.events import record_event
+from controlplane.services.fleet import add_replica, create_pool, record_engine_facts
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.routers import announce, record_ack
+from controlplane.services.task_groups import create_task_group
+from telemetry.models import BucketLayout, Reading, RouterReading, ScrapeState
+from telemetry.services.partitions import ensure_days
+
+EDGES = tuple(0.001 * 1.05**i for i in range(275))
+GROUPS = {"coding": 0.82, "retrieval": 0.55, "summaries": 0.21, "": 0.38}  # hit rate of each with a warm cache
+SCRAPE_S = 5
+
+
+def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None) -> Pool:
+    """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` went live half way."""
+    pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
+    fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)]
+    for replica in fleet:
+        record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)
+    for name in GROUPS:
+        if name:
+            create_task_group(pool, name, owner="platform", by=by)
+    policy = pool.policies.get(group=None)
+    publish_revision(save_draft(policy, {"strategy": "prefix_hash"}, by=by).pk, by=by, reason="Agents share a prompt")
+    router = announce(name="router-1", boot="b1", version="0.1.0", admin_url="http://10.0.1.1:8081")
+    newest = ConfigSnapshot.objects.defer("sealed").first()
+    record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+    change = until - timedelta(seconds=seconds / 2)
+    Event.objects.update(at=until - timedelta(seconds=seconds * 2))
+    Event.objects.filter(kind=EventKind.POLICY_PUBLISHED).update(at=change)
+    measure(fleet, router, until, seconds=seconds, change=change)
+    return pool
+
+
+def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: int, change: datetime) -> None:
+    """Write readings every 5 s: hit rates climb after ``change``, and the fleet's last replica restarted on the way."""
+    rng = random.Random(7)
+    start = until - timedelta(seconds=seconds)
+    ensure_days({start.date(), until.date()})
+    layout, _ = BucketLayout.objects.get_or_create(
+        digest=hashlib.sha256(",".join(map(repr, EDGES)).encode()).hexdigest(), defaults={"edges": list(EDGES)}
+    )
+    restart = start + timedelta(seconds=seconds * 0.8)
+    readings: list[Reading] = []
+    routed: list[RouterReading] = []
+    for number in range(1, seconds // SCRAPE_S + 1):
+        at = start + timedelta(seconds=number * SCRAPE_S)
+        warmth = 0.0 if at < change else 1 - math.exp(-(at - change).total_seconds() / 90)
+        for index, replica in enumerate(fleet):
+            lost = index == len(fleet) - 1 and restart <= at < restart + timedelta(seconds=30)
+            readings.append(_reading(rng, replica, at, warmth * (0.9 + 0.02 * index), layout, lost=lost))
+        routed.append(RouterReading(at=at, router=router, pool="", group="", replica="", policy="", revision=0,
+                                    state="ok", interval_s=SCRAPE_S))  # fmt: skip
+        for group, warm_rate in GROUPS.items():
+            routed += _routed(rng, router, at, group, 0.3 * warm_rate + 0.7 * warm_rate * warmth, layout)
+    Reading.objects.bulk_create(readings)
+    RouterReading.objects.bulk_create(routed)
+    for replica in fleet:
+        ScrapeState.objects.update_or_create(replica=replica, defaults={"at": until, "ok_at": until, "health": "up"})
+    ScrapeState.objects.update_or_create(router=router, defaults={"at": until, "ok_at": until, "health": "up"})
+    event = record_event(
+        EventKind.REPLICA_RESTARTED, f"Replica {fleet[-1].name} restarted; its cache is cold.",
+        pool=fleet[-1].pool, replica=fleet[-1],
+    )  # fmt: skip
+    event.at = restart
+    event.save()
+
+
+def _reading(
+    rng: random.Random, replica: Replica, at: datetime, warmth: float, layout: BucketLayout, *, lost: bool
+) -> Reading:
+    if lost:
+        return Reading(at=at, replica=replica, model="", engine="", state="stale")
+    queries = rng.randint(18_000, 26_000)
+    rate = min(0.16 + 0.5 * warmth + rng.uniform(-0.04, 0.04), 0.97)
+    at_, counts, total = _histogram(rng, 24, 0.9 - 0.6 * warmth)
+    return Reading(
+        at=at, replica=replica, model="llama-3.3-70b", engine="0", state="ok", interval_s=SCRAPE_S,
+        queries=queries, hits=int(queries * rate), device_tokens=int(queries * rate), prompt_tokens=queries,
+        generation_tokens=rng.randint(3000, 4000), preemptions=0, finished=rng.randint(20, 28),
+        running=rng.randint(9, 22) - 6 * warmth, waiting=max(0, rng.randint(-2, 5) - 4 * warmth),
+        kv_usage_ratio=min(0.98, rng.uniform(0.38, 0.62) - 0.12 * warmth),
+        ttft_layout=layout, ttft_at=at_, ttft_counts=counts, ttft_sum_s=total,
+    )  # fmt: skip
+
+
+def _routed(  # noqa: PLR0917 - a row has that many columns
+    rng: random.Random, router: Router, at: datetime, group: str, rate: float, layout: BucketLayout
+) -> list[RouterReading]:
+    requests, prompt = rng.randint(30, 60), rng.randint(30_000, 60_000)
+    at_, counts, total = _histogram(rng, requests, 1.1 - rate)
+    key = {"at": at, "router": router, "pool": "chat", "group": group, "replica": "gpu-1", "state": "ok",
+           "interval_s": SCRAPE_S}  # fmt: skip
+    counted = RouterReading(
+        **key, policy="chat", revision=1, requests=requests, ok_requests=requests, client_error_requests=0,
+        replica_error_requests=0, router_error_requests=0, cancelled_requests=0, usage_reported=requests,
+        prompt_tokens=prompt, cached_tokens=int(prompt * rate), cacheable_tokens=int(prompt * 0.93),
+    )  # fmt: skip
+    timed = RouterReading(
+        **key, policy="", revision=0, ttft_layout=layout, ttft_at=at_, ttft_counts=counts, ttft_sum_s=total
+    )
+    return [counted, timed]
+
+
+def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[int], list[int], float]:
+    values = [median_s * rng.lognormvariate(0, 0.6) for _ in range(count)]
+    buckets: dict[int, int] = {}
+    for value in values:
+        position = bisect.bisect_left(EDGES, value)
+        buckets[position] = buckets.get(position, 0) + 1
+    return sorted(buckets), [buckets[position] for position in sorted(buckets)], sum(values)

@@ -1,0 +1,89 @@
+import csv
+import io
+
+import pytest
+
+from telemetry.web.charts import CHARTS
+
+
+@pytest.mark.parametrize("slug", CHARTS)
+def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
+    figure = visitor.get(f"/charts/{slug}/figure/?range=15m").json()
+
+    kinds = [trace["meta"] for trace in figure["data"]]
+    assert "line" in kinds
+    assert kinds[-1] == "events"
+    assert "UTC. Last values: " in figure["meta"]["sentence"]
+    assert "2 events marked" in figure["meta"]["sentence"]
+    assert figure["meta"]["empty"] == ""
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["chat r2", "gpu-4 restart"]
+
+
+@pytest.mark.parametrize(("query", "label"), [("by=replica", "gpu-1"), ("by=group", "coding"), ("by=pool", "chat")])
+def test_the_switch_picks_the_view(visitor, fleet, query, label):
+    figure = visitor.get(f"/charts/hit-rate/figure/?{query}").json()
+
+    assert label in [trace["name"] for trace in figure["data"]]
+
+
+def test_whose_clock_is_named_in_the_label(visitor, fleet):
+    names = {trace["name"] for trace in visitor.get("/charts/ttft/figure/").json()["data"]}
+    engine = {trace["name"] for trace in visitor.get("/charts/ttft/figure/?clock=engine").json()["data"]}
+
+    assert {"p50 (router)", "p95 (router)"} <= names
+    assert {"p50 (engine)", "p95 (engine)"} <= engine
+
+
+def test_a_gap_stays_a_gap(visitor, fleet):
+    lines = {trace["name"]: trace for trace in visitor.get("/charts/hit-rate/figure/").json()["data"]}
+
+    assert None in lines["gpu-4"]["y"]
+    assert lines["gpu-4"]["connectgaps"] is False
+
+
+def test_a_figure_is_not_sent_again_unchanged(visitor, fleet):
+    first = visitor.get("/charts/ttft/figure/")
+
+    assert visitor.get("/charts/ttft/figure/", headers={"If-None-Match": first["ETag"]}).status_code == 304
+
+
+def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):
+    with django_assert_max_num_queries(6):
+        visitor.get("/charts/hit-rate/figure/")
+
+
+def test_csv_has_a_column_per_line_and_leaves_the_unknown_empty(visitor, fleet):
+    answer = visitor.get("/charts/hit-rate.csv?range=15m")
+
+    rows = list(csv.reader(io.StringIO(answer.text)))
+    assert rows[0] == ["time", *(f"gpu-{number} (ratio)" for number in range(1, 5))]
+    assert rows[1][1:] == ["", "", "", ""]
+    assert 0 < float(rows[-2][1]) < 1
+    assert "attachment" in answer["Content-Disposition"]
+
+
+def test_json_tells_why_a_value_is_missing(visitor, fleet):
+    document = visitor.get("/charts/hit-rate.json?range=15m").json()
+
+    line = document["series"][-1]
+    states = {state for (_, value), state in zip(line["points"], line["states"], strict=True) if value is None}
+    assert states == {"unknown", "stale"}
+
+
+def test_the_table_behind_a_chart_needs_no_scripts(visitor, fleet):
+    text = visitor.get("/charts/hit-rate/?range=5m").text
+
+    assert '<th scope="col" class="num">gpu-1</th>' in text
+    assert "stale: scrapes fail" in text
+
+
+@pytest.mark.parametrize("path", ["/charts/none/", "/charts/none/figure/", "/charts/none.csv", "/charts/none.json"])
+def test_a_chart_that_does_not_exist_is_not_found(visitor, path):
+    assert visitor.get(path).status_code == 404
+
+
+def test_an_empty_chart_says_why(visitor):
+    figure = visitor.get("/charts/ttft/figure/").json()
+
+    assert figure["meta"]["empty"] == "no reading yet"
+    assert "nothing was measured" in figure["meta"]["sentence"]

@@ -1,0 +1,117 @@
+import re
+from datetime import timedelta
+
+import pytest
+import time_machine
+
+from controlplane.services.fleet import add_replica, create_pool
+from telemetry.models import ScrapeState
+
+
+def test_the_first_visit_says_the_next_step(visitor):
+    assert "Add a pool" in visitor.get("/").text
+    pool = create_pool("chat")
+    text = visitor.get("/").text
+    assert f'href="/fleet/pools/{pool.pk}/replicas/new/"' in text
+    assert "data-chart" not in text
+
+
+def test_before_the_first_reading_nothing_is_zero(visitor):
+    add_replica(create_pool("chat"), name="gpu-1", url="http://gpu-1:8000")
+
+    text = visitor.get("/").text
+
+    assert "Waiting for the first reading" in text
+    tiles = text[text.index('id="tiles"') : text.index('id="charts"')]
+    assert tiles.count("unknown") >= 4
+    assert "0.0" not in tiles
+
+
+def test_tiles_show_the_figures_with_their_ceiling_and_whose_clock(visitor, fleet):
+    text = visitor.get("/").text
+
+    assert re.search(r'<span class="value">[56]\d\.\d %</span>', text)
+    assert "93.0 % could be reached at most" in text
+    assert "routers&#x27; clock" in text or "routers' clock" in text
+    assert "<small>of 4</small>" in text
+
+
+def test_rows_of_replicas_and_task_groups_are_there(visitor, fleet):
+    text = visitor.get("/").text
+
+    for name in ("gpu-1", "gpu-4", "coding", "retrieval", "no group"):
+        assert f'<th scope="row">{name}' in text
+
+
+def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor, fleet, noon):
+    with time_machine.travel(noon + timedelta(minutes=3), tick=False):
+        text = visitor.get("/").text
+
+    assert "Nothing was read from replicas since" in text
+    assert "routers serve on" in text
+
+
+def test_a_replica_that_is_down_shows_why(visitor, fleet):
+    ScrapeState.objects.filter(replica__name="gpu-2").update(health="down", failures=3, reason="connection refused")
+
+    text = visitor.get("/").text
+
+    assert '<span class="badge bad">down</span>' in text
+    assert "connection refused" in text
+
+
+def test_the_live_part_is_a_fragment_and_not_sent_again_unchanged(visitor, fleet):
+    first = visitor.get("/live/")
+
+    assert "<html" not in first.text
+    again = visitor.get("/live/", headers={"If-None-Match": first["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries):
+    from tests.fleet_history import warm_fleet
+
+    warm_fleet(noon, seconds=60, replicas=12)
+
+    with django_assert_num_queries(21):
+        visitor.get("/")
+
+
+def test_state_in_the_url_reaches_every_part(visitor, fleet):
+    text = visitor.get("/?range=1h&by=group&util=running&pool=chat").text
+
+    assert "Hit rate by task group" in text
+    assert "Running requests by replica" in text
+    assert "/charts/hit-rate/figure/?range=1h&amp;by=group&amp;util=running&amp;pool=chat" in text
+    assert "/live/?range=1h&amp;by=group" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("range=7y", "There is no range"),
+        ("pool=none", "There is no pool"),
+        ("from=yesterday", "could not be read"),
+        ("from=2031-03-04T12:00&to=2031-03-04T11:00", "starts before it ends"),
+        ("from=2040-01-01T00:00&to=2040-01-02T00:00", "starts before it ends"),
+    ],
+)
+def test_what_makes_no_sense_is_said_and_the_default_shown(visitor, fleet, query, words):
+    answer = visitor.get(f"/?{query}")
+
+    assert answer.status_code == 200
+    assert words in answer.text
+
+
+def test_a_fixed_range_stays(visitor, fleet):
+    text = visitor.get("/?from=2031-03-04T11:52&to=2031-03-04T11:58").text
+
+    assert "Fixed range" in text
+    assert 'data-refresh="0"' in text
+
+
+def test_tables_sort_by_plain_links_that_keep_the_rest_of_the_url(visitor, fleet):
+    text = visitor.get("/?range=5m&sort=-name").text
+
+    assert text.index('<th scope="row">gpu-4') < text.index('<th scope="row">gpu-1')
+    assert 'href="?range=5m&amp;sort=name"' in text
