@@ -9,7 +9,8 @@ from django.utils import timezone
 
 from telemetry.alerts import pipeline
 from telemetry.scraping import tick
-from telemetry.services import outbox, partitions
+from telemetry.services import outbox
+from telemetry.storage import partitions
 
 
 @shared_task(acks_late=True, ignore_result=True)

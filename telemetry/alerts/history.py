@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from controlplane.models import Pool
 from telemetry.alerts.evaluate import WindowSum
 from telemetry.metrics.windows import Window
-from telemetry.services.sums import EngineSums, engine_sums
+from telemetry.storage.sums import EngineSums, engine_sums
 
 
 def pool_windows(pool: Pool, *, since: datetime, until: datetime, window_s: float) -> list[WindowSum]:

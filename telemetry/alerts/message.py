@@ -11,8 +11,7 @@ from telemetry.alerts.evaluate import DropSettings, Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert
-from telemetry.services.overview import replicas_of
-from telemetry.services.sums import EngineSums, RouterSums, engine_sums, router_sums
+from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
 TOP = 3
 CHANGES = (
@@ -30,7 +29,7 @@ LOOK_BACK_S = 3600.0  # what a deep link shows before the alert
 def describe_drop(pool: Pool, settings: DropSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
     """What is known of a drop at this moment, as JSON. 5 queries."""
     window = Window(now - timedelta(seconds=settings.window_s), now, settings.window_s)
-    replicas = {replica.pk: replica.name for replica in replicas_of(pool)}
+    replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
     groups, _ = router_sums(pool.name, window, whole=True)
     ceiling = ratio(

@@ -21,7 +21,7 @@ from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe_drop, payload_of, summary_of
 from telemetry.models import Alert, AlertRule, AlertState, Channel, Notification, NotificationKind
 from telemetry.models.alert import OPEN_STATES
-from telemetry.scraping.locks import EVALUATE, only_one
+from telemetry.storage.locks import EVALUATE, only_one
 
 log = logging.getLogger(__name__)
 DELIVER = "telemetry.tasks.deliver_notifications"

@@ -1,6 +1,6 @@
 """Readings, partitioned by day: Django knows the models, PostgreSQL gets its own words for them.
 
-The partitions themselves are made and dropped by telemetry.services.partitions.
+The partitions themselves are made and dropped by telemetry.storage.partitions.
 """
 
 import django.contrib.postgres.fields

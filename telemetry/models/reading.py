@@ -1,4 +1,4 @@
-"""Readings: what was counted between two scrapes. Partitioned by day; see the migration and services/partitions.py.
+"""Readings: what was counted between two scrapes. Partitioned by day; see the migration and storage/partitions.py.
 
 Theory of operation. Readings arrive in the order of ``at`` and are asked for by ranges of ``at``, for many replicas at
 once. The primary key therefore begins with ``at``: it keeps duplicates out, and a chart of N replicas over a window

@@ -20,7 +20,7 @@ from telemetry.models import ScrapeState
 from telemetry.scraping.fold import Condition, Failure, Folded, Taken, fold_replica, fold_router
 from telemetry.scraping.memory import dump_marks, load_engine_marks, load_route_marks
 from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
-from telemetry.scraping.store import layout_ids, store_rows
+from telemetry.storage.store import layout_ids, store_rows
 
 log = logging.getLogger(__name__)
 KEPT = ("at", "ok_at", "health", "failures", "reason", "restarted_at", "asleep", "lag_s", "marks")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from telemetry.metrics.histograms import Buckets
 from telemetry.scraping.fold import EngineReading, RouteReading
-
-Edges = tuple[float, ...]
+from telemetry.storage.store import Edges, Table
 
 ENGINE_COUNTERS = (
     "queries",
@@ -44,14 +42,6 @@ ROUTE_COUNTERS = (
 
 def _histogram(name: str) -> tuple[str, ...]:
     return (f"{name}_layout_id", f"{name}_at", f"{name}_counts", f"{name}_sum_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of readings, and what its rows hold."""
-
-    name: str
-    columns: tuple[str, ...]
 
 
 ENGINE_TABLE = Table(

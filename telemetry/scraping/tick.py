@@ -26,8 +26,8 @@ from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
 from telemetry.scraping.fetch import scrape
 from telemetry.scraping.fold import Failure
-from telemetry.scraping.locks import SCRAPE, only_one
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
+from telemetry.storage.locks import SCRAPE, only_one
 
 log = logging.getLogger(__name__)
 LONGEST_S = 5.0  # for one scrape (S8)

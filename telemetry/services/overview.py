@@ -13,8 +13,8 @@ from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
 from telemetry.models import ScrapeState
-from telemetry.services import sums
 from telemetry.services.health import HealthWord, health_of
+from telemetry.storage import sums
 
 GAUGE_INTERVALS = 3  # gauges older than this are no longer now
 

@@ -10,8 +10,8 @@ from controlplane.models import Pool
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.services import sums
 from telemetry.services.overview import group_state, replicas_of
+from telemetry.storage import sums
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"

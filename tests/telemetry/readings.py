@@ -12,7 +12,7 @@ from telemetry.metrics.router import RouteKey
 from telemetry.models import ScrapeState
 from telemetry.scraping.fold import ROUTER_ITSELF, EngineReading, RouteReading
 from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
-from telemetry.scraping.store import layout_ids, store_rows
+from telemetry.storage.store import layout_ids, store_rows
 
 EDGES = (0.1, 0.5, 1.0, 5.0)
 

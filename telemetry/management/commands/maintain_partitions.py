@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.utils import timezone
 
-from telemetry.services.partitions import DAYS_AHEAD, maintain
+from telemetry.storage.partitions import DAYS_AHEAD, maintain
 
 
 class Command(BaseCommand):

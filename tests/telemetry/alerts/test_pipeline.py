@@ -11,9 +11,9 @@ from controlplane.services.fleet import add_replica, create_pool
 from telemetry.alerts import pipeline
 from telemetry.alerts.pipeline import evaluate_rule, evaluate_rules
 from telemetry.models import Alert, AlertRule, AlertState, Notification
-from telemetry.scraping.locks import EVALUATE
 from telemetry.services import alerts
 from telemetry.services.channels import create_channel
+from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading
 
@@ -202,7 +202,8 @@ def test_a_second_evaluator_does_nothing_while_the_first_is_at_it(rule):
     with connection.get_new_connection(connection.get_connection_params()) as other:
         other.execute("select pg_advisory_lock(%s)", [EVALUATE])
         assert evaluate_rules(T0) == 0
-    assert evaluate_rules(T0) == 1
+        other.execute("select pg_advisory_unlock(%s)", [EVALUATE])
+        assert evaluate_rules(T0) == 1
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,7 +3,7 @@ from datetime import UTC, date, datetime
 import pytest
 from django.db import connection
 
-from telemetry.services.partitions import drop_before, ensure_days, maintain
+from telemetry.storage.partitions import drop_before, ensure_days, maintain
 
 pytestmark = pytest.mark.django_db
 NOON = datetime(2031, 3, 4, 12, tzinfo=UTC)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection, transaction
 from psycopg import errors, sql
 
 from telemetry.models import BucketLayout
-from telemetry.scraping.rows import Edges, Table
-from telemetry.services.partitions import ensure_days
+from telemetry.storage.partitions import ensure_days
 
 Row = tuple[Any, ...]
+Edges = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of readings, and what its rows hold."""
+
+    name: str
+    columns: tuple[str, ...]
 
 
 def store_rows(table: Table, rows: Sequence[Row]) -> None:
