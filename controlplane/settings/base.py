@@ -64,7 +64,7 @@ TEMPLATES = [
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [ROOT / "static"]
-STATIC_ROOT = ROOT / "staticfiles"
+STATIC_ROOT = Path(env.text("STATIC_ROOT", str(ROOT / "staticfiles")))
 
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LANGUAGE_CODE = "en"

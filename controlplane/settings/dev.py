@@ -14,6 +14,7 @@ ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
 CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
 
+STATIC_ROOT = None
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
 WHITENOISE_AUTOREFRESH = DEBUG
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")

@@ -128,12 +128,13 @@ def _web(settings: StackSettings) -> Child:
 
 
 def _worker(settings: StackSettings) -> Child:
-    celery = [sys.executable, "-m", "celery", "-A", "controlplane.celery", "worker", "--loglevel", "INFO"]
+    celery = [sys.executable, "-m", "celery", "--quiet", "-A", "controlplane.celery", "worker", "--loglevel", "INFO"]
     shape = ["--beat", "--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle"]
     # A beat schedule that outlived its code would keep ticking tasks that are gone, so it starts empty.
     schedule = settings.data_dir / "beat-schedule"
     schedule.unlink(missing_ok=True)
-    return Child("worker", [*celery, *shape, "--schedule", str(schedule)])
+    quiet = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser"}  # a laptop's container often is root
+    return Child("worker", [*celery, *shape, "--schedule", str(schedule)], environment=quiet)
 
 
 def _router(settings: StackSettings) -> Child:

@@ -62,7 +62,7 @@ class EmbeddedPostgres:
         """Whether connections are accepted; creates the database when it is missing."""
         try:
             with psycopg.connect(host=str(self.socket_dir), user="postgres", dbname="postgres", autocommit=True) as db:
-                if not db.execute("select from pg_database where datname = 'warmpath'").fetchone():
+                if not db.execute("select 1 from pg_database where datname = 'warmpath'").fetchone():
                     db.execute("create database warmpath")
         except psycopg.OperationalError:
             return False

@@ -38,8 +38,13 @@ class LiveStack:
             "WARMPATH_ADMIN_PASSWORD": PASSWORD,
             **environment,
         }
-        self.lines: list[str] = []
+        self.timed_lines: list[tuple[float, str]] = []
         self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """What the stack has said."""
+        return [line for _at, line in self.timed_lines]
 
     @property
     def web(self) -> str:
@@ -73,6 +78,13 @@ class LiveStack:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGINT)
         self._process.wait(timeout=within_s)
+
+    def until_gone(self, within_s: float = 10) -> None:
+        """Wait until no process carries this stack's environment."""
+        deadline = time.monotonic() + within_s
+        while left := self.pids():
+            assert time.monotonic() < deadline, f"left behind: {list(left)}"
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """Clean up after a failed test."""
@@ -120,7 +132,7 @@ class LiveStack:
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
         """A REST client with a fresh token."""
-        token = re.search(r"wp_\S+", self.manage("create_token", "e2e", "--scope", "admin"))
+        token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
         assert token
         headers = {"Authorization": f"Bearer {token.group()}"}
         with httpx.Client(base_url=f"{self.web}/api/v1/", headers=headers, timeout=20, trust_env=False) as client:
@@ -130,7 +142,7 @@ class LiveStack:
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.lines.append(line.rstrip("\n"))
+            self.timed_lines.append((time.monotonic(), line.rstrip("\n")))
 
 
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:

@@ -6,5 +6,23 @@ A document that shows a command missing here fails ``make check``; a test named 
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_make_run.py",
     "make test": "tests/contracts/documents/test_commands.py",  # this very run
-    "make check": "tests/contracts/documents/test_commands.py",  # runs as a part of it
-}
+    "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
+    "make bench": "tests/benchmarks/test_benchmarks.py",
+    "make lock": "tests/contracts/test_lock.py",
+    "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_make_run.py",
+    "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_make_run.py",
+} | dict.fromkeys(
+    [
+        "export DJANGO_SETTINGS_MODULE=controlplane.settings.production",
+        "python manage.py migrate",
+        "python manage.py collectstatic --noinput",
+        "python manage.py maintain_partitions",
+        "python manage.py seed_fleet --replica http://gpu-1:8000 http://gpu-2:8000",
+        "gunicorn controlplane.asgi:application --worker-class asgi --workers 2 --bind 127.0.0.1:8000",
+        "celery -A controlplane.celery worker --pool threads --concurrency 16",
+        "celery -A controlplane.celery beat",
+        "python -m routing serve --control-plane http://127.0.0.1:8000 --name router-1"
+        " --state-dir /var/lib/warmpath/router-1",
+    ],
+    "tests/end_to_end/test_production.py",
+)

@@ -1,0 +1,291 @@
+"""The main job, as an operator lives it: from `make run` to an alert that is resolved, in one sitting.
+
+The steps share one stack and build on each other, in the order in which they stand here.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack
+from tests.fakes.webhook_receiver import webhook_receiver
+
+pytestmark = pytest.mark.timeout(420)
+
+FIRST_START_S = 180
+NEXT_START_S = 60  # 15 s on a machine that does nothing else
+BROWSER_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """A stack whose figures move quickly."""
+    running = LiveStack(tmp_path_factory.mktemp("stack"), WARMPATH_SCRAPE_INTERVAL_S="2")
+    try:
+        running.start(within_s=FIRST_START_S)
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def standin_replica() -> Iterator[str]:
+    """A replica that somebody else runs; its base URL."""
+    command = [sys.executable, "-m", "routing", "replica", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        match = re.search(r"http://[\w.:]+", process.stdout.readline())
+        assert match
+        yield match.group()
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def rest(stack: LiveStack) -> Iterator[httpx.Client]:
+    """REST, with an operator's token."""
+    with stack.rest() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def page(stack: LiveStack, browser: Browser) -> Iterator[Page]:
+    """A browser in which the operator is signed in."""
+    context = browser.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    tab.set_default_timeout(BROWSER_MS)
+    tab.goto("/")
+    tab.get_by_label("Username").fill("admin")
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Sign in").click()
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible(timeout=BROWSER_MS)
+    yield tab
+    context.close()
+
+
+# --- what the steps ask -----------------------------------------------------------------------------------
+
+
+def series(rest: httpx.Client, metric: str, since: datetime, **more: str) -> list[dict[str, Any]]:
+    query = {"metric": metric, "from": since.isoformat(), "to": datetime.now(UTC).isoformat(), **more}
+    answer = rest.get("series", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["series"]
+
+
+def fleet_hit_rate(stack: LiveStack, since: float, until: float | None = None) -> tuple[float, float]:
+    """Hit rate and mean TTFT that clients saw, from the player's own lines between two moments."""
+    lines = [entry for at, entry in player_lines(stack) if at >= since and (until is None or at < until)]
+    assert lines, "the player has said nothing yet"
+    return sum(hit for hit, _ttft in lines) / len(lines), sum(ttft for _hit, ttft in lines) / len(lines)
+
+
+def player_lines(stack: LiveStack) -> list[tuple[float, tuple[float, float]]]:
+    found = []
+    for at, line in list(stack.timed_lines):
+        if match := re.search(r"hit rate ([\d.]+) %, TTFT p50 ([\d.]+) s", line):
+            found.append((at, (float(match[1]), float(match[2]))))
+    return found
+
+
+def complete(stack: LiveStack, number: int) -> int:
+    """One short request that streams nothing, so that it has no first byte before it has them all."""
+    body = {"messages": [{"role": "user", "content": f"question {number} " * 40}], "max_tokens": 2}
+    headers = {"X-Task-Group": "chat"}
+    answer = httpx.post(f"{stack.router}/v1/chat/completions", json=body, headers=headers, timeout=30, trust_env=False)
+    return answer.status_code
+
+
+def revision_running(rest: httpx.Client) -> tuple[int | None, bool]:
+    (router,) = rest.get("routers").json()["results"]
+    return router["running_number"], router["in_sync"]
+
+
+# --- the steps --------------------------------------------------------------------------------------------
+
+
+def test_the_overview_shows_three_live_charts_within_a_minute_of_the_ready_line(stack, page):
+    drawn = page.locator("[data-chart] .js-plotly-plot .scatterlayer .trace")
+    charts = page.locator("[data-chart]")
+    expect(charts).to_have_count(3)
+    for index in range(3):
+        expect(charts.nth(index).locator(drawn).first).to_be_attached(timeout=60_000)
+    expect(page.locator("#replicas tbody tr")).to_have_count(4)
+    expect(page.locator("#tiles")).to_contain_text("4 of 4", timeout=BROWSER_MS)
+
+
+def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, page):
+    stack.until(lambda: len(player_lines(stack)) >= 5, 90, "traffic to settle under round robin")
+    before_hit, before_ttft = fleet_hit_rate(stack, player_lines(stack)[2][0])
+
+    page.goto("/policies/")
+    page.get_by_role("link", name="default").first.click()
+    page.get_by_role("link", name="Edit the policy").click()
+    page.locator("a.choice", has_text=re.compile("prefix.hash", re.IGNORECASE)).click()
+    page.get_by_role("button", name="Save the draft and review").click()
+    page.get_by_label("Why").fill("keep shared prompts warm")
+    page.get_by_role("button", name=re.compile("Publish revision")).click()
+    expect(page.locator("#rollout")).to_contain_text("router-1")
+    stack.until(lambda: revision_running(rest)[1], 20, "the router to acknowledge")
+    published = time.monotonic()
+
+    def better() -> bool:
+        lines = [line for line in player_lines(stack) if line[0] > published + 25]
+        if len(lines) < 2:
+            return False
+        hit, ttft = fleet_hit_rate(stack, lines[-3:][0][0])
+        return hit >= before_hit + 10 and ttft < before_ttft
+
+    stack.until(better, 120, f"more than {before_hit:.0f} % hits and less than {before_ttft:.2f} s to the first token")
+    page.goto("/")
+    expect(page.locator("#events")).to_contain_text("prefix_hash", timeout=BROWSER_MS)
+    expect(page.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
+
+
+def test_the_routers_figures_agree_with_what_clients_saw(stack, rest):
+    """Same requests, two clocks: hit rate from the routers' counters beside the player's own."""
+    player = [hit for _at, (hit, _ttft) in player_lines(stack)[-4:]]
+    since = datetime.now(UTC) - timedelta(seconds=45)
+    lines = series(rest, "hit_rate", since, by="group")
+    values = [point[1] for line in lines for point in line["points"] if point[1] is not None]
+    assert values
+    assert min(values) * 100 - 25 <= sum(player) / len(player) <= max(values) * 100 + 25
+
+
+def test_killing_replicas_fails_no_request_shows_them_down_and_their_cold_return_alerts_once(stack, rest, page):
+    (rule,) = rest.get("alert-rules").json()["results"]
+    quick = {"window_s": 20, "baseline_s": 90, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 10}
+    assert rest.patch(f"alert-rules/{rule['id']}", json={"settings": quick}).status_code == 200
+    with webhook_receiver() as receiver:
+        channel = rest.post("channels", json={"name": "on-call", "config": {"url": receiver.url}})
+        assert channel.status_code == 201, channel.text
+
+        kill_one_without_an_error(stack, page)
+        kill_the_rest(stack)
+
+        firing = stack.until(lambda: alerts(rest, "firing"), 120, "hit_rate_drop to fire")
+        stack.until(lambda: messages(receiver, firing[0]["id"], "firing"), 30, "the webhook to get it")
+        stack.until(lambda: alerts(rest, "resolved"), 150, "the alert to be resolved")
+        stack.until(lambda: messages(receiver, firing[0]["id"], "resolved"), 30, "the webhook to get the end of it")
+
+        assert len(messages(receiver, firing[0]["id"], "firing")) == 1
+    page.goto("/alerts/")
+    expect(page.get_by_role("main")).to_contain_text("default")
+
+
+def kill_one_without_an_error(stack: LiveStack, page: Page) -> None:
+    """Kill a replica while short requests run: none fails, and the table says so within ten seconds."""
+    page.goto("/")
+    (pid,) = stack.pids(rf"replica --port {stack.replica_port}\b").values()
+    statuses: list[int] = []
+    done = threading.Event()
+
+    def ask(worker: int) -> None:
+        for number in range(1000):
+            if done.is_set():
+                return
+            statuses.append(complete(stack, worker * 1000 + number))
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, worker) for worker in range(4)]
+        stack.until(lambda: len(statuses) >= 20, 30, "requests to flow")
+        os.kill(pid, signal.SIGKILL)
+        row = page.locator("#replicas tbody tr", has_text=str(stack.replica_port))
+        expect(row).to_contain_text("down", ignore_case=True, timeout=10_000)
+        stack.until(lambda: len(statuses) >= 60, 30, "requests to flow on")
+        done.set()
+        for one in asking:
+            one.result(timeout=40)
+    assert set(statuses) == {200}
+
+
+def kill_the_rest(stack: LiveStack) -> None:
+    for pid in stack.pids(r"routing replica --port").values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def alerts(rest: httpx.Client, state: str) -> list[dict[str, Any]]:
+    return [alert for alert in rest.get("alerts").json()["results"] if alert["state"] == state]
+
+
+def messages(receiver: Any, alert_id: int, kind: str) -> list[str]:
+    return [
+        id_ for id_, body in receiver.messages if f'"{kind}"' in json.dumps(body) and str(alert_id) in json.dumps(body)
+    ]
+
+
+def test_the_router_serves_on_without_its_control_plane_also_after_its_own_restart(stack, rest):
+    stack.until(lambda: complete(stack, 1) == 200, 60, "replicas to be back")
+    frozen = stack.pids(r"uvicorn controlplane|celery|postgres|valkey-server|redis-server")
+    assert len(frozen) >= 4
+    for pid in frozen.values():
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert {complete(stack, number) for number in range(10)} == {200}
+        (router,) = stack.pids(r"routing serve").values()
+        os.kill(router, signal.SIGKILL)
+        stack.until(
+            lambda: stack.pids(r"routing serve").values() and complete(stack, 2) == 200, 30, "the router's return"
+        )
+        assert {complete(stack, number) for number in range(10)} == {200}
+    finally:
+        for pid in frozen.values():
+            os.kill(pid, signal.SIGCONT)
+    stack.until(lambda: revision_running(rest)[1], 60, "the router to be in sync again")
+
+
+def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data(stack, rest, tmp_path):
+    policy = rest.get("policies").json()["results"][0]["live"]
+    stack.interrupt()
+    stack.until_gone()
+
+    trace = tmp_path / "trace.jsonl.gz"
+    with gzip.open(trace, "wt") as file:
+        for number in range(200):
+            row = {"timestamp": number * 200, "input_length": 1024, "output_length": 4, "hash_ids": [0, number % 7 + 1]}
+            file.write(json.dumps(row) + "\n")
+    again = LiveStack(stack.data_dir, WARMPATH_TRACE=str(trace), WARMPATH_DEMO_REPLICAS="4")
+    again.replica_port = stack.replica_port
+    try:
+        again.start(within_s=NEXT_START_S)
+        with again.rest() as client:
+            found = client.get("policies").json()["results"][0]["live"]
+            yesterday = series(client, "hit_rate", datetime.now(UTC) - timedelta(minutes=30), by="replica")
+            again.until(lambda: player_lines(again), 40, "the trace to be played")
+        assert found == policy
+        assert any(point[1] is not None for line in yesterday for point in line["points"])
+        again.interrupt()
+        again.until_gone()
+    finally:
+        again.kill()
+
+
+def test_named_replicas_take_the_place_of_stand_ins_and_get_no_made_up_traffic(tmp_path, standin_replica):
+    stack = LiveStack(tmp_path / "data", WARMPATH_REPLICAS=standin_replica)
+    try:
+        stack.start(within_s=NEXT_START_S)
+        assert not stack.pids(r"routing (replica|play)")
+        stack.until(lambda: complete(stack, 3) == 200, 20, "the named replica to answer")
+        stack.interrupt()
+        stack.until_gone()
+    finally:
+        stack.kill()
