@@ -14,6 +14,7 @@ from typing import Protocol
 from routing.simulation.engine import Engine, Step
 from routing.simulation.sequence import Sequence, State
 
+TIMER_S = 0.001  # a loop's timers may fire this much early; asking for a little later keeps them from spinning
 STANDSTILL_S = 2.0  # a timer this late means the process did not run at all
 
 
@@ -90,7 +91,7 @@ class RealTimeEngine:
     def _begin(self, at_s: float) -> None:
         self._step = self.engine.begin(at_s)
         if self._step is not None:
-            self._timer = self._loop.call_at(self._step.end_s, self._tick)
+            self._timer = self._loop.call_at(self._step.end_s + TIMER_S, self._tick)
 
     def _tick(self) -> None:
         """Take every step that should have ended by now."""
@@ -105,7 +106,7 @@ class RealTimeEngine:
         if self._step is None:
             self._begin(now_s)
         else:
-            self._timer = self._loop.call_at(self._step.end_s, self._tick)
+            self._timer = self._loop.call_at(self._step.end_s + TIMER_S, self._tick)
 
     def _take(self, step: Step) -> None:
         """Take a step's tokens and tell the listeners."""
