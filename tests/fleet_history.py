@@ -17,7 +17,7 @@ from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.routers import announce, record_ack
 from controlplane.services.task_groups import create_task_group
 from telemetry.models import BucketLayout, Reading, RouterReading, ScrapeState
-from telemetry.services.partitions import ensure_days
+from telemetry.storage.partitions import ensure_days
 
 EDGES = tuple(0.001 * 1.05**i for i in range(275))
 GROUPS = {"coding": 0.82, "retrieval": 0.55, "summaries": 0.21, "": 0.38}  # hit rate of each with a warm cache

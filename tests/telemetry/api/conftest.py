@@ -1,0 +1,26 @@
+"""Clients of the REST API."""
+
+import pytest
+from rest_framework.test import APIClient
+
+from controlplane.services.tokens import create_token
+
+
+@pytest.fixture
+def client_with(db, django_user_model):
+    """A client that signs in with a token of the given scopes."""
+    operator = django_user_model.objects.create_user("olga", password="a long enough password", is_staff=True)
+
+    def make(*scopes: str) -> APIClient:
+        _, text = create_token(operator, name="test", scopes=scopes)
+        client = APIClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+        return client
+
+    return make
+
+
+@pytest.fixture
+def api(client_with) -> APIClient:
+    """A client that may change things."""
+    return client_with("write")

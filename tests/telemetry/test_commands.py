@@ -1,0 +1,30 @@
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+
+from telemetry import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_maintain_partitions_says_what_it_did():
+    out = StringIO()
+
+    call_command("maintain_partitions", "--days-ahead", "4", stdout=out)
+
+    assert out.getvalue() == "10 tables made, 0 dropped.\n"
+
+
+def test_the_tasks_have_the_names_that_beat_knows(settings):
+    names = {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values() if "telemetry" in entry["task"]}
+
+    assert names == {
+        task.name
+        for task in (tasks.scrape_fleet, tasks.evaluate_alerts, tasks.deliver_notifications, tasks.maintain_partitions)
+    }
+
+
+def test_every_task_runs_on_an_empty_fleet():
+    for task in (tasks.maintain_partitions, tasks.scrape_fleet, tasks.evaluate_alerts, tasks.deliver_notifications):
+        task()
