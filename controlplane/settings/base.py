@@ -123,6 +123,16 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "SERVE_INCLUDE_SCHEMA": False,
     "COMPONENT_SPLIT_REQUEST": True,
+    "ENUM_NAME_OVERRIDES": {
+        "EventKind": "controlplane.models.EventKind",
+        "ReplicaState": "controlplane.models.ReplicaState",
+        "RevisionState": "controlplane.models.RevisionState",
+        "RolloutState": "controlplane.models.RolloutState",
+        "AlertState": "telemetry.models.AlertState",
+        "NotificationKind": "telemetry.models.NotificationKind",
+        "NotificationState": "telemetry.models.NotificationState",
+        "RuleKind": "telemetry.models.RuleKind",
+    },
 }
 
 # --- Celery: what happens beside a request ----------------------------------------------------------------

@@ -3,6 +3,8 @@
 A document that shows a command missing here fails ``make check``; a test named here that does not exist does too.
 """
 
+from .reading import ROOT
+
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_make_run.py",
     "make test": "tests/contracts/documents/test_commands.py",  # this very run
@@ -26,3 +28,11 @@ EXECUTED_BY: dict[str, str] = {
     ],
     "tests/end_to_end/test_production.py",
 )
+
+
+def _session(readme: str) -> list[str]:
+    """The lines of a README's one shell block, which a test executes as it stands."""
+    return (ROOT / readme).read_text().partition("```sh\n")[2].partition("\n```")[0].splitlines()
+
+
+EXECUTED_BY |= dict.fromkeys(_session("controlplane/api/README.md"), "tests/controlplane/api/test_readme.py")
