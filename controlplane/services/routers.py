@@ -64,12 +64,10 @@ def announce(
     _seen(router)
     if restarted or _may_be_told(router, revision):
         _note_running(router, revision, sha256 or "")
-    newest = newest_snapshot()
-    if newest and not router.runs(newest.number, newest.sha256):
-        if restarted or router.push_failures:
-            router.push_after = None  # it is here now, whatever kept it from answering before
-        wake("controlplane.tasks.push_config", router.pk)
+    if restarted or router.push_failures:
+        router.push_after = None  # it is here now, whatever kept it from answering before
     router.save()
+    _wake_push(router)
     advance_rollouts()
     return router
 
@@ -162,6 +160,12 @@ def forget_router(router: Router, *, by: User | None = None) -> None:
     """Remove a router's row; one that still runs announces itself again within 10 s."""
     router.delete()
     record_event(EventKind.ROUTER_LOST, f"Router {router.name} was removed from the list.", by=by)
+
+
+def _wake_push(router: Router) -> None:
+    newest = newest_snapshot()
+    if newest and not router.runs(newest.number, newest.sha256):
+        wake("controlplane.tasks.push_config", router.pk)
 
 
 def _needing(desired: ConfigSnapshot) -> Q:
