@@ -16,7 +16,11 @@ from controlplane.services.fleet import add_replica, create_pool, record_engine_
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.routers import announce, record_ack
 from controlplane.services.task_groups import create_task_group
-from telemetry.models import BucketLayout, Reading, RouterReading, ScrapeState
+from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict
+from telemetry.alerts.message import describe_drop, summary_of
+from telemetry.alerts.pipeline import notify
+from telemetry.models import Alert, BucketLayout, NotificationKind, Reading, RouterReading, ScrapeState
+from telemetry.services.alerts import ensure_default_rule
 from telemetry.storage.partitions import ensure_days
 
 EDGES = tuple(0.001 * 1.05**i for i in range(275))
@@ -122,3 +126,19 @@ def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[in
         position = bisect.bisect_left(EDGES, value)
         buckets[position] = buckets.get(position, 0) + 1
     return sorted(buckets), [buckets[position] for position in sorted(buckets)], sum(values)
+
+
+def drop_alert(pool: Pool, at: datetime) -> Alert:
+    """A firing alert of the pool's default rule, told to every channel, as the pipeline leaves it."""
+    rule = ensure_default_rule(pool)
+    settings = DropSettings.parse(rule.settings)
+    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.64, windows=20, requests=900, queries=1_200_000)
+    rule.verdict, rule.evaluated_at = verdict.as_json(), at
+    rule.save()
+    detail = describe_drop(pool, settings, verdict, at)
+    alert = Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value_ratio=0.31,
+        baseline_ratio=0.64, ceiling_ratio=detail["ceiling_ratio"], summary=summary_of(pool, verdict), detail=detail,
+    )  # fmt: skip
+    notify(alert, NotificationKind.FIRING, at)
+    return alert

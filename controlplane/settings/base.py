@@ -56,6 +56,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "controlplane.web.navigation.navigation",
+                "telemetry.web.context.firing_alerts",
             ],
             "builtins": ["controlplane.web.tags", "telemetry.web.tags"],
         },

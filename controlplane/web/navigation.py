@@ -20,7 +20,14 @@ class Link:
 
 
 _SECTIONS = (
-    ("See", (("Overview", "telemetry:overview", "o"), ("Events", "telemetry:events", "e"))),
+    (
+        "See",
+        (
+            ("Overview", "telemetry:overview", "o"),
+            ("Alerts", "telemetry:alerts", "a"),
+            ("Events", "telemetry:events", "e"),
+        ),
+    ),
     (
         "Change",
         (
@@ -29,7 +36,7 @@ _SECTIONS = (
             ("Fleet", "controlplane:fleet", "f"),
         ),
     ),
-    ("Deliver", (("Routers", "controlplane:routers", "r"),)),
+    ("Deliver", (("Routers", "controlplane:routers", "r"), ("Channels", "telemetry:channels", "c"))),
 )
 
 

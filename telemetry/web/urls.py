@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from telemetry.web.views import charts, events, overview
+from telemetry.web.views import alerts, channels, charts, events, overview
 
 app_name = "telemetry"
 urlpatterns = [
@@ -12,5 +12,15 @@ urlpatterns = [
     path("charts/<slug:slug>/figure/", charts.chart_figure, name="chart-figure"),
     path("charts/<slug:slug>.csv", charts.chart_csv, name="chart-csv"),
     path("charts/<slug:slug>.json", charts.chart_json, name="chart-json"),
+    path("alerts/", alerts.alert_list, name="alerts"),
+    path("alerts/rules/new/", alerts.rule_new, name="rule-new"),
+    path("alerts/rules/<int:rule_id>/", alerts.rule_edit, name="rule"),
+    path("alerts/rules/<int:rule_id>/remove/", alerts.rule_remove, name="rule-remove"),
+    path("channels/", channels.channel_list, name="channels"),
+    path("channels/new/", channels.channel_new, name="channel-new"),
+    path("channels/<int:channel_id>/test/", channels.channel_test, name="channel-test"),
+    path("channels/<int:channel_id>/switch/", channels.channel_switch, name="channel-switch"),
+    path("channels/<int:channel_id>/remove/", channels.channel_remove, name="channel-remove"),
+    path("deliveries/<uuid:notification_id>/replay/", channels.delivery_replay, name="delivery-replay"),
     path("events/", events.event_list, name="events"),
 ]

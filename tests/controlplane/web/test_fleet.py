@@ -10,7 +10,7 @@ def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert
     for number in range(12):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
 
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         text = visitor.get("/fleet/").text
 
     assert "http://10.0.0.11:8000" in text
@@ -106,7 +106,7 @@ def test_routers_cost_the_same_whatever_their_number(visitor, pool, django_asser
     for number in range(5):
         announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.1.{number}:8081")
 
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         text = visitor.get("/routers/?sort=-name").text
 
     assert text.index("router-4") < text.index("router-0")
@@ -143,5 +143,5 @@ def test_the_list_of_task_groups_costs_the_same_whatever_its_length(visitor, poo
     for name in ("a", "b", "c", "d"):
         create_task_group(pool, name)
 
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(6):
         visitor.get("/task-groups/")

@@ -22,7 +22,7 @@ def test_the_list_shows_every_pool_and_group_in_a_fixed_number_of_queries(visito
         group = create_task_group(pool, name)
     save_draft(create_policy(pool, group), {"strategy": "least_load"})
 
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         answer = visitor.get("/policies/")
 
     assert "The whole pool" in answer.text
@@ -180,5 +180,5 @@ def test_a_policys_page_costs_the_same_whatever_its_history(visitor, policy, rou
         publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": factor}).pk)
     save_draft(policy, {"strategy": "least_load"})
 
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         visitor.get(path(policy))

@@ -7,7 +7,7 @@ def test_events_page_by_plain_links_in_a_fixed_number_of_queries(visitor, django
     for number in range(120):
         record_event(EventKind.REPLICA_UP, f"event number {number}.")
 
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         first = visitor.get("/events/").text
 
     assert "event number 119." in first

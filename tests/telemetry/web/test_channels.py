@@ -1,0 +1,74 @@
+import re
+from datetime import timedelta
+
+import pytest
+
+from telemetry.models import Channel, Notification, NotificationState
+from telemetry.services.channels import create_channel, open_config, test_send
+from telemetry.services.outbox import Outcome, claim_next, record_outcome
+
+
+@pytest.fixture
+def channel(visitor) -> Channel:
+    return create_channel("on-call", config={"url": "http://127.0.0.1:1/a-secret-path"})
+
+
+def test_a_webhook_is_added_and_its_secret_shown_once(visitor):
+    answer = visitor.post("/channels/new/", {"name": "on-call", "url": "https://example.org/hook"})
+
+    channel = Channel.objects.get()
+    secret = open_config(channel)["secret"]
+    assert secret in answer.text
+    assert "no-store" in answer["Cache-Control"]
+    assert secret not in visitor.get("/channels/").text
+
+
+def test_a_url_that_cannot_be_used_is_refused_beside_its_field(visitor):
+    answer = visitor.post("/channels/new/", {"name": "on-call", "url": "ftp://example.org"})
+
+    assert answer.status_code == 422
+    assert 'id="id_url_error"' in answer.text
+
+
+def test_the_list_shows_where_it_goes_and_no_secret(visitor, channel, django_assert_num_queries):
+    with django_assert_num_queries(5):
+        text = visitor.get("/channels/").text
+
+    assert "http://127.0.0.1" in text
+    assert "a-secret-path" not in text
+
+
+def test_a_test_message_is_written_and_its_attempts_are_shown(visitor, channel, noon):
+    visitor.post(f"/channels/{channel.pk}/test/")
+    claim = claim_next(noon + timedelta(seconds=1))
+    record_outcome(claim, Outcome(204, 0.125), noon)
+
+    text = visitor.get("/channels/", headers={"HX-Request": "true"}).text
+
+    assert "arrived, status 204, 125 ms" in text
+    assert '<span class="badge good">delivered</span>' in text
+    assert "<html" not in text
+
+
+def test_a_message_can_be_sent_again_under_the_same_id(visitor, channel, noon):
+    notification = test_send(channel)
+    record_outcome(claim_next(noon + timedelta(seconds=1)), Outcome(204, 0.1), noon)
+
+    visitor.post(f"/deliveries/{notification.pk}/replay/")
+
+    assert Notification.objects.get().state == NotificationState.PENDING
+
+
+def test_a_channel_is_switched_off_and_removed(visitor, channel):
+    visitor.post(f"/channels/{channel.pk}/switch/")
+    assert not Channel.objects.get().enabled
+    assert "no longer sent there" in visitor.get(f"/channels/{channel.pk}/remove/").text
+    visitor.post(f"/channels/{channel.pk}/remove/")
+    assert not Channel.objects.exists()
+
+
+def test_without_a_channel_the_page_says_the_next_step(visitor):
+    text = visitor.get("/channels/").text
+
+    assert re.search(r"told to nobody.*Add a webhook", text, re.DOTALL)
+    assert "Nothing was sent yet" in text
