@@ -62,7 +62,7 @@ class LiveStack:
         self._process = subprocess.Popen(
             ["make", "run"],
             cwd=ROOT,
-            env={**os.environ, **self._environment},
+            env=outside_pytest(self._environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -122,7 +122,7 @@ class LiveStack:
     def manage(self, *arguments: str) -> str:
         """Output of a management command, run beside the stack as an operator would."""
         command = [str(ROOT / ".venv/bin/python"), "manage.py", *arguments]
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings.dev", **self._environment}
+        environment = outside_pytest(self._environment)
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
@@ -141,8 +141,17 @@ class LiveStack:
     def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.timed_lines.append((time.monotonic(), line.rstrip("\n")))
+        with self._process.stdout as said:
+            for line in said:
+                self._hear(line)
+
+    def _hear(self, line: str) -> None:
+        self.timed_lines.append((time.monotonic(), line.rstrip("\n")))
+
+
+def outside_pytest(more: dict[str, str]) -> dict[str, str]:
+    """The environment as an operator's shell has it, without what pytest set for itself."""
+    return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | more
 
 
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:
