@@ -11,6 +11,10 @@ EXECUTED_BY: dict[str, str] = {
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
     "make lock": "tests/contracts/test_lock.py",
+    "python -m routing replica --port 9101": "tests/end_to_end/test_make_run.py",  # started by the stack
+    "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",
+    "python -m routing play --router http://127.0.0.1:8080 --trace conversation_trace.jsonl.gz --time-scale 0.547"
+    " --loop": "tests/routing/workload/test_player.py",
     "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_make_run.py",
     "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_make_run.py",
 } | dict.fromkeys(
