@@ -7,6 +7,7 @@ data port to new connections and lets running answers finish, up to the configur
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -105,6 +106,13 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
         await server.close()
 
 
+def spare_the_collector() -> None:
+    """Let requests be freed by their reference counts: they form no cycles worth looking for every 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+
 async def serve(settings: ServeSettings) -> None:
     """Run until a signal says otherwise."""
     stop, stop_now = asyncio.Event(), asyncio.Event()
@@ -116,6 +124,7 @@ async def serve(settings: ServeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with running(settings) as server:
+        spare_the_collector()
         _say_ready(server)
         await stop.wait()
         waits = {asyncio.create_task(server.drain()), asyncio.create_task(stop_now.wait())}

@@ -212,8 +212,10 @@ class Client(asyncio.Protocol):
             if not self._is_deaf:  # what follows a last request is nobody's
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RefusalError) else _malformed(error))
-        else:
-            self._check_overhead(len(data))
+        if self._exchange:
+            self._ahead_bytes += len(data)
+        if self._raw_bytes > self._router.limits.max_header_bytes:
+            self._check_overhead()
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read the request as if it offered no upgrade: the parser takes its body for the other protocol.
@@ -226,12 +228,10 @@ class Client(asyncio.Protocol):
         self._raw_bytes = 0
         self._feed(b"%b %b HTTP/%b\r\n" % start + b"".join(lines) + b"\r\n" + rest)
 
-    def _check_overhead(self, size: int) -> None:
+    def _check_overhead(self) -> None:
         """A head without end, or a body of mostly framing, is refused before it is long."""
         limits = self._router.limits
-        if self._exchange:
-            self._ahead_bytes += size
-        if self._raw_bytes <= limits.max_header_bytes:
+        if self._is_deaf:
             return
         if self._request is None:
             self._refuse(RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True))

@@ -60,12 +60,12 @@ class Record(Struct, gc=False):
             decision.group,
             decision.policy.name,
             decision.policy.revision,
-            decision.strategy,
+            decision.policy.settings.name,
             decision.replica.name,
-            str(decision.reason),
+            decision.choice.reason,
             tokens,
             decision.replica.block_tokens,
-            decision.prefix,
+            decision.keys.tier1,
             decision.keys.blocks,
             decision.candidate_loads(MAX_CANDIDATES),
         )
@@ -74,7 +74,7 @@ class Record(Struct, gc=False):
         """The replica before failed; this one is next."""
         self.retries += 1
         self.replica = decision.replica.name
-        self.reason = str(decision.reason)
+        self.reason = decision.choice.reason
         self.block_tokens = decision.replica.block_tokens
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
 

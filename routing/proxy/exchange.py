@@ -51,13 +51,15 @@ class State(Enum):
     DONE = 5
 
 
+PLACING, CONNECTING, AWAITING, JUDGING, STREAMING, DONE = State  # an enum's attributes are slow to look up
+
 NEXT = {
-    State.PLACING: {State.CONNECTING, State.AWAITING, State.DONE},
-    State.CONNECTING: {State.PLACING, State.AWAITING, State.DONE},
-    State.AWAITING: {State.PLACING, State.CONNECTING, State.JUDGING, State.STREAMING, State.DONE},
-    State.JUDGING: {State.PLACING, State.STREAMING, State.DONE},
-    State.STREAMING: {State.DONE},
-    State.DONE: set[State](),
+    PLACING: {CONNECTING, AWAITING, DONE},
+    CONNECTING: {PLACING, AWAITING, DONE},
+    AWAITING: {PLACING, CONNECTING, JUDGING, STREAMING, DONE},
+    JUDGING: {PLACING, STREAMING, DONE},
+    STREAMING: {DONE},
+    DONE: set[State](),
 }
 
 
@@ -95,7 +97,7 @@ class Exchange:
         self._serving = serving
         self._client = client
         self._request = request
-        self._state = State.PLACING
+        self._state = PLACING
         self._is_placed = False
         self._pool = self._group = ""  # where no replica was found
         self._tried: set[ReplicaId] = set()
@@ -126,12 +128,12 @@ class Exchange:
 
     def pause(self) -> None:
         """Take nothing more from the replica until the client has taken what there is."""
-        if self._upstream and self._state is State.STREAMING:
+        if self._upstream and self._state is STREAMING:
             self._upstream.pause()
 
     def resume(self) -> None:
         """Go on."""
-        if self._upstream and self._state is State.STREAMING:
+        if self._upstream and self._state is STREAMING:
             self._upstream.resume()
 
     # --- to a replica ---
@@ -152,16 +154,16 @@ class Exchange:
             self.connected(upstream)
 
     def _connect(self) -> None:
-        self._enter(State.CONNECTING)
+        self._enter(CONNECTING)
         link = self._serving.links[self._decision.replica.name]
         link.connect(self, self._serving.limits.connect_timeout_s)
 
     def connected(self, upstream: Upstream) -> None:
         """Send the request on a connection of the chosen replica."""
-        if self._state is State.DONE:
+        if self._state is DONE:
             upstream.release()
             return
-        self._enter(State.AWAITING)
+        self._enter(AWAITING)
         self._upstream = upstream
         request, limits = self._request, self._serving.limits
         upstream.send(
@@ -175,7 +177,7 @@ class Exchange:
 
     def connect_failed(self, reason: str, *, ours: bool) -> None:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
-        if self._state is State.DONE:
+        if self._state is DONE:
             return
         if not ours:
             self._router.checks.connect_failed(self._decision.replica.name, reason)
@@ -189,7 +191,7 @@ class Exchange:
         """Bytes of the answer: pass them on, or judge an error."""
         if last:
             self._upstream = None  # it has gone back to its pool
-        if self._state is State.STREAMING:
+        if self._state is STREAMING:
             self._delivery.pass_on(data, last)
             if last:
                 self._complete()
@@ -201,7 +203,7 @@ class Exchange:
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
         """The answer ends here, though it is not complete."""
         self._upstream = None
-        if self._state is State.STREAMING:
+        if self._state is STREAMING:
             self._finish(Outcome.REPLICA_ERROR)
             self._delivery.break_off(_no_answer(self._record.replica, failure))
         elif stale and not self._retried_stale:
@@ -214,8 +216,8 @@ class Exchange:
 
     def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
-        if self._state is State.AWAITING:
-            self._enter(State.JUDGING)
+        if self._state is AWAITING:
+            self._enter(JUDGING)
         self._held += data
         if not last and len(self._held) <= HELD_BYTES:
             return
@@ -240,7 +242,7 @@ class Exchange:
         self._ticket.end()
         self._held = b""
         self._retried_stale = False
-        self._enter(State.PLACING)
+        self._enter(PLACING)
         self._dispatch(decision)
         return True
 
@@ -248,7 +250,7 @@ class Exchange:
 
     def _begin(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """The first byte is here: pass it on, and let go of what only a retry would need."""
-        self._enter(State.STREAMING)
+        self._enter(STREAMING)
         request = self._request
         self._record.first_byte(answer.status, monotonic() - request.arrived_at)
         self._ticket.first_byte()
@@ -277,9 +279,9 @@ class Exchange:
     # --- the end ---
 
     def _finish(self, outcome: Outcome) -> None:
-        if self._state is State.DONE:
+        if self._state is DONE:
             return
-        self._enter(State.DONE)
+        self._enter(DONE)
         try:
             self._router.ended(self._record if self._is_placed else None, outcome, pool=self._pool, group=self._group)
         finally:

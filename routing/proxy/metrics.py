@@ -60,7 +60,7 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._requests: dict[tuple[SeriesKey, str, str], int] = {}
+        self._requests: dict[SeriesKey, dict[str, int]] = {}  # then by "reason outcome"
         self._tokens: dict[SeriesKey, Tokens] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
         self._retries: dict[tuple[str, str, str], int] = {}
@@ -70,10 +70,10 @@ class Metrics:
 
     def placed_ended(self, record: Record, outcome: Outcome) -> None:
         """Count a request that a replica was chosen for."""
-        place = (record.pool, record.group, record.replica)
-        key = (*place, record.policy, record.revision)
+        key = (record.pool, record.group, record.replica, record.policy, record.revision)
         self._count(key, record.reason, outcome)
         if record.ttft_s is not None and record.status is not None and record.status < 400:
+            place = (record.pool, record.group, record.replica)
             histogram = self._ttft.get(place)
             if histogram is None:
                 histogram = self._ttft[place] = Histogram()
@@ -98,15 +98,18 @@ class Metrics:
         self._retries[key] = self._retries.get(key, 0) + 1
 
     def _count(self, key: SeriesKey, reason: str, outcome: Outcome) -> None:
-        requests = (key, reason, outcome)
-        self._requests[requests] = self._requests.get(requests, 0) + 1
+        counts = self._requests.get(key)
+        if counts is None:
+            counts = self._requests[key] = {}
+        what = f"{reason} {outcome}"  # an enum member is slow to hash
+        counts[what] = counts.get(what, 0) + 1
 
     # --- what the configuration still knows ---
 
     def prune(self, knows: Callable[[SeriesKey], bool]) -> None:
         """Drop series that left the configuration longer than the grace period ago."""
         now = self._clock()
-        self._keep(self._requests, lambda key: knows(key[0]), now)
+        self._keep(self._requests, knows, now)
         self._keep(self._tokens, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
@@ -123,8 +126,10 @@ class Metrics:
     def lines(self) -> Iterator[str]:
         """Everything counted."""
         yield from header("requests_total", "counter", "Requests that ended, by what became of them.")
-        for (key, reason, outcome), count in self._requests.items():
-            yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
+        for key, counts in self._requests.items():
+            for what, count in counts.items():
+                reason, _, outcome = what.partition(" ")
+                yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
         yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
         for (pool, group, replica), histogram in self._ttft.items():

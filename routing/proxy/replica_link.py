@@ -95,7 +95,7 @@ class ReplicaLink:
             upstream.abandon()
             return
         self._idle[upstream] = None
-        upstream.wait_idle(IDLE_S)
+        self._deadlines.arm(upstream, IDLE_S)
 
     def closed(self, upstream: Upstream) -> None:
         """Forget a connection that has ended."""

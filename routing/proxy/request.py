@@ -23,6 +23,7 @@ _NOT_FOR_CLIENTS = frozenset({b"forwarded", b"x-real-ip"})  # what only a truste
 _NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
 _READ = frozenset({b"content-encoding", b"x-session-id", b"x-task-group"})  # ours to read, and to pass on
 _SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
+_NAMES_KNOWN = 1000  # header names whose treatment is remembered
 
 _host = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
 _request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
@@ -77,14 +78,11 @@ def read_head(
     size = len(target)
     for name, value in headers:
         size += len(name) + len(value) + 4
-        lower = name.lower()
-        if lower in _SPECIAL:
-            special.setdefault(lower, []).append(value)
-            if lower not in _READ:
-                continue
-        elif lower.startswith(_NOT_FOR_CLIENTS_PREFIXES):
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
+        key, goes_on = _known.get(name) or _learn(name)
+        if key:
+            special.setdefault(key, []).append(value)
+        if goes_on:
+            lines.append(b"%b: %b\r\n" % (name, value))
     if size > limits.max_header_bytes:
         raise RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
     _check_framing(special, version)
@@ -95,6 +93,21 @@ def read_head(
         lines = without_named(lines, special[b"connection"])
     request.forwarded = b"".join(lines)
     return request
+
+
+_known: dict[bytes, tuple[bytes, bool]] = {}
+
+
+def _learn(name: bytes) -> tuple[bytes, bool]:
+    """What becomes of a header: the key that we read it by (empty: we do not), and whether it goes on."""
+    lower = name.lower()
+    if lower in _SPECIAL:
+        treatment = lower, lower in _READ
+    else:
+        treatment = b"", not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+    if len(_known) < _NAMES_KNOWN:
+        _known[name] = treatment
+    return treatment
 
 
 def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:

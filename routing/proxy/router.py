@@ -66,8 +66,7 @@ class Router:
         self.limits = Limits()
         self.is_draining = False
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # set by the last request of a draining router
         self._retired: set[ReplicaLink] = set()
         self._ids = count(1)
 
@@ -101,13 +100,12 @@ class Router:
         if self._in_flight >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self._in_flight += 1
-        self._idle.clear()
         return Exchange(self, serving, client, request)
 
     def ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
         """Account for a request that went through ``open``, exactly once."""
         self._in_flight -= 1
-        if not self._in_flight:
+        if self.is_draining and not self._in_flight:
             self._idle.set()
         if record is None:
             self.metrics.unplaced_ended(outcome, pool, group)
@@ -174,6 +172,8 @@ class Router:
         self.is_draining = True
         for client in list(self.clients):
             client.drain()
+        if not self._in_flight:
+            return
         try:
             async with asyncio.timeout(self.limits.drain_timeout_s):
                 await self._idle.wait()

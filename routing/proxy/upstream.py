@@ -109,10 +109,6 @@ class Upstream(asyncio.Protocol):
         self._listener = None
         self.link.park(self)
 
-    def wait_idle(self, idle_s: float) -> None:
-        """Wait unused for ``idle_s`` at most."""
-        self._deadlines.arm(self, idle_s)
-
     def is_usable(self) -> bool:
         """Whether a request may still be sent on it."""
         return not self._transport.is_closing()
@@ -130,10 +126,11 @@ class Upstream(asyncio.Protocol):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
-        if self._answer is None:
+        answer = self._answer
+        if answer is None:
             self._head_continues(len(data))
         elif self._parts or self._complete or self._spoilt:
-            self._deliver(self._answer)
+            self._deliver(answer)
 
     def eof_received(self) -> None:
         if self._answer is not None and self._answer.framing is Framing.CLOSE and not self._spoilt:
@@ -203,10 +200,11 @@ class Upstream(asyncio.Protocol):
         """The answer is complete: back to the pool, or gone."""
         self._answer = None
         self._complete = False
-        if self._spoilt or not self.is_usable():
+        if self._spoilt:
             self.abandon()
         else:
-            self.release()
+            self._listener = None
+            self.link.park(self)
 
     def _fail(self, failure: Failure) -> None:
         listener = self._listener

@@ -14,8 +14,8 @@ import msgspec
 _READS = 8  # kept from the end: usage, [DONE] and the end of the chunks may come one by one
 _TAIL_BYTES = 4096  # kept of each
 
-_usage = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-_stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:')
+_usage = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
+_stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
 
 
 class PromptDetails(msgspec.Struct):
@@ -47,32 +47,41 @@ class Usage(msgspec.Struct):
 _decoder = msgspec.json.Decoder(Usage)
 
 
-class Tail(deque[bytes]):
+class Tail:
     """The last reads of an answer's body. ``keep`` them as they come, ask at the end."""
 
+    __slots__ = ("_reads",)
+
     def __init__(self) -> None:
-        super().__init__(maxlen=_READS)
+        self._reads: deque[bytes] = deque(maxlen=_READS)
 
     def keep(self, data: bytes) -> None:
         """Remember the end of a read."""
-        self.append(data if len(data) <= _TAIL_BYTES else data[-_TAIL_BYTES:])
+        self._reads.append(data if len(data) <= _TAIL_BYTES else data[-_TAIL_BYTES:])
 
     def usage(self) -> Usage | None:
         """The last usage object, or None where there is none that can be read."""
-        found = None
-        for match in _usage.finditer(b"".join(self)):
-            found = match.group(1)
-        if found is None:
-            return None
-        try:
-            return _decoder.decode(found)
-        except msgspec.DecodeError:
-            return None
+        text = b"".join(self._reads)
+        end = len(text)
+        while (at := text.rfind(b'"usage"', 0, end)) >= 0:
+            if found := _usage(text, at):
+                return _read_usage(found[1])
+            end = at
+        return None
 
     def has_error(self) -> bool:
         """Whether a stream ended with an error object, as vLLM does when its engine dies under it."""
-        return _stream_error.search(b"".join(self)) is not None
+        text = b"".join(self._reads)
+        return b'"error"' in text and _stream_error(text) is not None
 
     def ends_event(self) -> bool:
         """Whether the last bytes end an event, so that another one may follow."""
-        return b"".join(self)[-2:] in {b"\n\n", b""} or b"".join(self)[-4:] == b"\r\n\r\n"
+        text = b"".join(self._reads)
+        return not text or text.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+def _read_usage(text: bytes) -> Usage | None:
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError:
+        return None

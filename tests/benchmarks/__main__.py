@@ -7,6 +7,7 @@ import sys
 
 BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
+    "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
 }
 
 

@@ -1,0 +1,139 @@
+"""Load from a process of its own; prints what it saw as JSON.
+
+``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends plain requests at a fixed rate, whether or
+not earlier ones were answered, and times each from when it was due. ``... streams PORT SECONDS CONNECTIONS`` keeps event
+streams open and counts their events. ``... closed PORT SECONDS CONNECTIONS`` sends the next request when the answer is
+there; it stands in for wrk where that is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from typing import cast
+
+import uvloop
+
+PROMPT_BYTES = 8192
+SESSIONS = 64
+
+
+def request(session: int, *, stream: bool = False) -> bytes:
+    """An 8 KiB chat request of one of ``SESSIONS`` sessions."""
+    text = f"session {session}: " + "lorem ipsum dolor sit amet " * (PROMPT_BYTES // 27)
+    messages = [{"role": "system", "content": text[: PROMPT_BYTES - 200]}, {"role": "user", "content": "Go on."}]
+    body = json.dumps(({"stream": True} if stream else {}) | {"model": "tiny", "messages": messages}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\nUser-Agent: bench\r\n"
+    head += b"Authorization: Bearer sk-bench\r\nContent-Type: application/json\r\nX-Session-ID: %d\r\n" % session
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request at a time and knows an answer's end by its last bytes."""
+
+    def __init__(self, load: Load, session: int) -> None:
+        self._load = load
+        self._request = request(session, stream=load.kind == "streams")
+        self._due = 0.0
+        self._got = 0
+        self._want = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._load.ready(self)
+
+    def send(self, due: float) -> None:
+        self._due = due
+        self._got = self._want = 0
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._load.kind == "streams":
+            self._load.events += data.count(b"data: {")
+            if data.endswith(b"0\r\n\r\n"):
+                self._load.answered(self, self._due)
+            return
+        if not self._want:
+            end = data.index(b"\r\n\r\n")
+            at = data.lower().index(b"content-length:")
+            self._want = end + 4 + int(data[at + 15 : data.index(b"\r\n", at)])
+        self._got += len(data)
+        if self._got >= self._want:
+            self._load.answered(self, self._due)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._load.lost += 1
+
+
+class Load:
+    """All connections of one run."""
+
+    def __init__(self, kind: str, rate: float) -> None:
+        self.kind = kind
+        self.loop = asyncio.get_running_loop()
+        self.events = self.lost = 0
+        self.latencies: list[float] = []
+        self._rate = rate
+        self._idle: list[Connection] = []
+        self._due: deque[float] = deque()
+        self._next = self.loop.time()
+
+    def ready(self, connection: Connection) -> None:
+        if self.kind == "paced":
+            self._idle.append(connection)
+        else:
+            connection.send(self.now())
+
+    def answered(self, connection: Connection, due: float) -> None:
+        self.latencies.append(self.now() - due)
+        if self.kind != "paced":
+            connection.send(self.now())
+        elif self._due:
+            connection.send(self._due.popleft())
+        else:
+            self._idle.append(connection)
+
+    def pace(self) -> None:
+        """Send whatever has come due, and come back within a millisecond."""
+        now = self.now()
+        while self._next <= now:
+            if self._idle:
+                self._idle.pop().send(self._next)
+            else:
+                self._due.append(self._next)
+            self._next += 1 / self._rate
+        self.loop.call_later(0.001, self.pace)
+
+    @staticmethod
+    def now() -> float:
+        """Seconds; the loop's own clock counts in milliseconds."""
+        import time
+
+        return time.perf_counter()
+
+
+async def main(kind: str, port: int, seconds: float, connections: int, rate: float) -> None:
+    load = Load(kind, rate)
+    for number in range(connections):
+        await load.loop.create_connection(lambda n=number: Connection(load, n % SESSIONS), "127.0.0.1", port)
+    if kind == "paced":
+        load._next = load.now()
+        load.pace()
+    await asyncio.sleep(min(1.0, seconds / 4))  # warm
+    load.latencies.clear()
+    load.events = 0
+    begun = load.now()
+    await asyncio.sleep(seconds)
+    took = load.now() - begun
+    waits = sorted(load.latencies)
+    result = {"requests": len(waits), "seconds": took, "events": load.events, "lost": load.lost}
+    if waits:
+        result |= {"p50_s": waits[len(waits) // 2], "p99_s": waits[int(len(waits) * 0.99)]}
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    kind, port, seconds, connections, *rate = sys.argv[1:]
+    uvloop.run(main(kind, int(port), float(seconds), int(connections), float(*rate or [1.0])))

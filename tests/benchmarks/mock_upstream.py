@@ -1,0 +1,93 @@
+"""Replicas that cost next to nothing: canned answers, and event streams on a common beat.
+
+``python -m tests.benchmarks.mock_upstream COUNT`` listens on COUNT ports, prints them as JSON, and ends with its stdin.
+A request whose body says ``"stream": true`` gets ``EVENTS`` events, one a beat, each in a write of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import cast
+
+import uvloop
+
+BEAT_S = 0.01
+EVENTS = 200  # a stream
+EVENT = b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1795195643,"model":"tiny",' + (
+    b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+USAGE = b'"usage":{"prompt_tokens":2048,"total_tokens":2060,"prompt_tokens_details":{"cached_tokens":2032}}'
+PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}],%b}'
+BODY = PLAIN % (b"word " * 100, USAGE)
+
+_plain = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+_stream_head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_event = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+_usage = b'data: {"choices":[],%b}\n\n' % USAGE
+_end = b"%x\r\n%b\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(_usage), _usage)
+
+
+class Beat:
+    """Every open stream, and the timer that feeds them all."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.left: dict[asyncio.Transport, int] = {}
+        self._loop = loop
+        self._next = loop.time()
+        self._strike()
+
+    def _strike(self) -> None:
+        self._next = max(self._next + BEAT_S, self._loop.time())
+        self._loop.call_at(self._next, self._strike)
+        for transport, left in list(self.left.items()):
+            if left:
+                transport.write(_event)
+                self.left[transport] = left - 1
+            else:
+                transport.write(_end)
+                del self.left[transport]
+
+
+class Mock(asyncio.Protocol):
+    """One connection: finds the end of each request by its Content-Length and answers."""
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._beat.left.pop(self._transport, None)
+
+    def data_received(self, data: bytes) -> None:
+        self._data = data = self._data + data if self._data else data
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        at = data.lower().find(b"content-length:", 0, end)
+        length = int(data[at + 15 : data.index(b"\r\n", at)]) if at > 0 else 0
+        if len(data) < end + 4 + length:
+            return
+        self._data = b""
+        if data.find(b'"stream": true', end, end + 64) > 0:
+            self._transport.write(_stream_head)
+            self._beat.left[self._transport] = EVENTS
+        else:
+            self._transport.write(_plain)
+
+
+async def main(count: int) -> None:
+    loop = asyncio.get_running_loop()
+    beat = Beat(loop)
+    servers = [await loop.create_server(lambda: Mock(beat), "127.0.0.1", 0, backlog=1024) for _ in range(count)]
+    sys.stdout.write(json.dumps([server.sockets[0].getsockname()[1] for server in servers]) + "\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1])))

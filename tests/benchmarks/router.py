@@ -1,0 +1,247 @@
+"""The router against direct access and against nginx, on the same replicas, side by side in one run.
+
+CPU is user + system time of the proxy alone (``/proc``), which holds on a busy machine too; requests/s, latency and
+events/s share the machine's cores with the load and the replicas. Rounds are interleaved; figures are medians.
+``wrk`` makes the load where it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, dump_snapshot
+from tests.benchmarks.load import SESSIONS, request
+
+REPLICAS = 4
+ROUNDS = 3
+SECONDS = 4.0
+CONNECTIONS = 32
+STREAMS = 200  # with the replicas' beat: 20,000 events/s
+MAX_RATE = 2500.0  # requests/s of the latency runs, at most
+DEADLINE_S = 30.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Proxy:
+    """Something that listens, and the processes whose time it costs."""
+
+    name: str
+    port: int
+    pids: list[int]
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, **figures: float) -> None:
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def figure(self, name: str) -> float | None:
+        return median(self.figures[name]) if name in self.figures else None
+
+    def cpu_s(self) -> float:
+        total = 0
+        for pid in self.pids:
+            after_name = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+            total += int(after_name[11]) + int(after_name[12])
+        return total / _TICKS
+
+    def memory_mib(self) -> float:
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self.pids)
+        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def main() -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ports = stack.enter_context(replicas())
+        router = stack.enter_context(our_router(folder, ports))
+        proxies = [Proxy("direct", ports[0], []), router]
+        if shutil.which("nginx"):
+            proxies.insert(1, stack.enter_context(nginx(folder, ports)))
+        for _ in range(ROUNDS):
+            for proxy in proxies:
+                measure_requests(proxy, folder)
+        rate = min(MAX_RATE, (router.figure("requests_per_s") or 0) / 2)
+        for _ in range(ROUNDS):
+            for proxy in proxies:
+                measure_latency(proxy, rate)
+        for _ in range(ROUNDS):
+            for proxy in proxies:
+                measure_streams(proxy)
+        report(proxies, rate)
+
+
+# --- what is measured --------------------------------------------------------------------------------
+
+
+def measure_requests(proxy: Proxy, folder: Path) -> None:
+    """As many requests as go through, on kept-alive connections."""
+    before = proxy.cpu_s()
+    answered, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
+    spent = proxy.cpu_s() - before
+    proxy.note(requests_per_s=answered / seconds)
+    if proxy.pids:
+        proxy.note(us_per_request=1e6 * spent / answered, memory_mib=proxy.memory_mib())
+
+
+def measure_latency(proxy: Proxy, rate: float) -> None:
+    """Latency at half load."""
+    seen = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
+    proxy.note(p50_ms=1e3 * seen["p50_s"], p99_ms=1e3 * seen["p99_s"])
+
+
+def measure_streams(proxy: Proxy) -> None:
+    """What an event of a stream costs."""
+    before, begun = proxy.cpu_s(), time.perf_counter()
+    seen = load("streams", proxy.port, SECONDS, STREAMS)
+    spent, took = proxy.cpu_s() - before, time.perf_counter() - begun
+    proxy.note(events_per_s=seen["events"] / seen["seconds"])
+    if proxy.pids:  # the warm-up and the opening count as well, at the same rate
+        streamed = seen["events"] / seen["seconds"] * min(took, seen["seconds"] + min(1.0, SECONDS / 4))
+        proxy.note(us_per_event=1e6 * spent / streamed)
+
+
+def report(proxies: list[Proxy], rate: float) -> None:
+    columns = ["us_per_request", "requests_per_s", "p50_ms", "p99_ms", "us_per_event", "events_per_s", "memory_mib"]
+    print(f"8 KiB chat bodies, {CONNECTIONS} connections; latency at {rate:.0f} requests/s; {STREAMS} streams")
+    print(f"{'':8}" + "".join(f"{name:>16}" for name in columns))
+    for proxy in proxies:
+        values = [proxy.figure(name) for name in columns]
+        print(f"{proxy.name:8}" + "".join(f"{'-' if value is None else f'{value:.4g}':>16}" for value in values))
+    direct, router = proxies[0], proxies[-1]
+    added = [(router.figure(name) or 0) - (direct.figure(name) or 0) for name in ("p50_ms", "p99_ms")]
+    print(f"router: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99")
+    for proxy in proxies[1:-1]:
+        requests, events = (
+            (router.figure(name) or 0) / (proxy.figure(name) or 1) for name in ("us_per_request", "us_per_event")
+        )
+        print(f"router / {proxy.name}: {requests:.2f} CPU a request, {events:.2f} CPU a streamed event")
+
+
+# --- load --------------------------------------------------------------------------------------------
+
+
+def load(kind: str, port: int, seconds: float, *numbers: float) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.benchmarks.load", kind, str(port), str(seconds), *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, timeout=seconds + DEADLINE_S, check=True)
+    seen: dict[str, float] = json.loads(done.stdout)
+    if seen["lost"]:
+        print(f"  {seen['lost']:.0f} connections were lost", file=sys.stderr)
+    return seen
+
+
+def closed_load(port: int) -> tuple[float, float]:
+    seen = load("closed", port, SECONDS, CONNECTIONS)
+    return seen["requests"], seen["seconds"]
+
+
+def wrk(port: int, folder: Path) -> tuple[float, float]:
+    script = folder / "requests.lua"
+    if not script.exists():
+        for session in range(SESSIONS):
+            (folder / f"request-{session}").write_bytes(request(session))
+        script.write_text(
+            f'local all, turn = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n  local f = io.open("{folder}/request-" .. i, "rb")\n'
+            '  all[i] = f:read("*a")\n  f:close()\nend\n'
+            f"request = function()\n  turn = (turn + 1) % {SESSIONS}\n  return all[turn]\nend\n"
+        )
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS:g}s", "-s", str(script), f"http://127.0.0.1:{port}/"]
+    text = subprocess.run(command, capture_output=True, timeout=SECONDS + DEADLINE_S, check=True, text=True).stdout
+    if "Non-2xx" in text or "Socket errors" in text:
+        print("  wrk: " + "; ".join(re.findall(r"(?:Non-2xx|Socket errors).*", text)), file=sys.stderr)
+    found = re.search(r"(\d+) requests in ([\d.]+)s", text)
+    if found is None:
+        raise RuntimeError(f"wrk said: {text}")
+    return float(found[1]), float(found[2])
+
+
+# --- what is compared --------------------------------------------------------------------------------
+
+
+@contextmanager
+def replicas() -> Iterator[list[int]]:
+    command = [sys.executable, "-m", "tests.benchmarks.mock_upstream", str(REPLICAS)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.communicate(timeout=DEADLINE_S)
+
+
+@contextmanager
+def our_router(folder: Path, ports: list[int]) -> Iterator[Proxy]:
+    members = tuple(
+        ReplicaConfig(name=f"replica-{port}", url=f"http://127.0.0.1:{port}", block_tokens=16) for port in ports
+    )
+    policy = PolicyConfig(name="bench", revision=1, settings=PrefixHashSettings())
+    snapshot = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
+    file = folder / "config.json"
+    file.write_bytes(dump_snapshot(snapshot, 1).document)
+    command = [sys.executable, "-m", "routing", "serve", "--config", str(file), "--port=0", "--admin-port=0"]
+    process = subprocess.Popen([*command, f"--state-dir={folder}/state"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        yield Proxy("router", _ready_port(process.stderr), [process.pid])
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
+
+
+def _ready_port(lines: Iterator[str]) -> int:
+    for line in lines:
+        if found := re.search(r"is ready: http://127\.0\.0\.1:(\d+)", line):
+            return int(found[1])
+    raise RuntimeError("the router ended before it was ready")
+
+
+@contextmanager
+def nginx(folder: Path, ports: list[int]) -> Iterator[Proxy]:
+    port = _free_port()
+    servers = "".join(f"server 127.0.0.1:{one};" for one in ports)
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n"
+        "events { worker_connections 4096; }\n"
+        "http {\n access_log off; keepalive_requests 100000000; client_body_buffer_size 1m; client_max_body_size 8m;\n"
+        + "".join(f" {kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        + f"\n upstream replicas {{ hash $http_x_session_id consistent; {servers} keepalive 512; }}\n"
+        f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://replicas; proxy_http_version 1.1;\n"
+        '  proxy_set_header Connection ""; proxy_buffering off; }\n }\n}\n'
+    )
+    process = subprocess.Popen(["nginx", "-c", str(config), "-p", str(folder)], stderr=subprocess.DEVNULL)
+    try:
+        yield Proxy("nginx", port, _workers(process.pid))
+    finally:
+        process.terminate()
+        process.wait(timeout=DEADLINE_S)
+
+
+def _workers(master: int) -> list[int]:
+    children = Path(f"/proc/{master}/task/{master}/children")
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if workers := [int(pid) for pid in children.read_text("ascii").split()]:
+            return workers
+        time.sleep(0.01)
+    raise RuntimeError("nginx did not start")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
