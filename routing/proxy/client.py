@@ -65,10 +65,6 @@ class Client(asyncio.Protocol):
         """Whether the client does not take what was written."""
         return self._writing_paused
 
-    def write(self, data: bytes) -> None:
-        """Send bytes of an answer."""
-        self._transport.write(data)
-
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
         data = local_bytes(
@@ -78,24 +74,27 @@ class Client(asyncio.Protocol):
             bodyless=request is not None and request.method == b"HEAD",
             request_id=request.request_id if request else "",
         )
-        self._transport.write(data)
+        self.transport.write(data)
 
     def exchange_ended(self, *, keep_alive: bool) -> None:
         """The present answer is complete, as far as it will ever be."""
         self._exchange = None
         if not keep_alive:
             self._close()
-        elif not self._is_advancing:
+        elif self._is_advancing or self._queue or self._in_message or self._reading_paused or self._writing_paused:
             self._settle()
+        else:
+            self._ahead_bytes = 0
+            self._router.deadlines.arm(self, self._router.limits.keep_alive_timeout_s)
 
     def cut(self) -> None:
         """Reset the connection, so that nobody takes an incomplete answer for a complete one."""
         self._exchange = None
         self._is_closing = self._is_deaf = True
-        socket = self._transport.get_extra_info("socket")
+        socket = self.transport.get_extra_info("socket")
         if socket is not None:
             socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-        self._transport.abort()
+        self.transport.abort()
 
     def drain(self) -> None:
         """Close if nothing is being answered; else the present answer is the last one."""
@@ -105,7 +104,7 @@ class Client(asyncio.Protocol):
     # --- what the event loop does ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._router.clients.add(self)
         self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
 
@@ -140,7 +139,7 @@ class Client(asyncio.Protocol):
 
     def deadline_passed(self) -> None:
         if self._is_closing or self._writing_paused:
-            self._transport.abort()
+            self.transport.abort()
         elif self._in_message:
             what = "body" if self._request else "head"
             self._refuse(RefusalError(408, f"the request's {what} did not come in time", must_close=True))
@@ -248,6 +247,8 @@ class Client(asyncio.Protocol):
 
     def _settle(self) -> None:
         """Go on with what is due, then wait for whatever is next."""
+        if self._is_advancing:
+            return
         if self._queue:
             self._advance()
         if self._is_closing:
@@ -256,15 +257,13 @@ class Client(asyncio.Protocol):
         if request is not None and request.expects_continue and self._exchange is None:
             request.expects_continue = False
             if not self._body_bytes:
-                self._transport.write(CONTINUE)
+                self.transport.write(CONTINUE)
         self._pace_reading()
         if not self._writing_paused:
             self._await_next()
 
     def _advance(self) -> None:
         """Answer queued requests until one has to wait for a replica."""
-        if self._is_advancing:
-            return
         self._is_advancing = True
         while self._queue and self._exchange is None and not (self._writing_paused or self._is_closing):
             self._take(self._queue.popleft())
@@ -300,10 +299,10 @@ class Client(asyncio.Protocol):
             self._ahead_bytes = 0
             if self._reading_paused:
                 self._reading_paused = False
-                self._transport.resume_reading()
+                self.transport.resume_reading()
         elif self._ahead_bytes > AHEAD_BYTES and not self._reading_paused:
             self._reading_paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _await_next(self) -> None:
         limits, deadlines = self._router.limits, self._router.deadlines
@@ -325,12 +324,12 @@ class Client(asyncio.Protocol):
         if self._is_closing:
             return
         self._is_closing = self._is_deaf = True
-        if self._was_refused and not self._transport.is_closing():
+        if self._was_refused and not self.transport.is_closing():
             self._router.deadlines.arm(self, LINGER_S)
-            self._transport.write_eof()
+            self.transport.write_eof()
         else:
             self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
-            self._transport.close()
+            self.transport.close()
 
     def _cancel(self) -> None:
         exchange, self._exchange = self._exchange, None

@@ -32,6 +32,7 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.time = loop.time
         self._buckets: dict[int, set[Holder]] = {}
         self._tick = int(loop.time() / TICK_S)
         self._timer = loop.call_later(TICK_S, self._sweep)

@@ -6,12 +6,13 @@ any other answer is cut, so that nobody takes half for whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from routing.proxy.answer import AnswerHead, Framing, outgoing, plain
+from routing.proxy.answer import AnswerHead, Framing, chunked, outgoing, plain
 from routing.proxy.errors import RefusalError, error_event
 from routing.proxy.metrics import Outcome
-from routing.proxy.usage import Tail, Usage
+from routing.proxy.usage import TAIL_BYTES, Tail, Usage
 
 if TYPE_CHECKING:
     from routing.proxy.client import Client
@@ -22,20 +23,22 @@ if TYPE_CHECKING:
 class Delivery:
     """One answer being passed on."""
 
-    __slots__ = ("_answer", "_client", "_frame", "_keep_alive", "_tail")
+    __slots__ = ("_answer", "_client", "_frame", "_keep", "_keep_alive", "_tail", "_write")
 
     def __init__(self, client: Client, answer: AnswerHead) -> None:
         self._client = client
         self._answer = answer
         self._tail = Tail()
+        self._keep = self._tail.append
+        self._write = client.transport.write
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
         answer = self._answer
         lines, self._frame, self._keep_alive = outgoing(answer, http11=request.http11, keep_alive=keep_alive)
         if data:
-            self._tail.keep(data)
-        self._client.write(
+            self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+        self._write(
             b"%b%b%bX-Request-Id: %b\r\nX-Warmpath-Replica: %b\r\nX-Warmpath-Reason: %b\r\n\r\n%b"
             % (
                 answer.status_line,
@@ -48,12 +51,25 @@ class Delivery:
             )
         )
 
-    def pass_on(self, data: bytes, last: bool) -> None:
-        """Send further bytes."""
+    @property
+    def sink(self) -> Callable[[bytes], None]:
+        """What takes the middle of the answer: one call a read, and nothing else, is the hot path of streams."""
+        return self._pass_chunk if self._frame is chunked else self._pass_plain
+
+    def _pass_chunk(self, data: bytes) -> None:
+        self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _pass_plain(self, data: bytes) -> None:
+        self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+        self._write(data)
+
+    def finish(self, data: bytes) -> None:
+        """Send the last bytes, if any, and the end."""
         if data:
-            self._tail.keep(data)
-        if framed := self._frame(data, last):
-            self._client.write(framed)
+            self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+        if framed := self._frame(data, True):
+            self._write(framed)
 
     def usage(self) -> Usage | None:
         """What the complete answer said about its tokens; None for an error or silence."""
@@ -76,7 +92,7 @@ class Delivery:
             self._client.exchange_ended(keep_alive=False)  # the length says that something is missing
         elif self._answer.is_stream:
             event = error_event(refusal.status, refusal.message, torn=not self._tail.ends_event())
-            self._client.write(self._frame(event, True))
+            self._write(self._frame(event, True))
             self._client.exchange_ended(keep_alive=False)
         elif self._frame is plain:
             self._client.cut()  # an orderly close would be its end

@@ -192,9 +192,8 @@ class Exchange:
         if last:
             self._upstream = None  # it has gone back to its pool
         if self._state is STREAMING:
-            self._delivery.pass_on(data, last)
-            if last:
-                self._complete()
+            self._delivery.finish(data)  # the middle went straight to its sink
+            self._complete()
         elif answer.status >= 500:
             self._judge(answer, data, last)
         else:
@@ -261,6 +260,8 @@ class Exchange:
         delivery.begin(request, self._record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
+        elif self._upstream is not None:
+            self._upstream.pour_into(delivery.sink)
 
     def _complete(self) -> None:
         self._record.used(self._delivery.usage())

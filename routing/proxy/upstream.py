@@ -10,6 +10,7 @@ replica sent on it is never read.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -53,6 +54,8 @@ class Upstream(asyncio.Protocol):
         self.link = link
         self._deadlines = deadlines
         self._listener: Listener | None = None
+        self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
+        self._loop_time = deadlines.time
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         self._parser = HttpResponseParser(self)
@@ -76,6 +79,7 @@ class Upstream(asyncio.Protocol):
     ) -> None:
         """Send a request, head and body, and let ``listener`` hear what comes of it."""
         self._listener = listener
+        self._sink = None
         self._bodyless = bodyless
         self._idle_s = idle_s
         self._answer = None
@@ -86,6 +90,10 @@ class Upstream(asyncio.Protocol):
         if len(body) >= 16384:
             self._transport.write(body)
         self._deadlines.arm(self, first_byte_s)
+
+    def pour_into(self, sink: Callable[[bytes], None]) -> None:
+        """Give what is neither the beginning nor the end of the answer to ``sink``: the hot path of streams."""
+        self._sink = sink
 
     def pause(self) -> None:
         """Read no more until resume: the client does not keep up. Its own deadline is running."""
@@ -99,7 +107,7 @@ class Upstream(asyncio.Protocol):
 
     def abandon(self) -> None:
         """End the connection at once, whatever it carries; the listener hears nothing more."""
-        self._listener = None
+        self._listener = self._sink = None
         self._deadlines.forget(self)
         self.link.closed(self)
         self._transport.abort()
@@ -126,11 +134,15 @@ class Upstream(asyncio.Protocol):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
-        answer = self._answer
-        if answer is None:
+        parts = self._parts
+        if self._sink is not None and parts and not (self._complete or self._spoilt):
+            self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
+            self._sink(parts[0] if len(parts) == 1 else b"".join(parts))
+            parts.clear()
+        elif self._answer is None:
             self._head_continues(len(data))
-        elif self._parts or self._complete or self._spoilt:
-            self._deliver(answer)
+        elif parts or self._complete or self._spoilt:
+            self._deliver(self._answer)
 
     def eof_received(self) -> None:
         if self._answer is not None and self._answer.framing is Framing.CLOSE and not self._spoilt:
@@ -192,13 +204,16 @@ class Upstream(asyncio.Protocol):
             return
         if data:
             self._deadlines.arm(self, self._idle_s)
-            listener.answer_arrived(answer, data, False)
+            if self._sink is None:
+                listener.answer_arrived(answer, data, False)
+            else:
+                self._sink(data)
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
 
     def _end(self) -> None:
         """The answer is complete: back to the pool, or gone."""
-        self._answer = None
+        self._answer = self._sink = None
         self._complete = False
         if self._spoilt:
             self.abandon()

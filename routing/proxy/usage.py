@@ -12,7 +12,7 @@ from collections import deque
 import msgspec
 
 _READS = 8  # kept from the end: usage, [DONE] and the end of the chunks may come one by one
-_TAIL_BYTES = 4096  # kept of each
+TAIL_BYTES = 4096  # kept of each
 
 _usage = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
 _stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
@@ -47,21 +47,15 @@ class Usage(msgspec.Struct):
 _decoder = msgspec.json.Decoder(Usage)
 
 
-class Tail:
-    """The last reads of an answer's body. ``keep`` them as they come, ask at the end."""
-
-    __slots__ = ("_reads",)
+class Tail(deque[bytes]):
+    """The last reads of an answer's body: append ``TAIL_BYTES`` of each as they come, ask at the end."""
 
     def __init__(self) -> None:
-        self._reads: deque[bytes] = deque(maxlen=_READS)
-
-    def keep(self, data: bytes) -> None:
-        """Remember the end of a read."""
-        self._reads.append(data if len(data) <= _TAIL_BYTES else data[-_TAIL_BYTES:])
+        super().__init__(maxlen=_READS)
 
     def usage(self) -> Usage | None:
         """The last usage object, or None where there is none that can be read."""
-        text = b"".join(self._reads)
+        text = b"".join(self)
         end = len(text)
         while (at := text.rfind(b'"usage"', 0, end)) >= 0:
             if found := _usage(text, at):
@@ -71,12 +65,12 @@ class Tail:
 
     def has_error(self) -> bool:
         """Whether a stream ended with an error object, as vLLM does when its engine dies under it."""
-        text = b"".join(self._reads)
+        text = b"".join(self)
         return b'"error"' in text and _stream_error(text) is not None
 
     def ends_event(self) -> bool:
         """Whether the last bytes end an event, so that another one may follow."""
-        text = b"".join(self._reads)
+        text = b"".join(self)
         return not text or text.endswith((b"\n\n", b"\r\n\r\n"))
 
 

@@ -139,10 +139,21 @@ CUT_SHORT = {
 }
 
 
+@pytest.mark.parametrize("split", [0, 2, 5])
 @pytest.mark.parametrize("name", CUT_SHORT)
-async def test_an_answer_that_ends_early_is_never_complete_for_the_client(name: str, two: list[FakeReplica]) -> None:
+async def test_an_answer_that_ends_early_is_never_complete_for_the_client(
+    name: str, split: int, two: list[FakeReplica]
+) -> None:
+    async def script(call: Call) -> None:
+        sent = CUT_SHORT[name]
+        await call.send(sent[: len(sent) - split])
+        if split:
+            await asyncio.sleep(0.01)  # so that the rest is a read of its own
+            await call.send(sent[-split:])
+        call.close()
+
     for replica in two:
-        replica.script = raw(CUT_SHORT[name], then_close=True)
+        replica.script = script
     async with routed(config(two)) as harness, harness.connect() as client:
         await client.send(post(CHAT))
         with pytest.raises(asyncio.IncompleteReadError):
