@@ -342,6 +342,6 @@ def _decoded(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
     """Decode, with msgspec's own path and reason in a ConfigError."""
     try:
         return decoder.decode(document)
-    except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         reason, _, path = str(error).partition(" - at `")
         raise ConfigError(path.rstrip("`") or "$", reason) from None

@@ -116,10 +116,11 @@ class Metrics:
 
     def _keep(self, series: dict[V, Any], knows: Callable[[V], bool], now: float) -> None:
         for key in list(series):
+            mark = (id(series), key)  # several series have the same key
             if knows(key):
-                self._left_at.pop(key, None)
-            elif now - self._left_at.setdefault(key, now) > GRACE_S:
-                del series[key], self._left_at[key]
+                self._left_at.pop(mark, None)
+            elif now - self._left_at.setdefault(mark, now) > GRACE_S:
+                del series[key], self._left_at[mark]
 
     # --- text ---
 

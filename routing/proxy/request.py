@@ -101,10 +101,9 @@ _known: dict[bytes, tuple[bytes, bool]] = {}
 def _learn(name: bytes) -> tuple[bytes, bool]:
     """What becomes of a header: the key that we read it by (empty: we do not), and whether it goes on."""
     lower = name.lower()
-    if lower in _SPECIAL:
-        treatment = lower, lower in _READ
-    else:
-        treatment = b"", not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+    is_special = lower in _SPECIAL
+    goes_on = lower in _READ if is_special else not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+    treatment = (lower if is_special else b"", goes_on)
     if len(_known) < _NAMES_KNOWN:
         _known[name] = treatment
     return treatment

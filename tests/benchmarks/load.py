@@ -1,9 +1,9 @@
 """Load from a process of its own; prints what it saw as JSON.
 
-``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends plain requests at a fixed rate, whether or
-not earlier ones were answered, and times each from when it was due. ``... streams PORT SECONDS CONNECTIONS`` keeps event
-streams open and counts their events. ``... closed PORT SECONDS CONNECTIONS`` sends the next request when the answer is
-there; it stands in for wrk where that is not installed.
+``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends plain requests at a fixed rate, whether
+or not earlier ones were answered, and times each from when it was due. ``... streams PORT SECONDS CONNECTIONS`` keeps
+event streams open and counts their events. ``... closed PORT SECONDS CONNECTIONS`` sends the next request when the
+answer is there; it stands in for wrk where that is not installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections import deque
 from typing import cast
 
@@ -63,7 +64,7 @@ class Connection(asyncio.Protocol):
         if self._got >= self._want:
             self._load.answered(self, self._due)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self._load.lost += 1
 
 
@@ -109,8 +110,6 @@ class Load:
     @staticmethod
     def now() -> float:
         """Seconds; the loop's own clock counts in milliseconds."""
-        import time
-
         return time.perf_counter()
 
 

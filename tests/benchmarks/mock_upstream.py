@@ -19,7 +19,9 @@ EVENT = b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":17
     b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 USAGE = b'"usage":{"prompt_tokens":2048,"total_tokens":2060,"prompt_tokens_details":{"cached_tokens":2032}}'
-PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}],%b}'
+PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant",' + (
+    b'"content":"%b"}}],%b}'
+)
 BODY = PLAIN % (b"word " * 100, USAGE)
 
 _plain = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -60,7 +62,7 @@ class Mock(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self._beat.left.pop(self._transport, None)
 
     def data_received(self, data: bytes) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -153,7 +154,8 @@ def wrk(port: int, folder: Path) -> tuple[float, float]:
         for session in range(SESSIONS):
             (folder / f"request-{session}").write_bytes(request(session))
         script.write_text(
-            f'local all, turn = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n  local f = io.open("{folder}/request-" .. i, "rb")\n'
+            f"local all, turn = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n"
+            f'  local f = io.open("{folder}/request-" .. i, "rb")\n'
             '  all[i] = f:read("*a")\n  f:close()\nend\n'
             f"request = function()\n  turn = (turn + 1) % {SESSIONS}\n  return all[turn]\nend\n"
         )
@@ -240,8 +242,6 @@ def _workers(master: int) -> list[int]:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,355 @@
+"""Configurations arrive whole or not at all, and survive restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from routing.proxy.last_known_good import CURRENT, PREVIOUS, LastKnownGood
+from routing.schema import HealthCheck, Limits, PrefixHashSettings, RoundRobinSettings, dump_snapshot
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
+from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
+
+
+async def running_revision(harness: Harness) -> int | None:
+    _, shown = await harness.admin("GET", "/admin/config")
+    return shown["revision"]
+
+
+async def test_a_pushed_configuration_is_acknowledged_and_in_force(two: list[FakeReplica]) -> None:
+    async with routed(None) as harness:
+        status, ack = await harness.push(config(two[:1]), 4)
+        assert (status, ack["status"], ack["revision"]) == (200, "ack", 4)
+        assert (await harness.chat()).replica == "replica-0"
+        assert await harness.admin("GET", "/readyz") == (200, {"status": "ready", "revision": 4})
+        _, shown = await harness.admin("GET", "/admin/config")
+        assert (shown["sha256"], shown["source"], shown["applied_at"]) == (ack["sha256"], "push", ack["applied_at"])
+        assert shown["config"]["hash_secret"] == "***"
+
+        assert (await harness.push(config(two[1:]), 5))[0] == 200
+        assert (await harness.chat()).replica == "replica-1"
+
+
+async def test_an_older_one_never_replaces_a_newer_one(two: list[FakeReplica]) -> None:
+    async with routed(config(two[:1]), revision=5) as harness:
+        for snapshot, revision in ((config(two[1:]), 4), (config(two[1:]), 5)):
+            status, nack = await harness.push(snapshot, revision)
+            assert (status, nack["status"], nack["running_revision"]) == (409, "nack", 5)
+            assert nack["path"] == "$.revision"
+        status, again = await harness.push(config(two[:1]), 5)
+        assert (status, again["status"]) == (200, "ack")
+        assert (await harness.chat()).replica == "replica-0"
+
+
+def altered(document: bytes, **fields: Any) -> bytes:
+    return json.dumps({**json.loads(document), **fields}).encode()
+
+
+async def test_what_cannot_be_run_is_refused_with_path_and_reason(two: list[FakeReplica]) -> None:
+    good = dump_snapshot(config(two), 9).document
+    body = json.loads(good)["config"]
+    twice = {**body, "pools": body["pools"] * 2}
+    unknown = {**body, "colour": "blue"}
+    refused = {
+        b"": "$",
+        b"{": "$",
+        b"[]": "$",
+        good[:-20]: "$",
+        altered(good, schema=99): "$.schema",
+        altered(good, sha256="0" * 64): "$.sha256",
+        altered(good, revision=0): "$.revision",
+        altered(good, config=twice, sha256=None): "$.sha256",
+        json.dumps({"revision": 9, "config": twice}).encode(): "$.pools",
+        json.dumps({"revision": 9, "config": unknown}).encode(): "$",
+        b"[" * 100_000: "$",
+    }
+    async with routed(config(two[:1]), revision=3) as harness:
+        for document, path in refused.items():
+            status, nack = await harness.admin("PUT", "/admin/config", data=document)
+            assert (status, nack["status"], nack["path"], nack["running_revision"]) == (422, "nack", path, 3), document
+            assert nack["reason"]
+            assert await running_revision(harness) == 3
+        _, shown = await harness.admin("GET", "/admin/config")
+        assert set(shown["last_nack"]) == {"revision", "path", "reason", "at"}
+        assert (await harness.chat()).status == 200
+
+
+async def test_random_damage_leaves_the_old_or_the_new_one_never_a_mix(two: list[FakeReplica]) -> None:
+    chance = random.Random(11)
+    old, new = config(two[:1]), config(two[1:], settings=PrefixHashSettings())
+    async with routed(old, revision=1) as harness:
+        for revision in range(2, 60):
+            document = bytearray(dump_snapshot(new, revision).document)
+            for _ in range(chance.randrange(3)):
+                document[chance.randrange(len(document))] = chance.randrange(256)
+            status, _ = await harness.admin("PUT", "/admin/config", data=bytes(document))
+            assert status in {200, 409, 422}
+            _, shown = await harness.admin("GET", "/admin/config")
+            assert shown["config"]["pools"][0]["replicas"][0]["name"] in {"replica-0", "replica-1"}
+            running = harness.router.serving.config
+            assert running in (old, new) or status == 200
+
+
+async def test_configurations_change_under_load_without_losing_a_request(two: list[FakeReplica]) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await asyncio.sleep(0.005)
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+    for replica in two:
+        replica.script = script
+    async with routed(config(two), revision=1) as harness:
+        answered = 0
+        done = asyncio.Event()
+
+        async def keep_asking() -> None:
+            nonlocal answered
+            async with harness.connect() as client:
+                while not done.is_set():
+                    await client.send(post(CHAT))
+                    answer = await client.answer()
+                    assert (answer.status, answer.body) == (200, sse({"n": 1}) + sse({"n": 2}))
+                    answered += 1
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        for revision in range(2, 40):
+            members = (two, two[:1], two[1:])[revision % 3]
+            settings = PrefixHashSettings() if revision % 2 else RoundRobinSettings()
+            status, _ = await harness.push(config(members, settings=settings, policy_revision=revision), revision)
+            assert status == 200
+        before = answered
+        await harness.until(lambda: answered > before + 20, "more answers")
+        done.set()
+        await asyncio.gather(*asking)
+        await harness.at_rest()
+
+
+async def test_a_request_keeps_the_limits_it_began_with_and_its_replica(two: list[FakeReplica]) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+    two[0].script = script
+    async with routed(config(two[:1]), revision=1) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await two[0].wait_calls(1)
+        await harness.push(config(two[1:]), 2)
+        go.set()
+        assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
+        await harness.until(lambda: not harness.router._retired or two[0].connections == 1, "the old link to close")
+
+
+async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
+    paths = ["/admin/config", "/admin/replicas", "/admin/decisions"]
+    async with routed(config([replica]), token="s3cret") as harness:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+            for path in paths:
+                assert (await harness.admin("GET", path, headers=headers))[0] == 401
+            assert (await harness.admin("PUT", "/admin/config", headers=headers, data=b"{}"))[0] == 401
+            assert (await harness.admin("POST", "/admin/explain", headers=headers, data=b"{}"))[0] == 401
+        for path in paths:
+            assert (await harness.admin("GET", path, headers={"Authorization": "Bearer s3cret"}))[0] == 200
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await harness.admin("GET", path))[0] == 200
+
+
+async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
+    async with routed(config(two, settings=PrefixHashSettings())) as harness:
+        for number in range(10):
+            body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
+            asked = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}
+            status, explained = await harness.admin("POST", "/admin/explain", json=asked)
+            answer = await harness.chat(json.dumps(body).encode())
+            assert (status, explained["replica"]) == (200, answer.replica)
+            record = harness.router.decisions.after(number, 1)["decisions"][0]
+            assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
+            assert len(record["blocks"]) == 3
+        calls = sum(len(replica.calls) for replica in two)
+        assert calls == 10
+        for bad in (b"{", b'{"path":"/x","body":{}}', b'{"path":"/v1/completions"}'):
+            assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
+        bad_body = {"path": "/v1/completions", "body": []}
+        assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
+
+
+async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
+    two[1].health_status = 500
+    async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
+        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.checks.finding("replica-1").is_up is False, "a first finding")
+        await harness.chat()
+        _, shown = await harness.admin("GET", "/admin/replicas")
+    up, down = shown["replicas"]
+    assert (up["name"], up["health"], up["reason"], up["connections"], up["running"]) == ("replica-0", "up", None, 1, 0)
+    assert up["last_ok_at"] is not None
+    assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check answered 500", None)
+
+
+# --- on disk -----------------------------------------------------------------------------------------
+
+
+async def test_a_router_starts_with_what_it_last_ran(two: list[FakeReplica], tmp_path: Path) -> None:
+    async with routed(None, state_dir=tmp_path) as harness:
+        await harness.push(config(two[:1]), 6)
+    assert (tmp_path / CURRENT).stat().st_mode & 0o077 == 0
+    async with routed(None, state_dir=tmp_path) as harness:
+        _, shown = await harness.admin("GET", "/admin/config")
+        assert (shown["revision"], shown["source"]) == (6, "last_known_good")
+        assert (await harness.chat()).replica == "replica-0"
+
+
+async def test_a_file_wins_over_what_was_kept_unless_that_is_newer(two: list[FakeReplica], tmp_path: Path) -> None:
+    for revision, expected in ((5, 5), (4, 5), (5, 5), (7, 7)):
+        async with routed(config(two), revision=revision, state_dir=tmp_path) as harness:
+            assert await running_revision(harness) == expected
+
+
+async def test_a_push_that_cannot_be_kept_is_not_acknowledged(replica: FakeReplica, tmp_path: Path) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("a file where the folder should be")
+    async with routed(None, state_dir=blocked) as harness:
+        status, nack = await harness.push(config([replica]), 1)
+        assert (status, nack["status"], await running_revision(harness)) == (422, "nack", None)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "emptied", "missing"])
+def test_a_damaged_file_is_passed_over_for_the_one_before(damage: str, tmp_path: Path) -> None:
+    files = LastKnownGood(tmp_path)
+    assert files.load() == []
+    files.save(b"first")
+    files.save(b"second")
+    assert files.load() == [b"second", b"first"]
+    current = tmp_path / CURRENT
+    data = current.read_bytes()
+    if damage == "missing":
+        current.unlink()
+    else:
+        current.write_bytes({"torn": data[:-1], "flipped": data[:-1] + b"X", "emptied": b""}[damage])
+    assert files.load() == [b"first"]
+    files.save(b"third")
+    assert files.load() == [b"third", b"first"]
+    (tmp_path / PREVIOUS).write_bytes(b"")
+    current.write_bytes(b"")
+    assert files.load() == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from routing.proxy.last_known_good import LastKnownGood
+files = LastKnownGood(Path(sys.argv[1]))
+number = int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    number += 1
+    files.save(b"%d:" % number + b"x" * (number * 37 % 9000))
+    print(number, flush=True)
+"""
+
+
+def test_killing_the_writer_at_any_moment_leaves_a_whole_document(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    files, saved = LastKnownGood(tmp_path), 0
+    for _ in range(40):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), str(saved)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout
+        assert writer.stdout.readline() == "ready\n"
+        for _ in range(chance.randrange(1, 8)):
+            saved = int(writer.stdout.readline())
+        for _ in range(chance.randrange(20_000)):
+            pass  # somewhere inside a write
+        writer.send_signal(signal.SIGKILL)
+        reported = writer.communicate(timeout=10)[0].split()
+        saved = int(reported[-1]) if reported else saved
+        documents = files.load()
+        numbers = [int(document.partition(b":")[0]) for document in documents]
+        assert numbers[0] in {saved, saved + 1}
+        assert all(
+            document.partition(b":")[2] == b"x" * (n * 37 % 9000)
+            for document, n in zip(documents, numbers, strict=True)
+        )
+        saved = numbers[0]
+
+
+# --- processes ---------------------------------------------------------------------------------------
+
+
+class Process:
+    """A router as an operator starts it."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0", *arguments]
+        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+
+    def wait_ready(self) -> int:
+        assert self.popen.stderr
+        for line in self.popen.stderr:
+            self.lines.append(line)
+            if " is ready: http://127.0.0.1:" in line:
+                return int(line.split("http://127.0.0.1:")[1].split()[0])
+        raise AssertionError("".join(self.lines))
+
+    def end(self) -> int:
+        try:
+            self.lines += (self.popen.communicate(timeout=10)[1] or "").splitlines(keepends=True)
+        finally:
+            self.popen.kill()
+        return self.popen.returncode
+
+
+async def test_a_process_drains_at_the_first_signal_and_ends_at_the_second(tmp_path: Path) -> None:
+    async def hang(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    async with fake_replicas(1, hang) as replicas:
+        file = tmp_path / "config.json"
+        file.write_bytes(dump_snapshot(config(replicas, limits=Limits(drain_timeout_s=60)), 3).document)
+        process = Process("--config", str(file), "--state-dir", str(tmp_path / "state"), "--name", "one")
+        port = await asyncio.to_thread(process.wait_ready)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        secret = json.dumps({"prompt": "canary-prompt", "user": "canary-user"}).encode()
+        writer.write(post(b"/v1/completions", secret, [b"Authorization: Bearer canary-key", b"Cookie: canary=cookie"]))
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"\n\n")
+        process.popen.send_signal(signal.SIGTERM)
+        while not any("draining" in line for line in process.lines):
+            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stderr.readline), 10)
+            process.lines.append(line)
+        assert process.popen.poll() is None
+        process.popen.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.end) == 0
+        writer.close()
+    text = "".join(process.lines)
+    assert "Router one is ready" in text
+    assert "revision=3" in text
+    assert "canary" not in text
+
+
+def test_a_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"revision": 1, "config": {"pools": []}}')
+    process = Process("--config", str(file), "--state-dir", str(tmp_path / "state"), "--name", "one")
+    assert process.end() == 2
+    assert "hash_secret" in "".join(process.lines)
+
+
+def test_the_secret_of_a_configuration_is_never_shown(two: list[FakeReplica]) -> None:
+    from routing.proxy.admin import _without_secret
+
+    assert config(two).hash_secret not in msgspec.json.encode(_without_secret(config(two))).decode()

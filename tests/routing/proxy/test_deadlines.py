@@ -1,0 +1,79 @@
+"""One timer for all waits: late by a tick at most, early never, and nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+from routing.proxy.deadlines import NEVER, NOWHERE, TICK_S, Deadlines
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.deadline, self.due = NEVER, NOWHERE
+        self.passed = asyncio.Event()
+        self.at = 0.0
+
+    def deadline_passed(self) -> None:
+        self.at = asyncio.get_running_loop().time()
+        self.passed.set()
+
+
+async def test_a_deadline_passes_in_time() -> None:
+    loop = asyncio.get_running_loop()
+    wheel, waiter = Deadlines(loop), Waiter()
+    begun = loop.time()
+    wheel.arm(waiter, 0.12)
+    async with asyncio.timeout(5):
+        await waiter.passed.wait()
+    assert waiter.at >= begun + 0.12
+    assert (waiter.deadline, waiter.due, len(wheel)) == (NEVER, NOWHERE, 0)
+    wheel.close()
+
+
+async def test_a_later_deadline_costs_nothing_and_holds() -> None:
+    loop = asyncio.get_running_loop()
+    wheel, waiter = Deadlines(loop), Waiter()
+    wheel.arm(waiter, 0.06)
+    due = waiter.due
+    waiter.deadline = later = loop.time() + 0.2
+    assert waiter.due == due
+    async with asyncio.timeout(5):
+        await waiter.passed.wait()
+    assert waiter.at >= later
+    wheel.close()
+
+
+async def test_an_earlier_deadline_counts() -> None:
+    wheel, waiter = Deadlines(asyncio.get_running_loop()), Waiter()
+    wheel.arm(waiter, 1000)
+    wheel.arm(waiter, 0.01)
+    assert len(wheel) == 1
+    async with asyncio.timeout(5):
+        await waiter.passed.wait()
+    wheel.close()
+
+
+async def test_who_ended_is_forgotten() -> None:
+    wheel, waiters = Deadlines(asyncio.get_running_loop()), [Waiter() for _ in range(100)]
+    for number, waiter in enumerate(waiters):
+        wheel.arm(waiter, 0.01 + number)
+        wheel.arm(waiter, 500 - number)
+        wheel.forget(waiter)
+    assert len(wheel) == 0
+    waiters[0].deadline = NEVER
+    wheel.arm(waiters[1], 0.01)
+    waiters[1].deadline = NEVER  # no longer waiting
+    await asyncio.sleep(3 * TICK_S)
+    assert not waiters[1].passed.is_set()
+    assert len(wheel) == 0
+    wheel.close()
+
+
+async def test_one_that_ends_another_as_it_passes_is_not_followed_by_it() -> None:
+    wheel, first, second = Deadlines(asyncio.get_running_loop()), Waiter(), Waiter()
+    for waiter, other in ((first, second), (second, first)):
+        wheel.arm(waiter, 0.01)
+        waiter.deadline_passed = lambda waiter=waiter, other=other: (wheel.forget(other), waiter.passed.set())
+    await asyncio.sleep(4 * TICK_S)
+    assert first.passed.is_set() != second.passed.is_set()
+    wheel.close()

@@ -1,0 +1,165 @@
+"""What the router counts and remembers."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from itertools import pairwise
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from routing.proxy.decisions import DecisionRing, Record
+from routing.proxy.histogram import EDGES, Histogram
+from routing.proxy.metrics import GRACE_S, Metrics, Outcome
+from routing.schema import TaskGroupConfig
+from tests.fakes.replica import FakeReplica, answering
+from tests.routing.proxy.harness import config, routed
+
+USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
+
+
+def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Record:
+    return Record(
+        "id", 0.0, "chat", "", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
+        array("Q", range(blocks)), [], status=200, ttft_s=0.5, prompt_tokens=33, cached_tokens=16,
+    )  # fmt: skip
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+async def test_everything_the_contract_names_is_exposed_and_parses(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    groups = (TaskGroupConfig(name="coding"),)
+    async with routed(config([replica], groups=groups), revision=8) as harness:
+        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        for _ in range(3):
+            await harness.chat(headers=[b"X-Task-Group: coding"])
+        await harness.chat(b"not JSON")
+        _, text = await harness.admin("GET", "/metrics")
+        boot = harness.router.boot
+    seen = samples(text)
+    place = {"pool": "chat", "group": "coding", "replica": "replica-0"}
+    series = {**place, "policy": "everyday", "revision": "1"}
+    ok = {**series, "reason": "round_robin", "outcome": "ok"}
+    assert (ok, 3) in seen["warmpath_router_requests_total"]
+    refused = [labels for labels, _ in seen["warmpath_router_requests_total"] if labels["outcome"] == "client_error"]
+    assert refused == [dict.fromkeys(ok, "") | {"outcome": "client_error"}]
+    assert seen["warmpath_router_info"][0][0] | {"version": ""} == {"router": "tested", "boot": boot, "version": ""}
+    assert seen["warmpath_router_config_revision"] == [({}, 8)]
+    for name, value in (
+        ("usage_reported", 3),
+        ("prompt_tokens", 1293),
+        ("cached_tokens", 1248),
+        ("cacheable_tokens", 1248),
+    ):
+        assert seen[f"warmpath_router_{name}_total"] == [(series, value)]
+    assert seen["warmpath_router_ttft_seconds_count"] == [(place, 3)]
+    edges = [labels["le"] for labels, _ in seen["warmpath_router_ttft_seconds_bucket"]]
+    assert 2 <= len(edges) <= 4
+    assert edges[-1] == "+Inf"
+    assert {float(edge) for edge in edges[:-1]} <= set(EDGES)
+    where = {"pool": "chat", "replica": "replica-0"}
+    for name, value in (("replica_up", 1), ("in_flight", 0), ("waiting_tokens", 0)):
+        assert seen[f"warmpath_router_{name}"] == [(where, value)]
+    for name in ("start_time_seconds", "cpu_seconds_total", "resident_memory_bytes"):
+        assert seen[f"process_{name}"][0][1] > 0
+    assert seen["warmpath_router_config_applied_timestamp_seconds"][0][1] > 1e9
+
+
+async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for number in range(5):
+            await harness.chat(headers=[b"X-Request-Id: r%d" % number])
+        _, first = await harness.admin("GET", "/admin/decisions", params={"limit": "2"})
+        _, rest = await harness.admin("GET", "/admin/decisions", params={"after": str(first["next"])})
+        _, none = await harness.admin("GET", "/admin/decisions", params={"after": str(rest["next"])})
+        assert (await harness.admin("GET", "/admin/decisions", params={"after": "x"}))[0] == 422
+    assert [one["request_id"] for one in first["decisions"]] == ["r0", "r1"]
+    assert [one["seq"] for one in rest["decisions"]] == [3, 4, 5]
+    assert (none["decisions"], none["next"], none["dropped"]) == ([], 5, 0)
+    assert first["boot"] == harness.router.boot
+    assert set(first["decisions"][0]) == {
+        "seq", "at", "request_id", "pool", "group", "policy", "revision", "strategy", "replica", "reason",
+        "prompt_tokens_estimate", "prefix", "blocks", "candidates", "retries", "status", "ttft_s", "prompt_tokens",
+        "cached_tokens",
+    }  # fmt: skip
+    assert set(first["decisions"][0]["candidates"][0]) == {"replica", "running", "waiting_tokens"}
+
+
+async def test_no_text_of_a_prompt_is_remembered(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "canary " * 500}]}).encode())
+        for path in ("/admin/decisions", "/metrics", "/admin/config", "/admin/replicas"):
+            assert "canary" not in json.dumps(await harness.admin("GET", path))
+
+
+def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
+    ring = DecisionRing(max_records=100, max_bytes=50_000)
+    for _ in range(500):
+        ring.add(record())
+    assert ring.bytes <= 50_000
+    assert len(ring) == 50_000 // 900
+    seen = ring.after(0, 10)
+    assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
+        500 - len(ring),
+        500 - len(ring) + 1,
+        500 - len(ring) + 10,
+    )
+    for _ in range(20):
+        ring.add(record(blocks=2048))
+    assert ring.bytes <= 50_000
+    assert len(ring) == 2
+
+
+@pytest.mark.parametrize(("seconds", "index"), [(0.0, 0), (EDGES[0], 0), (EDGES[0] * 1.001, 1), (EDGES[200], 200)])
+def test_a_bucket_includes_its_edge(seconds: float, index: int) -> None:
+    histogram = Histogram()
+    histogram.observe(seconds)
+    assert next(iter(histogram.lines("x", ""))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
+
+
+def test_what_is_longer_than_every_edge_counts_only_as_infinite() -> None:
+    histogram = Histogram()
+    histogram.observe(EDGES[-1] * 2)
+    assert [line.split("{")[0] for line in histogram.lines("x", "")] == ["x_bucket", "x_sum", "x_count"]
+
+
+def test_edges_grow_by_five_percent() -> None:
+    assert len(EDGES) == 275
+    assert EDGES[0] == 0.001
+    assert all(b / a == pytest.approx(1.05) for a, b in pairwise(EDGES))
+
+
+def test_series_leave_after_their_configuration_and_not_before_everybody_has_read_them() -> None:
+    now = 0.0
+    metrics = Metrics(clock=lambda: now)
+    for name in ("replica-0", "replica-1"):
+        metrics.placed_ended(record(name), Outcome.OK)
+    knows = lambda key: key[2] != "replica-1"  # noqa: E731
+    metrics.prune(knows)
+    assert "replica-1" in "\n".join(metrics.lines())
+    now = GRACE_S + 1
+    metrics.prune(knows)
+    text = "\n".join(metrics.lines())
+    assert "replica-1" not in text
+    assert 'replica="replica-0"' in text
+
+
+async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two: list[FakeReplica]) -> None:
+    async with routed(config(two), revision=1) as harness:
+        knows = harness.router.knows
+        assert knows(("chat", "", "replica-1", "everyday", 1))
+        assert knows(("", "", "", "", 0))
+        await harness.push(config(two[:1], policy_revision=2), 2)
+        assert not knows(("chat", "", "replica-1", "everyday", 2))
+        assert not knows(("chat", "", "replica-0", "everyday", 1))
+        assert knows(("chat", "", "replica-0", "everyday", 2))
+        assert not knows(("chat", "gone", "replica-0", "everyday", 2))
+        assert not knows(("gone", "", "replica-0", "everyday", 2))

@@ -1,0 +1,68 @@
+"""Command line over environment over defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from routing import __main__ as commands
+from routing.settings import SettingsError, read_settings
+
+
+def test_the_defaults_bind_the_loopback_and_the_contracts_ports() -> None:
+    settings = read_settings(["--config", "c.json", "--name", "one"], {})
+    assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
+        "127.0.0.1",
+        8080,
+        "127.0.0.1",
+        8081,
+    )
+    assert settings.state_dir == Path(".warmpath/router-one")
+    assert settings.admin_token is None
+
+
+def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    environ = {
+        "WARMPATH_ROUTER_PORT": "9000",
+        "WARMPATH_ROUTER_ADMIN_PORT": "9001",
+        "WARMPATH_BIND": "0.0.0.0",
+        "WARMPATH_DATA_DIR": "/data",
+        "WARMPATH_ROUTER_ADMIN_TOKEN_FILE": str(tmp_path / "token"),
+    }
+    settings = read_settings(["--control-plane", "http://cp", "--name", "one", "--port", "7000"], environ)
+    assert (settings.host, settings.port, settings.admin_port) == ("0.0.0.0", 7000, 9001)
+    assert (settings.admin_token, settings.state_dir) == ("s3cret", Path("/data/router-one"))
+    assert settings.control_plane_url == "http://cp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "says"),
+    [
+        (["--config", "c", "--name", "No Name"], {}, "--name"),
+        (["--config", "c", "--admin-host", "0.0.0.0"], {}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
+        (["--config", "c"], {"WARMPATH_BIND": "0.0.0.0"}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
+        (["--config", "c"], {"WARMPATH_ROUTER_PORT": "many"}, "WARMPATH_ROUTER_PORT"),
+        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/nowhere"}, "WARMPATH_ROUTER_ADMIN_TOKEN_FILE"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(arguments: list[str], environ: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        read_settings(arguments, environ)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--config", "c", "--control-plane", "http://x"], ["--config", "c", "--port", "-1"]]
+)
+def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(arguments, {})
+    assert "usage: python -m routing serve" in capsys.readouterr().err
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["fly"]) == 2
+    assert commands.main(["--help"]) == 0
+    text = capsys.readouterr().err
+    assert all(name in text for name in ("serve", "replica", "play"))
