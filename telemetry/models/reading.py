@@ -54,6 +54,7 @@ class Reading(models.Model):
     generation_tokens = _count()
     preemptions = _count()
     finished = _count()  # requests
+    first_tokens = _count()  # requests that got their first token: the observations of the TTFT histogram
 
     running = models.FloatField(null=True)  # requests, at the scrape
     waiting = models.FloatField(null=True)

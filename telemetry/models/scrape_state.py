@@ -26,7 +26,7 @@ class ScrapeState(models.Model):
     reason = models.CharField(max_length=200, blank=True)  # why the last one failed
     restarted_at = models.DateTimeField(null=True)  # when a restart was last noticed
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
-    lag_s = models.FloatField(null=True)  # seconds from due to answered, of the last scrape
+    lag_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
     marks = models.JSONField(default=dict)  # raw counters by source; telemetry.scraping.memory reads and writes it
 
     class Meta:

@@ -22,15 +22,16 @@ async def scrape(
     client: httpx.AsyncClient, url: str, read: Callable[[str], Sample], *, deadline_s: float
 ) -> Taken[Sample] | Failure:
     """One exposition, or why there is none; nothing that a target does is raised."""
+    begun_s = time.monotonic()
     try:
         answer = await fetch_async(client, "GET", url, deadline_s=deadline_s, max_bytes=MAX_BYTES, headers=HEADERS)
     except httpx.HTTPError as error:
         return _failure(error, deadline_s)
-    taken_s = time.time()
+    taken_s, lag_s = time.time(), time.monotonic() - begun_s
     if answer.status != httpx.codes.OK:
         return Failure(f"its /metrics answers with status {answer.status}")
     try:
-        return Taken(taken_s, read(answer.body.decode("utf-8")))
+        return Taken(taken_s, read(answer.body.decode("utf-8")), lag_s)
     except (ExpositionError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, ExpositionError) else "the text is not UTF-8"
         return Failure(f"its /metrics is not to be trusted: {reason}")

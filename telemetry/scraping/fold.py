@@ -37,6 +37,7 @@ class Taken(Generic[Sample]):
 
     taken_s: float  # Unix time
     sample: Sample
+    lag_s: float = 0.0  # from the beginning of the scrape to the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Condition:
     restarted_at: datetime | None = None
     reason: str = ""
     asleep: bool = False
-    lag_s: float | None = None  # from due to answered
+    lag_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def fold_replica(
     ]
     restarted = any(reading.addition.state == ReadingState.RESET for reading in readings)
     asleep = all(engine.asleep for engine in sample.engines.values())
-    condition, happened = _succeeded(before, outcome.taken_s, due_s, restarted=restarted)
+    condition, happened = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
     return Folded(
         replace(condition, asleep=asleep), engines=readings, engine_marks=now, happened=happened, facts=sample.facts
     )
@@ -149,7 +150,7 @@ def fold_router(
         if addition is not None and (key == ROUTER_ITSELF or _counted(addition)):
             readings.append(RouteReading(key, addition))
     restarted = any(r.key == ROUTER_ITSELF and r.addition.state == ReadingState.RESET for r in readings)
-    condition, _ = _succeeded(before, outcome.taken_s, due_s, restarted=restarted)
+    condition, _ = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
     return Folded(condition, routes=readings, route_marks=now)
 
 
@@ -166,9 +167,9 @@ def _counted(addition: Addition) -> bool:
     return any(addition.counters.values()) or any(buckets.counts for buckets in addition.histograms.values())
 
 
-def _succeeded(before: Condition, taken_s: float, due_s: float, *, restarted: bool) -> tuple[Condition, list[str]]:
+def _succeeded(before: Condition, lag_s: float, due_s: float, *, restarted: bool) -> tuple[Condition, list[str]]:
     due = datetime.fromtimestamp(due_s, UTC)
     came_back = before.health == "down" and before.ok_at is not None
     happened = [*(["replica_up"] if came_back else []), *(["replica_restarted"] if restarted else [])]
     restarted_at = due if restarted else before.restarted_at
-    return Condition("up", 0, due, restarted_at, lag_s=round(max(taken_s - due_s, 0.0), 3)), happened
+    return Condition("up", 0, due, restarted_at, lag_s=round(lag_s, 3)), happened

@@ -47,7 +47,7 @@ def _histogram(name: str) -> tuple[str, ...]:
 ENGINE_TABLE = Table(
     "telemetry_reading",
     (
-        *("at", "replica_id", "model", "engine", "state", "interval_s"),
+        *("at", "replica_id", "model", "engine", "state", "interval_s", "first_tokens"),
         *ENGINE_COUNTERS,
         *GAUGES,
         *_histogram("ttft"),
@@ -79,6 +79,7 @@ def engine_row(replica_id: int, at: datetime, reading: EngineReading, layouts: M
         reading.key.engine,
         added.state.value,
         added.interval_s,
+        added.histograms["ttft"].total if "ttft" in added.histograms else None,
         *_counts(added.counters, ENGINE_COUNTERS),
         *(reading.gauges.get(name) for name in GAUGES),
         *_buckets(added.histograms.get("ttft"), layouts),

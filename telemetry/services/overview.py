@@ -64,7 +64,7 @@ def replica_rows(pool: Pool | None, window: Window) -> list[ReplicaRow]:
     states = _states(ids)
     engine = {row.replica_id: row for row in sums.engine_sums(ids, window, whole=True)}
     gauges = _newest(ids, window)
-    ttft = {pk: merged for (pk, _), merged in sums.engine_ttft(ids, window, whole=True).items()}
+    ttft = {pk: merged for (pk, _), merged in sums.engine_ttft(ids, window, by="replica", whole=True).items()}
     now = timezone.now()
     return [
         _replica_row(

@@ -89,7 +89,7 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
                 sum(queries) filter (where hits is not null) as queries,
                 sum(hits) filter (where queries is not null) as hits,
                 sum(external_hits) as external_hits, sum(finished) as finished,
-                sum((select sum(n) from unnest(ttft_counts) as n)) as first_tokens,
+                sum(first_tokens) as first_tokens,
                 sum(prompt_tokens) as prompt_tokens,
                 sum(interval_s) filter (where state <> 'stale') as covered_s, bool_or(state = 'stale') as stale
             from telemetry_reading
@@ -110,7 +110,8 @@ def router_sums(pool: str | None, window: Window, *, whole: bool = False) -> tup
     rows = _rows(
         f"""
         select pool, "group", {_STEP} as start, sum(requests)::bigint,
-            (sum(replica_error_requests) + sum(router_error_requests))::bigint,
+            sum(case when requests is not null then
+                coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0) end)::bigint,
             sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
             sum(cached_tokens) filter (where usage_reported > 0)::bigint,
             sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint, sum(cacheable_tokens)::bigint,
@@ -176,16 +177,17 @@ def mean_gauge(
 
 
 def engine_ttft(
-    replica_ids: Sequence[int], window: Window, *, whole: bool = False
-) -> dict[tuple[int, datetime], Merged]:
-    """TTFT by the engines' clock, per (replica, start of the step)."""
+    replica_ids: Sequence[int], window: Window, *, by: str | None = None, whole: bool = False
+) -> dict[tuple[Any, datetime], Merged]:
+    """TTFT by the engines' clock, per (key, start of the step); the key is "" or, by "replica", its id."""
+    key = {None: "''", "replica": "replica_id"}[by]
     return _merged(
         f"""
-        select replica_id, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
+        select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_reading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and ttft_layout_id is not null
         group by 1, 2, 3, 4
-        """,  # noqa: S608 - no part of it comes from outside
+        """,  # noqa: S608 - the key is one of two
         _during(window, whole=whole) | {"ids": list(replica_ids)},
     )
 

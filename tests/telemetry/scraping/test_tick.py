@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from django.db import connection
@@ -9,7 +10,7 @@ from django.db import connection
 from controlplane.models import Event, Replica, ReplicaState, Router
 from controlplane.services.fleet import add_replica
 from telemetry.models import Reading, RouterReading, ScrapeState
-from telemetry.scraping.tick import scrape_fleet
+from telemetry.scraping.tick import place, scrape_fleet
 from telemetry.storage.locks import SCRAPE
 from tests.fakes.fake_metrics_server import endless, hang, status, text, torn, unused_port
 from tests.telemetry.conftest import T0
@@ -278,3 +279,31 @@ def test_a_tick_of_64_targets_costs_a_bounded_number_of_queries(pool, metrics_se
         tick(1)
     assert Reading.objects.filter(state="ok").count() == 64
     assert (time.process_time() - before) / 64 < 0.1  # seconds of CPU; README has the measured figure
+
+
+@pytest.mark.parametrize(
+    ("now_s", "taken_s", "due_s"),
+    [
+        pytest.param(100.0, None, 100.0, id="the first tick"),
+        pytest.param(107.3, 100.0, 105.0, id="in its interval"),
+        pytest.param(104.9, 100.0, 105.0, id="a little early"),
+        pytest.param(102.5, 100.0, None, id="a second beat"),
+        pytest.param(104.9, 105.0, None, id="the early one came twice"),
+        pytest.param(105.1, 105.0, None, id="after an early one"),
+        pytest.param(300.0, 100.0, 300.0, id="after a pause"),
+        pytest.param(100.0, 3700.0, 100.0, id="the clock was set back"),
+    ],
+)
+def test_every_tick_finds_its_place_on_the_grid(now_s, taken_s, due_s):
+    """R17"""
+    assert place(now_s, 5.0, taken_s) == due_s
+
+
+def test_ticks_that_wobble_around_the_grid_miss_no_place():
+    taken_s, places = None, []
+    for number in range(50):
+        due_s = place(1000.0 + 5 * number + (0.02 if number % 2 else -0.02), 5.0, taken_s)
+        places.append(due_s)
+        taken_s = due_s
+
+    assert [after - before for before, after in pairwise(places[1:])] == [5.0] * 48

@@ -129,7 +129,7 @@ def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(rou
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
     route_reading(
-        router, at, group="busy", requests=10, replica_error_requests=1, router_error_requests=0,
+        router, at, group="busy", requests=10, replica_error_requests=1,
         usage_reported=9, prompt_tokens=1000, cached_tokens=500, cacheable_tokens=960,
     )  # fmt: skip
     route_reading(router, at, group="busy", ttft={100: 10})
