@@ -16,6 +16,9 @@ from .child import Child
 from .postgres import EmbeddedPostgres
 from .valkey import valkey_child
 
+TRACE_BLOCKS = 128_001  # of a stand-in that serves a real trace: 2 million tokens, one block never used
+STANDIN_PREFILL_RATE = 8000  # tokens/s of one stand-in
+TRACE_LOAD = 0.7  # of what the stand-ins could prefill without any hit
 STANDIN_RESTART_PAUSE_S = 20.0  # long enough for an operator to see a killed replica down
 PROBE_TIMEOUT_S = 2.0
 
@@ -102,14 +105,15 @@ def standins(settings: StackSettings) -> list[Child]:
     """Stand-in replicas, unless real ones are named."""
     if settings.replicas:
         return []
-    return [_standin(url) for url in settings.replica_urls]
+    size = ["--blocks", str(TRACE_BLOCKS)] if settings.trace else []
+    return [_standin(url, size) for url in settings.replica_urls]
 
 
-def _standin(url: str) -> Child:
+def _standin(url: str, options: list[str]) -> Child:
     port = url.rpartition(":")[2]
     return Child(
         f"replica-{port}",
-        [*_routing("replica"), "--port", port],
+        [*_routing("replica"), "--port", port, "--prefill-rate", str(STANDIN_PREFILL_RATE), *options],
         ready=lambda: _answers(f"{url}/health"),
         restart_pause_s=STANDIN_RESTART_PAUSE_S,
     )
@@ -154,6 +158,8 @@ def player(settings: StackSettings) -> list[Child]:
     if not settings.traffic:
         return []
     what = ["--trace", str(settings.trace)] if settings.trace else ["--mix", "1"]
+    if settings.trace and not settings.replicas:
+        what += ["--tokens-per-s", str(TRACE_LOAD * STANDIN_PREFILL_RATE * settings.demo_replicas)]
     router = f"http://127.0.0.1:{settings.router_port}"
     return [Child("traffic", [*_routing("play"), "--router", router, "--loop", *what])]
 

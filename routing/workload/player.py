@@ -201,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--mix", type=int, metavar="SEED", help="the generated mix; it has no end")
     add("--time-scale", type=float, default=1.0, help="2 plays twice as fast (default %(default)s)")
     add("--rate", type=float, help=f"requests/s: of the mix (default {DEFAULT_RATE:g}); of a trace, sets --time-scale")
+    add("--tokens-per-s", type=float, metavar="R", help="prompt tokens/s of a trace; sets --time-scale")
     add("--loop", action="store_true", help="begin a trace again when it ends")
     add("--requests", type=int, help="stop after so many")
     add("--model", help="the model's name (default: whichever the router serves)")
@@ -215,8 +216,11 @@ def _workload(given: argparse.Namespace) -> tuple[Workload, float]:
         return Mix(given.mix, given.rate or DEFAULT_RATE), given.time_scale
     requests = read_trace(given.trace)
     scale = given.time_scale
-    if given.rate and len(requests) > 1:
-        scale = given.rate * requests[-1].at_s / len(requests)
+    lasts_s = requests[-1].at_s if len(requests) > 1 else 0.0
+    if given.rate and lasts_s:
+        scale = given.rate * lasts_s / len(requests)
+    elif given.tokens_per_s and lasts_s:
+        scale = given.tokens_per_s * lasts_s / sum(request.prompt_tokens for request in requests)
     return TraceWorkload(requests, given.loop), scale
 
 
@@ -255,8 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play until the workload ends or SIGTERM; 0, or 2 where the trace cannot be read."""
     parser = _parser()
     given = parser.parse_args(argv)
-    if given.time_scale <= 0 or (given.rate is not None and given.rate <= 0) or given.in_flight < 1:
-        parser.error("--time-scale, --rate and --in-flight must be above 0")
+    above_zero = (given.time_scale, given.rate, given.tokens_per_s, given.in_flight)
+    if any(number is not None and not number > 0 for number in above_zero):
+        parser.error("--time-scale, --rate, --tokens-per-s and --in-flight must be above 0")
     try:
         workload, scale = _workload(given)
     except (OSError, TraceError) as error:
