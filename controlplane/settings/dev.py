@@ -4,7 +4,7 @@ from controlplane.stack import places
 
 from . import env
 from .base import *  # noqa: F403 - this file is base plus differences
-from .base import DATA_DIR, ROOT
+from .base import DATA_DIR
 
 DEBUG = env.flag("DEBUG", default=False)
 SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
@@ -14,7 +14,7 @@ ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
 CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
 
-STATIC_ROOT = ROOT / "static"  # WhiteNoise wants a folder that is there; files are found without it
+STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to be there
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
 WHITENOISE_AUTOREFRESH = DEBUG
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")

@@ -76,7 +76,7 @@ async def _rise(supervisor: Supervisor, stack: StackSettings) -> None:
 @contextlib.contextmanager
 def _only_one(stack: StackSettings) -> Iterator[None]:
     """Hold the data directory, so that two stacks never share one."""
-    stack.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # below the data directory
     with (stack.data_dir / "lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
