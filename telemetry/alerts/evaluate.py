@@ -8,7 +8,7 @@ alert is open its baseline stays that of the time before it began, or a long dro
 ``baseline_s`` it does, and the alert ends.
 
 An answer is one of three. NO_DATA (too little traffic, too little history, failed scrapes) is neither good nor bad
-news: it starts no alert and ends none.
+news: it starts no alert and ends none that fires.
 """
 
 from __future__ import annotations
@@ -188,9 +188,13 @@ class OpenAlert:
 
 
 def next_step(settings: DropSettings, answer: Answer, alert: OpenAlert | None, now: datetime) -> Step:
-    """The state machine: nothing -> pending -> firing -> resolved. No data leaves everything as it is."""
+    """The state machine: nothing -> pending -> firing -> resolved.
+
+    No data leaves everything as it is, except for a suspicion that a whole window could not confirm.
+    """
     if answer is Answer.NO_DATA:
-        return Step.NOTHING
+        unconfirmed = alert is not None and not alert.is_firing and _silence_s(alert, now) > settings.window_s
+        return Step.DROP if unconfirmed else Step.NOTHING
     if answer is Answer.BREACH:
         if alert is None:
             return Step.OPEN if settings.for_s > 0 else Step.OPEN_FIRING
@@ -200,4 +204,9 @@ def next_step(settings: DropSettings, answer: Answer, alert: OpenAlert | None, n
         return Step.NOTHING
     if not alert.is_firing:
         return Step.DROP
-    return Step.RESOLVE if (now - alert.last_breach_at).total_seconds() >= settings.keep_firing_s else Step.NOTHING
+    return Step.RESOLVE if _silence_s(alert, now) >= settings.keep_firing_s else Step.NOTHING
+
+
+def _silence_s(alert: OpenAlert, now: datetime) -> float:
+    """Seconds since the last breach."""
+    return (now - alert.last_breach_at).total_seconds()

@@ -48,6 +48,7 @@ def drop_before(first_kept: date) -> list[str]:
     """Drop the partitions of the days before ``first_kept``; their names."""
     expired = [name for name, day in _partitions().items() if day < first_kept]
     with connection.cursor() as cursor:
+        cursor.execute("set local lock_timeout = '2s'")  # a long query keeps its table until the next hour
         for name in expired:
             cursor.execute(sql.SQL("drop table {}").format(sql.Identifier(name)))
     return expired
