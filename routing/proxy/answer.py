@@ -29,6 +29,9 @@ class Framing(Enum):
     CLOSE = "the connection's end"
 
 
+NONE, LENGTH, CHUNKED, CLOSE = Framing  # an enum's attributes are slow to look up
+
+
 class AnswerHead:
     """The end-to-end part of an answer's head. ``lines``: its headers, each with its CRLF."""
 
@@ -38,7 +41,7 @@ class AnswerHead:
         self.status = status
         self.status_line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
         self.lines = b""
-        self.framing = Framing.CLOSE
+        self.framing = CLOSE
         self.length = b""
         self.is_stream = False  # server-sent events
 
@@ -60,16 +63,16 @@ def read_answer(
             if lower == b"content-type":
                 answer.is_stream = value.startswith(b"text/event-stream")
         elif lower == b"content-length":
-            answer.length, answer.framing = value, Framing.LENGTH
+            answer.length, answer.framing = value, LENGTH
         elif lower == b"transfer-encoding":
             coding = value if coding is None else b"several"
         elif lower == b"connection":
             connection.append(value)
     if coding is not None:
         _check_chunked(coding, version)
-        answer.framing = Framing.CHUNKED
+        answer.framing = CHUNKED
     if bodyless or status in {204, 304}:
-        answer.framing = Framing.NONE
+        answer.framing = NONE
     answer.lines = b"".join(without_named(lines, connection) if connection else lines)
     return answer
 
@@ -98,15 +101,15 @@ def chunked(data: bytes, last: bool) -> bytes:
 
 def outgoing(answer: AnswerHead, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:
     """How an answer goes out: the framing's header lines, the framing of its bytes, whether the connection lives on."""
-    if answer.framing is Framing.LENGTH:
-        lines, frame = b"Content-Length: %b\r\n" % answer.length, plain
-    elif answer.framing is Framing.NONE:
-        lines, frame = (b"Content-Length: %b\r\n" % answer.length if answer.length else b""), plain
-    elif answer.framing is Framing.CHUNKED and http11:
+    framing, frame = answer.framing, plain
+    lines = b"Content-Length: %b\r\n" % answer.length if answer.length and framing is not CHUNKED else b""
+    if framing is CHUNKED and http11:
         lines, frame = b"Transfer-Encoding: chunked\r\n", chunked
-    else:
-        lines, frame, keep_alive = b"", plain, False
-    return lines + connection_line(http11=http11, keep_alive=keep_alive), frame, keep_alive
+    elif framing is CLOSE or framing is CHUNKED:
+        keep_alive = False
+    if not (http11 and keep_alive):
+        lines += connection_line(http11=http11, keep_alive=keep_alive)
+    return lines, frame, keep_alive
 
 
 def connection_line(*, http11: bool, keep_alive: bool) -> bytes:

@@ -15,7 +15,7 @@ delivery says or shows that the answer is incomplete.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import IntEnum
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ RETRIED_STATUSES = frozenset({502, 503, 504})
 SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 
 
-class State(Enum):
+class State(IntEnum):
     """Where an exchange stands."""
 
     PLACING = 0
