@@ -13,12 +13,12 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import uvloop
 from aiohttp import web
 
+from routing import __version__
 from routing.proxy.admin import Admin
 from routing.proxy.announce import Announcement, keep_announcing
 from routing.proxy.client import Client
@@ -46,7 +46,7 @@ class Server:
     async def open(self) -> None:
         """Bind both ports; OSError where one is taken."""
         settings, router = self.settings, self.router
-        app = Admin(router, package_version()).application(settings.admin_token)
+        app = Admin(router, __version__).application(settings.admin_token)
         self._admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._admin.setup()
         await web.TCPSite(self._admin, settings.admin_host, settings.admin_port).start()
@@ -94,7 +94,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
         await server.open()
         if settings.control_plane_url:
             what = Announcement(
-                settings.control_plane_url, server.admin_url, server.data_url, package_version(), settings.admin_token
+                settings.control_plane_url, server.admin_url, server.data_url, __version__, settings.admin_token
             )
             announcing = asyncio.create_task(keep_announcing(router, what))
         yield server
@@ -148,14 +148,6 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"warmpath router: {error}\n")
         return 1
     return 0
-
-
-def package_version() -> str:
-    """The installed release."""
-    try:
-        return version("warmpath")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def _document(path: Path | None) -> bytes | None:
