@@ -48,7 +48,7 @@ def seconds(value: float | None) -> str:
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 60:
-        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+        return f"{value:.0f} s" if value == int(value) else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
     return _clock(round(value))
 
 

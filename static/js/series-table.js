@@ -16,7 +16,7 @@ export function table({ data, meta }) {
   head.append(element("th", { scope: "col", textContent: "From (UTC)" }));
   for (const line of lines) head.append(element("th", { scope: "col", className: "num", textContent: line.name }));
   const body = grid.createTBody();
-  const steps = lines[0]?.x ?? [];
+  const steps = times(lines[0]);
   for (let step = steps.length - 1; step >= Math.max(0, steps.length - ROWS); step -= 1) {
     const row = body.insertRow();
     row.append(element("th", { scope: "row", textContent: steps[step].replace("T", " ").slice(5, 19) }));
@@ -24,6 +24,12 @@ export function table({ data, meta }) {
   }
   wrap.append(grid);
   return wrap;
+}
+
+// Plotly's way to write evenly spaced times: a start and a step in milliseconds.
+function times(line) {
+  const start = line ? Date.parse(`${line.x0}Z`) : 0;
+  return (line?.y ?? []).map((_, step) => new Date(start + step * line.dx).toISOString());
 }
 
 const words = (value, unit) => (value === null || value === undefined ? "\u2013" : FORMS[unit](value));

@@ -37,8 +37,7 @@ def build_figure(view: View, lines: Sequence[Series], marks: Sequence[Marker], w
     traces += [
         _band(_edges(line), line.label, palette.colour(index), 0.18, "edge") for index, line in chosen if line.band
     ]
-    width = 2 if len(chosen) <= 4 else 1.5
-    traces += [_line(index, line, view.unit, width) for index, line in chosen]
+    traces += _lines(chosen, view.unit, window)
     if marks:
         traces.append(_marks(marks))
     figure = graph_objects.Figure(data=traces, layout=_layout(view, marks, window)).to_plotly_json()
@@ -73,12 +72,22 @@ def _mean(line: Series) -> float:
     return sum(values) / len(values) if values else 0.5
 
 
+def _lines(chosen: Sequence[tuple[int, Series]], unit: str, window: Window) -> list[dict[str, Any]]:
+    """The lines; their times, the same for all, are written as a start and a step instead of one by one."""
+    shared = {
+        "x0": _stamp(window.start),
+        "dx": window.step_s * 1000,  # ms
+        "hoverlabel": {"namelength": -1},
+    }
+    width = 2 if len(chosen) <= 4 else 1.5
+    return [{**_line(index, line, unit, width), **shared} for index, line in chosen]
+
+
 def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers" if _sparse(line) else "lines",
         "name": line.label,
-        "x": [_stamp(at) for at, _ in line.points],
         "y": [_short(value) for _, value in line.points],
         "connectgaps": False,
         "line": {"color": palette.colour(index), "dash": palette.dash(index), "width": width},

@@ -8,6 +8,7 @@ from typing import Any
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import cache_control
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
 from telemetry.metrics.windows import PointState, Series
@@ -20,6 +21,7 @@ from telemetry.web.sentences import absence, figure_words
 
 
 @require_GET
+@gzip_page  # holds no secret that its length could tell
 @cache_control(private=True, no_cache=True)
 @conditional_page
 def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:

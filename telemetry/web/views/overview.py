@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import cache_control
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.web.sorting import asked_sort
@@ -57,6 +58,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
+@gzip_page  # holds no secret that its length could tell
 @cache_control(private=True, no_cache=True)
 @conditional_page
 def overview_live(request: HttpRequest) -> HttpResponse:

@@ -1,0 +1,128 @@
+"""A real browser on a live server. Where there is none the browser's tests are skipped with one loud line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+PROGRAMS = ("chromium", "chromium-headless-shell", "google-chrome")
+FLAGS = (
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--force-color-profile=srgb",
+    "--font-render-hinting=none",
+)
+NO_BROWSER = "no Chromium found: set CHROMIUM to one, or install it; every browser test is skipped"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The browser that is there: ``$CHROMIUM``, else one on PATH.
+
+    The plugin's own fixtures live for the whole session, and their event loop with them, which no asyncio test of
+    another folder could run beside. This one ends with its module.
+    """
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        (pytest.fail if os.environ.get("REQUIRE_BROWSER") == "1" else pytest.skip)(NO_BROWSER)
+    libraries = os.environ.get("CHROMIUM_LIBRARY_PATH")
+    env = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Playwright keeps a loop running in this thread
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS), env=env)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
+    """Make contexts; each is closed after the test."""
+    contexts: list[BrowserContext] = []
+
+    def make(**options) -> BrowserContext:
+        contexts.append(chromium.new_context(**options))
+        contexts[-1].set_default_timeout(15_000)
+        return contexts[-1]
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@dataclass
+class Complaints:
+    """What a page said on its console, CSP violations among it, and the scripts' errors."""
+
+    heard: list[str] = field(default_factory=list)
+
+    def listen(self, page) -> None:
+        """Hear a page's complaints."""
+        page.on("console", lambda message: message.type in {"error", "warning"} and self.heard.append(message.text))
+        page.on("pageerror", lambda error: self.heard.append(str(error)))
+
+
+@dataclass(frozen=True)
+class Site:
+    """The live server as somebody signed in sees it."""
+
+    url: str
+    cookies: list[dict]
+    new_context: Callable[..., BrowserContext]
+
+    def open(self, **options):
+        """A page of a fresh context that is signed in; ``theme`` as the cookie has it."""
+        theme = options.pop("theme", None)
+        context = self.new_context(base_url=self.url, **options)
+        extra = [{"name": "theme", "value": theme, "url": self.url}] if theme else []
+        context.add_cookies([*self.cookies, *extra])
+        return context.new_page()
+
+
+@pytest.fixture
+def operator(chromium, transactional_db, django_user_model):
+    """A person who may change things."""
+    return django_user_model.objects.create_superuser("olga", password="a long enough password")
+
+
+@pytest.fixture
+def site(live_server, operator, new_context) -> Site:
+    """The live server, signed in."""
+    client = Client()
+    client.force_login(operator)
+    cookie = client.cookies["sessionid"]
+    return Site(live_server.url, [{"name": "sessionid", "value": cookie.value, "url": live_server.url}], new_context)
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """Every page that was listened to stayed silent."""
+    complaints = Complaints()
+    yield complaints
+    assert complaints.heard == []
+
+
+@pytest.fixture
+def full(site, operator):
+    """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
+    from controlplane.services.policies import save_draft
+    from telemetry.services.channels import create_channel
+    from tests.fleet_history import drop_alert, warm_fleet
+
+    now = timezone.now()
+    pool = warm_fleet(now, seconds=600, replicas=8, by=operator)
+    create_channel("on-call", config={"url": "http://127.0.0.1:1/hook"})
+    drop_alert(pool, now)
+    save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "load_factor": 1.5}, by=operator)
+    return pool

@@ -1,0 +1,94 @@
+"""Every page, light and dark, narrow and wide, empty and full: no axe violation, nothing sideways, no complaint."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+EVERYWHERE = (
+    "/",
+    "/?range=1h&by=group",
+    "/charts/hit-rate/?range=5m",
+    "/alerts/",
+    "/events/",
+    "/channels/",
+    "/channels/new/",
+    "/policies/",
+    "/fleet/",
+    "/fleet/pools/new/",
+    "/routers/",
+    "/task-groups/",
+    "/accounts/password/change/",
+    "/accounts/logout/",
+    "/no-such-page/",
+)
+VIEWS = [(width, theme) for width in (360, 1280) for theme in ("light", "dark")]
+SIZES = {360: {"width": 360, "height": 740}, 1280: {"width": 1280, "height": 800}}
+
+
+def look_at(page, paths, complaints):
+    """Visit each page; what is wrong with it, by page."""
+    axe, found = Axe(), {}
+    complaints.listen(page)
+    for path in paths:
+        page.goto(path, wait_until="load")
+        if page.locator("[data-chart]").count():
+            expect(page.locator(".js-plotly-plot")).to_have_count(3)
+        wrong = [
+            (violation["id"], [node["target"] for node in violation["nodes"]][:3])
+            for violation in axe.run(page, options=RULES).response["violations"]
+        ]
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+            wrong.append(("scrolls sideways", page.evaluate("document.documentElement.scrollWidth")))
+        if wrong:
+            found[path] = wrong
+    complaints.heard[:] = [text for text in complaints.heard if "404 (Not Found)" not in text]  # asked for above
+    return found
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_of_an_empty_installation(site, complaints, width, theme):
+    page = site.open(viewport=SIZES[width], theme=theme)
+
+    assert look_at(page, EVERYWHERE, complaints) == {}
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
+    policy, group, replica = full.policies.get(group=None), full.groups.first(), full.replicas.first()
+    rule = full.alert_rules.first()
+    page = site.open(viewport=SIZES[width], theme=theme)
+    of_rows = (
+        f"/policies/{policy.pk}/",
+        f"/policies/{policy.pk}/edit/",
+        f"/task-groups/{group.pk}/",
+        f"/task-groups/new/{full.pk}/",
+        f"/fleet/replicas/{replica.pk}/state/draining/",
+        f"/fleet/replicas/{replica.pk}/remove/",
+        f"/fleet/pools/{full.pk}/replicas/new/",
+        f"/alerts/rules/{rule.pk}/",
+    )
+
+    assert look_at(page, EVERYWHERE + of_rows, complaints) == {}
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_that_refuse(site, full, complaints, width, theme):
+    page = site.open(viewport=SIZES[width], theme=theme)
+    complaints.listen(page)
+    page.goto(f"/policies/{full.policies.get(group=None).pk}/edit/?strategy=prefix_hash")
+    page.get_by_label("Load factor").fill("0.5")
+    page.get_by_role("button", name="Save the draft").click()
+    page.get_by_text("Expected a number of at least 1.0.").first.wait_for()
+
+    assert Axe().run(page, options=RULES).response["violations"] == []
+    complaints.heard[:] = [text for text in complaints.heard if "422" not in text]  # the refusal's own status
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_the_sign_in_page(site, complaints, width, theme):
+    page = site.new_context(viewport=SIZES[width], color_scheme=theme, base_url=site.url).new_page()
+
+    assert look_at(page, ["/accounts/login/"], complaints) == {}

@@ -1,0 +1,105 @@
+"""The main job in the browser: change the policy, say why, publish, watch each router acknowledge."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.routers import announce, record_ack
+
+MOST_TABS = 60
+
+
+@pytest.fixture
+def policy(site, operator):
+    pool = create_pool("chat", by=operator)
+    add_replica(pool, name="gpu-1", url="http://10.0.0.1:8000", by=operator)
+    announce(name="router-1", boot="b1", admin_url="http://10.0.1.1:8081")
+    return pool.policies.get(group=None)
+
+
+def acknowledge() -> None:
+    newest = ConfigSnapshot.objects.defer("sealed").first()
+    record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
+
+
+def tab_to(page, name: str) -> None:
+    """Press Tab until what has the focus is named so; it must show that it has the focus."""
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            "() => { const e = document.activeElement; return [e.labels?.[0]?.innerText ?? e.innerText ?? '',"
+            " getComputedStyle(e).outlineStyle] }"
+        )
+        if focused[0].strip().startswith(name):
+            assert focused[1] != "none", f"{name} has the focus and does not show it"
+            return
+    pytest.fail(f"{MOST_TABS} tabs did not reach {name!r}")
+
+
+def test_with_the_keyboard_alone(site, policy, complaints):
+    page = site.open()
+    complaints.listen(page)
+    page.goto("/")
+    page.keyboard.type("gp")
+    page.wait_for_url("**/policies/")
+    tab_to(page, "Edit")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/edit/")
+    tab_to(page, "prefix hash")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**strategy=prefix_hash")
+    tab_to(page, "Load factor")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("1.5")
+    expect(page.locator("#check")).to_contain_text("load factor1.5")
+    tab_to(page, "Save the draft")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/policies/\d+/$"))
+    tab_to(page, "Why")
+    page.keyboard.type("Agents share a prompt")
+    tab_to(page, "Publish revision 2")
+    page.keyboard.press("Enter")
+
+    expect(page.get_by_role("status").first).to_contain_text("Revision 2 is live")
+    assert policy.live().settings["load_factor"] == 1.5
+
+
+def test_acknowledgements_show_up_by_themselves(site, policy, complaints):
+    page = site.open()
+    complaints.listen(page)
+    page.goto(f"/policies/{policy.pk}/edit/?strategy=prefix_hash")
+    page.get_by_role("button", name="Save the draft").click()
+    page.get_by_label("Why").fill("Warm prompts")
+    page.get_by_role("button", name="Publish revision 2").click()
+    rollout = page.locator("#rollout")
+    expect(rollout).to_contain_text("0 of 1")
+
+    acknowledge()
+
+    expect(rollout).to_contain_text("1 of 1")
+    expect(rollout).to_contain_text("acknowledged")
+    expect(rollout).to_contain_text("complete")
+
+
+def test_without_scripts(site, policy):
+    page = site.open(java_script_enabled=False)
+    page.goto("/policies/")
+    page.get_by_role("link", name="Edit policy chat").click()
+    page.get_by_role("link", name="prefix hash").click()
+    page.get_by_label("Load factor").fill("0")
+    page.get_by_role("button", name="Save the draft").click()
+    expect(page.locator(".error", has_text="at least 1.0")).to_be_visible()
+    page.get_by_label("Load factor").fill("1.5")
+    page.get_by_role("button", name="Save the draft").click()
+    page.get_by_label("Why").fill("Warm prompts")
+    page.get_by_role("button", name="Publish revision 2").click()
+    expect(page.get_by_text("Revision 2 is live")).to_be_visible()
+    page.get_by_role("button", name="Revert to this").click()
+    page.get_by_role("button", name="Publish revision 3").click()
+
+    expect(page.get_by_role("heading", name="Runs now: round robin")).to_be_visible()
