@@ -51,8 +51,9 @@ def environment(database: str, valkey: str, tmp_path: Path) -> dict[str, str]:
 
 
 def documented(word: str) -> str:
-    """The document's command that contains a word."""
-    (command,) = [line for line in shown((ROOT / "deploy/README.md").read_text()) if word in line]
+    """The document's command that contains these words."""
+    commands = shown((ROOT / "deploy/README.md").read_text())
+    (command,) = [line for line in commands if set(word.split()) <= set(line.split())]
     return command
 
 
@@ -101,9 +102,9 @@ def test_the_documented_commands_bring_up_a_fleet(environment, tmp_path):
     assert re.search(r"Sign in as admin with the password \S{12,}", run("seed_fleet", environment))
 
     gunicorn = documented("gunicorn").replace("8000", str(web))
-    worker = documented("worker")
+    worker = documented("celery worker")
     beat = f"{documented('beat')} --schedule {tmp_path}/beat"
-    router = documented("routing serve").replace(":8000", f":{web}").replace("/var/lib/warmpath", str(tmp_path))
+    router = documented("-m routing serve").replace(":8000", f":{web}").replace("/var/lib/warmpath", str(tmp_path))
     with (
         started(gunicorn, environment, tmp_path / "web.log") as web_process,
         started(worker, environment, tmp_path / "worker.log"),
