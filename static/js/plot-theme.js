@@ -10,17 +10,18 @@ function colour(name) {
   return value;
 }
 
-// Labels of marks, as many as fit beside each other.
+// Labels of marks, as many as fit beside each other, to the left of their mark where the right has no room.
 function apart(layout, width) {
   const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
   let free = -Infinity;
-  return (layout.annotations ?? []).filter((one) => {
+  return (layout.annotations ?? []).flatMap((one) => {
     const length = one.text.length * LETTER_PX;
     const at = ((Date.parse(one.x) - from) / (to - from)) * width;
-    const start = one.xanchor === "right" ? at - length : at;
-    if (start < free) return false;
+    const left = at + length > width;
+    const start = left ? at - length : at;
+    if (start < free) return [];
     free = start + length + LETTER_PX;
-    return true;
+    return [{ ...one, xanchor: left ? "right" : "left" }];
   });
 }
 

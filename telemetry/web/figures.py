@@ -191,7 +191,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
         "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, **AXES[view.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
         "shapes": [_rule(mark) for mark in marks],
-        "annotations": [_label(mark, window) for mark in marks],
+        "annotations": [_label(mark) for mark in marks],
     }
 
 
@@ -208,16 +208,15 @@ def _rule(mark: Marker) -> dict[str, Any]:
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
 
 
-def _label(mark: Marker, window: Window) -> dict[str, Any]:
+def _label(mark: Marker) -> dict[str, Any]:
     more = f" +{mark.count - 1}" if mark.count > 1 else ""
-    late = (mark.at - window.start).total_seconds() > 0.8 * window.length_s
     return {
         "xref": "x",
         "yref": "paper",
         "x": _stamp(mark.at),
         "y": 1,
         "yanchor": "bottom",
-        "xanchor": "right" if late else "left",
+        "xanchor": "left",
         "yshift": 1,
         "text": _escaped(f"{mark.label}{more}"),
         "showarrow": False,
