@@ -39,7 +39,7 @@ ODD = b"\xf8"
 END_OF_IDS = b"\xff\xff\xff\xff"
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_TEXT_PARTS = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
 _FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _json = msgspec.json.Encoder(order="deterministic").encode
 

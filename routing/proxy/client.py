@@ -10,6 +10,7 @@ A client that ends its side of the connection has gone: what is running for it i
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import deque
 from socket import SO_LINGER, SOL_SOCKET
@@ -21,11 +22,14 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from routing.proxy.answer import local_bytes
 from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
+from routing.proxy.log import defect
 from routing.proxy.request import Request, body_too_large, read_head
 
 if TYPE_CHECKING:
     from routing.proxy.exchange import Exchange
     from routing.proxy.router import Router
+
+logger = logging.getLogger(__name__)
 
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
@@ -277,6 +281,10 @@ class Client(asyncio.Protocol):
             outcome = self._router.open(self, item)
         except RefusalError as refusal:
             self._answer_refusal(item, refusal)
+            return
+        except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
+            defect(logger, error, "client")
+            self._answer_refusal(item, RefusalError(500, "internal error", must_close=True))
             return
         if isinstance(outcome, LocalAnswer):
             keep_alive = item.keep_alive and not self._router.is_draining

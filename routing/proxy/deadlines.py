@@ -9,7 +9,12 @@ passes up to one tick late, and never early.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
+
+from routing.proxy.log import defect
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.05  # seconds; how late a deadline may be noticed
 NEVER = float("inf")
@@ -78,6 +83,9 @@ class Deadlines:
     def _come_due(self, holder: Holder, now: float) -> None:
         if holder.deadline <= now:
             holder.deadline = NEVER
-            holder.deadline_passed()
+            try:
+                holder.deadline_passed()
+            except Exception as error:  # noqa: BLE001 - the others that wait must not wait for ever
+                defect(logger, error, "deadline")
         elif holder.deadline != NEVER:
             self._file(holder, int(holder.deadline / TICK_S) + 1)

@@ -10,20 +10,25 @@ Theory of operation. An exchange is in one state at a time, and ``NEXT`` lists t
     DONE        the end, reached exactly once; the load is given back whatever happened
 
 Up to STREAMING a failure means the next replica, as long as one is eligible and the limit allows; after it, the
-delivery says or shows that the answer is incomplete.
+delivery says or shows that the answer is incomplete. A mistake of ours on the way is logged and ends the exchange
+too, so that it leaves no client waiting and no load behind.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from enum import IntEnum
+from functools import wraps
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.answer import AnswerHead
 from routing.proxy.decisions import Record
 from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
+from routing.proxy.log import defect
 from routing.proxy.metrics import Outcome
 from routing.proxy.placing import placement_request, refusal_of
 from routing.proxy.upstream import Failure, Upstream
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from routing.proxy.request import Request
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision, PlacementRequest
+
+logger = logging.getLogger(__name__)
 
 HELD_BYTES = 64 << 10  # of an error answer that is being judged
 RETRIED_STATUSES = frozenset({502, 503, 504})
@@ -61,6 +68,22 @@ NEXT = {
     STREAMING: {DONE},
     DONE: set[State](),
 }
+
+
+P = ParamSpec("P")
+
+
+def _never_raises(method: Callable[Concatenate[Exchange, P], None]) -> Callable[Concatenate[Exchange, P], None]:
+    """End the exchange where ``method`` fails: its callers are an event loop's callbacks, and would only log it."""
+
+    @wraps(method)
+    def guarded(self: Exchange, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
+            self.give_up(error)
+
+    return guarded
 
 
 class Exchange:
@@ -107,6 +130,7 @@ class Exchange:
 
     # --- what the client's connection does ---
 
+    @_never_raises
     def start(self) -> None:
         """Place the request and send it; whatever is wrong with it is answered at once."""
         request = self._request
@@ -158,6 +182,7 @@ class Exchange:
         link = self._serving.links[self._decision.replica.name]
         link.connect(self, self._serving.limits.connect_timeout_s)
 
+    @_never_raises
     def connected(self, upstream: Upstream) -> None:
         """Send the request on a connection of the chosen replica."""
         if self._state is DONE:
@@ -175,6 +200,7 @@ class Exchange:
             bodyless=request.method == b"HEAD",
         )
 
+    @_never_raises
     def connect_failed(self, reason: str, *, ours: bool) -> None:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
         if self._state is DONE:
@@ -187,6 +213,7 @@ class Exchange:
 
     # --- from a replica ---
 
+    @_never_raises
     def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """Bytes of the answer: pass them on, or judge an error."""
         if last:
@@ -199,6 +226,7 @@ class Exchange:
         else:
             self._begin(answer, data, last)
 
+    @_never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
         """The answer ends here, though it is not complete."""
         self._upstream = None
@@ -279,12 +307,26 @@ class Exchange:
 
     # --- the end ---
 
+    def give_up(self, error: Exception) -> None:
+        """A mistake of ours: say so, or cut an answer that has begun."""
+        defect(logger, error, "exchange")
+        self._drop_upstream()
+        has_begun = self._state >= STREAMING
+        self._finish(Outcome.ROUTER_ERROR)
+        if has_begun:
+            self._client.cut()
+        else:
+            self._client.answer(self._request, RefusalError(500, "internal error").answer(), keep_alive=False)
+            self._client.exchange_ended(keep_alive=False)
+
     def _finish(self, outcome: Outcome) -> None:
         if self._state is DONE:
             return
         self._enter(DONE)
         try:
             self._router.ended(self._record if self._is_placed else None, outcome, pool=self._pool, group=self._group)
+        except Exception as error:  # noqa: BLE001 - a count that fails is no reason to fail a client
+            defect(logger, error, "accounting")
         finally:
             if self._is_placed:
                 self._ticket.end()

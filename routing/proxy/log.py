@@ -7,6 +7,8 @@ import logging
 import re
 import sys
 import time
+import traceback
+from pathlib import Path
 
 _bare = re.compile(r"[A-Za-z0-9._:/+@-]+").fullmatch
 
@@ -27,6 +29,13 @@ def event(logger: logging.Logger, name: str, *, level: int = logging.INFO, **fac
     if logger.isEnabledFor(level):
         pairs = [f"{key}={_value(value)}" for key, value in facts.items() if value is not None]
         logger.log(level, "%s", " ".join([name, *pairs]))
+
+
+def defect(logger: logging.Logger, error: Exception, where: str) -> None:
+    """Log an error that only a mistake of ours explains: its kind and place, since its text may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+    event(logger, "defect", level=logging.ERROR, where=where, error=type(error).__name__, at=at)
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:

@@ -133,6 +133,9 @@ class ReplicaLink:
         except OSError as error:
             caller.connect_failed(error.strerror or type(error).__name__, ours=error.errno in SHORTAGES)
             return
+        except ValueError:  # a host that no resolver takes, such as one with an empty label
+            caller.connect_failed("its host name cannot be resolved", ours=False)
+            return
         self._open.add(upstream)
         self.made += 1
         caller.connected(upstream)
