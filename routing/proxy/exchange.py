@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import IntEnum
-from functools import wraps
 from time import monotonic
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -76,13 +75,13 @@ P = ParamSpec("P")
 def _never_raises(method: Callable[Concatenate[Exchange, P], None]) -> Callable[Concatenate[Exchange, P], None]:
     """End the exchange where ``method`` fails: its callers are an event loop's callbacks, and would only log it."""
 
-    @wraps(method)
     def guarded(self: Exchange, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
             self.give_up(error)
 
+    guarded.__doc__ = method.__doc__
     return guarded
 
 
