@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from telemetry.metrics.windows import Window, choose_step
 
+CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
 PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
 DEFAULT = "15m"
 NOW_S = 60.0  # what a tile calls now
@@ -68,7 +69,7 @@ def asked_range(params: QueryDict) -> TimeRange:
 
 def _preset(key: str, error: str = "") -> TimeRange:
     seconds = PRESETS[key]
-    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S)
+    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS)
     return TimeRange(key, Window.last(seconds, until=timezone.now(), step_s=step), error)
 
 
@@ -84,7 +85,9 @@ def _fixed(params: QueryDict) -> TimeRange:
         )
     if not 0 < seconds <= LONGEST_S or start > now:
         return _preset(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
-    return TimeRange("", Window(start, end, choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S)))
+    return TimeRange(
+        "", Window(start, end, choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS))
+    )
 
 
 def _moment(text: str) -> datetime | None:

@@ -67,9 +67,9 @@ def rest(stack: LiveStack) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def page(stack: LiveStack, browser: Browser) -> Iterator[Page]:
+def page(stack: LiveStack, chromium: Browser) -> Iterator[Page]:
     """A browser in which the operator is signed in."""
-    context = browser.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
+    context = chromium.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
     tab = context.new_page()
     tab.set_default_timeout(BROWSER_MS)
     tab.goto("/")
