@@ -75,7 +75,7 @@ P = ParamSpec("P")
 def _never_raises(method: Callable[Concatenate[Exchange, P], None]) -> Callable[Concatenate[Exchange, P], None]:
     """End the exchange where ``method`` fails: its callers are an event loop's callbacks, and would only log it."""
 
-    def guarded(self: Exchange, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Exchange, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
