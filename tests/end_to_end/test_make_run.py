@@ -23,7 +23,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack
-from tests.fakes.webhook_receiver import webhook_receiver
+from tests.fakes.fake_webhook_receiver import receiving
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -163,7 +163,7 @@ def test_killing_replicas_fails_no_request_shows_them_down_and_their_cold_return
     (rule,) = rest.get("alert-rules").json()["results"]
     quick = {"window_s": 20, "baseline_s": 90, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 10}
     assert rest.patch(f"alert-rules/{rule['id']}", json={"settings": quick}).status_code == 200
-    with webhook_receiver() as receiver:
+    with receiving() as receiver:
         channel = rest.post("channels", json={"name": "on-call", "config": {"url": receiver.url}})
         assert channel.status_code == 201, channel.text
 
@@ -217,9 +217,8 @@ def alerts(rest: httpx.Client, state: str) -> list[dict[str, Any]]:
 
 
 def messages(receiver: Any, alert_id: int, kind: str) -> list[str]:
-    return [
-        id_ for id_, body in receiver.messages if f'"{kind}"' in json.dumps(body) and str(alert_id) in json.dumps(body)
-    ]
+    found = [message for message in receiver.received if message.payload["data"].get("alert") == alert_id]
+    return [message.id for message in found if message.payload["type"] == f"alert.{kind}"]
 
 
 def test_the_router_serves_on_without_its_control_plane_also_after_its_own_restart(stack, rest):
