@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import InterfaceError, OperationalError
+from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
@@ -67,7 +67,7 @@ def pointer(path: str) -> str:
 
 
 def _status(error: Exception) -> int:
-    if isinstance(error, exceptions.ValidationError | InvalidError):
+    if isinstance(error, exceptions.ValidationError | InvalidError | DataError):
         return HTTPStatus.UNPROCESSABLE_ENTITY
     if isinstance(error, exceptions.APIException):
         return error.status_code
@@ -89,6 +89,8 @@ def _detail(error: Exception, status: int) -> str:
         return "Something went wrong here. The log names this request's id."
     if isinstance(error, ControlPlaneError):
         return str(error)
+    if isinstance(error, DataError):  # such as a NUL in a name that is looked up
+        return "What was sent holds a value that the database cannot store or look up."
     if isinstance(error, exceptions.ValidationError):
         return "What was sent cannot be used; errors says where."
     if isinstance(error, exceptions.APIException):

@@ -1,6 +1,12 @@
 """How lists are cut into pages."""
 
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from rest_framework.exceptions import NotFound
 from rest_framework.pagination import CursorPagination, LimitOffsetPagination
+from rest_framework.request import Request
 
 
 class Pages(LimitOffsetPagination):
@@ -10,10 +16,22 @@ class Pages(LimitOffsetPagination):
     max_limit = 1000
 
 
-class EventPages(CursorPagination):
-    """``?cursor=`` for sets that only grow: newest first, and steady while new rows come in."""
+class NewestFirst(CursorPagination):
+    """``?cursor=`` for sets that only grow: steady while new rows come in. Who inherits names the ordering."""
 
     page_size = 100
     page_size_query_param = "limit"
     max_page_size = 1000
+
+    def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any] | None:
+        """One page; NotFound for a cursor that nobody was given."""
+        try:
+            return super().paginate_queryset(queryset, request, view)
+        except ValidationError:  # its position is none that the rows are ordered by
+            raise NotFound(self.invalid_cursor_message) from None
+
+
+class EventPages(NewestFirst):
+    """Events, the newest first."""
+
     ordering = ("-at", "-id")

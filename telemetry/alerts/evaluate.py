@@ -13,7 +13,6 @@ news: it starts no alert and ends none that fires.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -91,9 +90,9 @@ class DropSettings:
 
 def _number(name: str, value: object) -> float:
     low, high, _, _ = LIMITS[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RuleError(name, "expected a number")
-    if not low <= value <= high:
+    if not low <= value <= high:  # nor is NaN, and a whole number may be too long for a float
         raise RuleError(name, f"expected {low:g} to {high:g}")
     return float(value)
 

@@ -201,7 +201,10 @@ class SeriesQuery(serializers.Serializer[Any]):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Make the window of it."""
         end = attrs.get("to") or timezone.now()
-        start = attrs.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
+        try:
+            start = attrs.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
+        except OverflowError:
+            raise serializers.ValidationError({"to": "expected a later time"}) from None
         length_s = (end - start).total_seconds()
         if length_s <= 0:
             raise serializers.ValidationError({"to": "expected a time after from"})

@@ -9,11 +9,11 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status
 from rest_framework.decorators import action
-from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.api.pagination import NewestFirst
 from controlplane.api.viewsets.doors import NUMBER, Door, parsed
 from telemetry.api import serializers as s
 from telemetry.api.charts import chart
@@ -23,14 +23,6 @@ from telemetry.models import Alert, AlertRule, Channel, Notification
 from telemetry.services import alerts, channels, outbox
 
 UUID = "[0-9a-f-]{32,36}"
-
-
-class NewestFirst(CursorPagination):
-    """``?cursor=`` for sets that only grow."""
-
-    page_size = 100
-    page_size_query_param = "limit"
-    max_page_size = 1000
 
 
 class AlertPages(NewestFirst):

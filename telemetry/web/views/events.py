@@ -18,7 +18,9 @@ def event_list(request: HttpRequest) -> HttpResponse:
     events = Event.objects.select_related("pool", "replica", "router", "actor").order_by("-pk")
     if kind in EventKind.values:
         events = events.filter(kind=kind)
-    if pool:
+    if "\0" in pool:  # PostgreSQL looks for no such name
+        events = events.none()
+    elif pool:
         events = events.filter(pool__name=pool)
     if before.isascii() and before.isdigit() and len(before) < 19:
         events = events.filter(pk__lt=int(before))

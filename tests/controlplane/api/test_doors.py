@@ -91,6 +91,14 @@ def test_a_person_who_is_no_staff_changes_things_but_manages_no_tokens(django_us
         ("post", "pools", "[]", 422),
         ("post", "pools", '{"name": 7}', 422),
         ("post", "pools", '{"name": "a\\u0000"}', 422),
+        ("post", "pools", "[" * 100_000, 400),
+        ("put", "policies/default/draft", '{"settings": ' + '{"a":' * 65 + "1" + "}" * 66, 400),
+        ("post", "replicas", '{"pool": "a\\u0000", "name": "r1", "url": "http://10.0.0.1"}', 422),
+        ("get", "events?cursor=cD0xMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=", None, 404),
+        ("get", "alerts?cursor=cD0xMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=", None, 404),
+        ("get", "series?metric=hit_rate&pool=%00", None, 422),
+        ("get", "series?metric=hit_rate&to=0001-01-01T00:00:00Z", None, 422),
+        ("post", "alert-rules", '{"pool": "default", "name": "q", "settings": {"window_s": 1' + "0" * 400 + "}}", 422),
     ],
 )
 @pytest.mark.usefixtures("pool")

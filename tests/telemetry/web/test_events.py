@@ -37,3 +37,7 @@ def test_an_empty_list_says_the_next_step(visitor):
 
 def test_a_page_mark_that_is_no_number_is_no_error(visitor):
     assert visitor.get("/events/?before=%27;--").status_code == 200
+
+
+def test_a_filter_that_the_database_could_not_take_finds_nothing(visitor):
+    assert "No event matches" in visitor.get("/events/?pool=a%00b").text
