@@ -5,6 +5,8 @@ from django.urls import include, path, re_path
 from controlplane.api.exceptions import no_such_endpoint
 from controlplane.health import healthz, readyz
 
+handler500 = "controlplane.api.exceptions.failed"
+
 urlpatterns = [
     path("healthz", healthz),
     path("readyz", readyz),

@@ -6,6 +6,7 @@ This module alone turns errors into statuses.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import DataError, InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.template import loader
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -64,6 +66,19 @@ def pointer(path: str) -> str:
     """A JSON path such as ``$.pools[0].name`` as the fragment pointer ``#/pools/0/name``."""
     steps = path.removeprefix("$").replace("[", ".").replace("]", "").split(".")
     return "#" + "".join(f"/{step}" for step in steps if step)
+
+
+def failed(request: HttpRequest) -> HttpResponse:
+    """What no view caught, such as a session that cannot be read: 503 while the database is away, 500 otherwise.
+
+    A problem document below ``/api/``, a page elsewhere.
+    """
+    error = sys.exc_info()[1]
+    status = _status(error) if isinstance(error, OperationalError | InterfaceError) else 500
+    if request.path.startswith("/api/"):
+        body = problem(status, _detail(Exception(), status), request_id=_request_id(request))
+        return JsonResponse(body, status=status, content_type=CONTENT_TYPE)
+    return HttpResponse(loader.get_template(f"{status}.html").render(), status=status)
 
 
 def _status(error: Exception) -> int:

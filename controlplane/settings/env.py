@@ -15,6 +15,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 T = TypeVar("T")
 PREFIX = "WARMPATH_"
+# Seconds. A request waits so long for a connection; an attempt to make one is given up so soon, because its pauses
+# double, and after a long absence of the database the next one would be as long again.
+POOL_PATIENCE = {"timeout": 5, "reconnect_timeout": 1}
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -76,7 +79,7 @@ def database(url: str, *, pool: int = 0) -> dict[str, Any]:
     entry: dict[str, Any] = {names[key]: str(value) for key, value in parts.items() if key in names}
     entry["OPTIONS"] = {key: value for key, value in parts.items() if key not in names}
     if pool:
-        entry["OPTIONS"]["pool"] = {"min_size": 0, "max_size": pool, "timeout": 10}
+        entry["OPTIONS"]["pool"] = {"min_size": 0, "max_size": pool, **POOL_PATIENCE}
     return {"ENGINE": "django.db.backends.postgresql", **entry}
 
 

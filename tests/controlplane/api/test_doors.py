@@ -15,6 +15,7 @@ from controlplane.services.fleet import add_replica
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.routers import announce
 from controlplane.services.task_groups import create_task_group
+from controlplane.settings import env
 
 ROOT = "/api/v1/"
 
@@ -198,3 +199,27 @@ def test_not_ready_without_a_database(client, monkeypatch):
 def test_the_openapi_document_is_made_without_a_warning(capsys):
     SchemaGenerator().get_schema(request=None, public=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("fault", "status"), [(OperationalError("gone"), 503), (RuntimeError("secret"), 500)])
+def test_a_session_that_cannot_be_read_is_told_apart_from_a_mistake_of_ours(operator, monkeypatch, fault, status):
+    browser = APIClient(raise_request_exception=False)
+    browser.force_login(operator)
+
+    def fail(*_args):
+        raise fault
+
+    monkeypatch.setattr("django.contrib.sessions.backends.db.SessionStore.load", fail)
+    answer = browser.get(f"{ROOT}pools")
+    document = json.loads(answer.content)
+    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
+    assert (document["status"], bool(document["request_id"])) == (status, True)
+    page = browser.get("/fleet/")
+    assert (page.status_code, page["Content-Type"]) == (status, "text/html; charset=utf-8")
+    assert b"secret" not in answer.content + page.content
+
+
+def test_connections_are_tried_for_anew_soon_after_the_database_is_back():
+    pool = env.database("postgresql://db/warmpath", pool=8)["OPTIONS"]["pool"]
+    assert (pool["reconnect_timeout"], pool["timeout"]) == (1, 5)
