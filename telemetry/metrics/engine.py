@@ -44,6 +44,9 @@ HISTOGRAMS = {
 }
 START_TIME = "process_start_time_seconds"
 CREATED = "vllm:prefix_cache_queries_created"
+MOST = 1e14  # of anything counted: three years of a million a second; ten thousand of it still fit into a column
+MOST_BLOCKS = 2**31 - 1  # of a cache, and tokens of a block
+
 CACHE_INFO = "vllm:cache_config_info"
 SLEEP_STATE = "vllm:engine_sleep_state"
 
@@ -130,11 +133,11 @@ def _engine(samples: list[Sample]) -> EngineSample:
             counts[ours][rank] += checked_count(sample)
         elif kind == "tier" and (tier := TIERS.get(sample.labels.get("source", ""))):
             counts[tier][rank] += checked_count(sample)
-        elif kind == "gauge" and math.isfinite(sample.value) and (rank == 0 or ours not in engine.gauges):
+        elif kind == "gauge" and 0 <= sample.value <= MOST and (rank == 0 or ours not in engine.gauges):
             engine.gauges[ours] = sample.value
         elif kind == "bucket":
             lines[ours, rank].append((bucket_edge(sample), checked_count(sample)))
-        elif kind == "sum" and math.isfinite(sample.value):
+        elif kind == "sum" and abs(sample.value) <= MOST:
             sums[ours, rank] = sample.value
     engine.counters = {ours: ranks[min(ranks)] for ours, ranks in counts.items()}
     for ours, rank in sorted(lines, reverse=True):  # the preferred name comes last and stays
@@ -152,8 +155,8 @@ def _buckets(lines: list[tuple[float, float]], total_sum: float | None) -> Bucke
 
 
 def checked_count(sample: Sample) -> float:
-    """A cumulative count; ExpositionError for NaN, an infinity or less than 0: such a scrape is not to be trusted."""
-    if not (math.isfinite(sample.value) and sample.value >= 0):
+    """A cumulative count; ExpositionError for NaN or what is not within 0 and ``MOST``: such a scrape is no evidence."""
+    if not 0 <= sample.value <= MOST:
         raise ExpositionError(f"{sample.name}: {sample.value} is no count")
     return sample.value
 
@@ -187,9 +190,9 @@ def _facts(samples: Iterable[Sample]) -> CacheFacts:
     known = [count - 1 for count in blocks if count is not None and count > 1]
     return CacheFacts(
         block_tokens=sizes.pop() if len(sizes) == 1 else None,
-        capacity_blocks=sum(known) if known and len(known) == len(blocks) else None,
+        capacity_blocks=sum(known) if known and len(known) == len(blocks) and sum(known) <= MOST_BLOCKS else None,
     )
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and 0 < int(text) < 1 << 40 else None
+    return int(text) if text is not None and text.isdecimal() and 0 < int(text) <= MOST_BLOCKS else None

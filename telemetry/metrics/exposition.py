@@ -85,4 +85,6 @@ def _series(series: str) -> tuple[str, dict[str, str]]:
         raise ExpositionError("a line is not `name{labels} value`")
     if any(len(value) > MAX_LABEL_CHARS for value in sample.labels.values()):
         raise ExpositionError(f"a label of more than {MAX_LABEL_CHARS} characters")
+    if "\0" in series:
+        raise ExpositionError("a label that no database can hold")
     return sample.name, dict(sample.labels)

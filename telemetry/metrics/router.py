@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from telemetry.metrics.engine import bucket_edge, checked_count
+from telemetry.metrics.engine import MOST, bucket_edge, checked_count
 from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
 from telemetry.metrics.histograms import Buckets, HistogramError, from_sparse
 
@@ -101,7 +101,7 @@ def _ttft(samples: list[Sample]) -> dict[RouteKey, Buckets]:
     for sample in samples:
         if sample.name == f"{TTFT}_bucket":
             lines[_key(sample)].append((bucket_edge(sample), checked_count(sample)))
-        elif sample.name == f"{TTFT}_sum" and math.isfinite(sample.value):
+        elif sample.name == f"{TTFT}_sum" and abs(sample.value) <= MOST:
             sums[_key(sample)] = sample.value
     histograms: dict[RouteKey, Buckets] = {}
     for key, pairs in lines.items():

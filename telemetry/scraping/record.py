@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
+import psycopg
 from django.conf import settings
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
 
 from controlplane.models import EventKind, Replica, Router
 from controlplane.services.events import record_event
@@ -49,15 +51,37 @@ class RouterScrape:
 
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
     """Store one reading or one gap per target. A target that has one for this time, or a later one, is left alone."""
-    facts = _record_replicas(replicas, due) if replicas else []
-    if routers:
-        _record_routers(routers, due)
+    facts = _batch_or_singly(_record_replicas, replicas, due)
+    _batch_or_singly(_record_routers, routers, due)
     for replica, told in facts:  # last, and by itself: it may freeze a new configuration
         record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
 
 
+Scrape = TypeVar("Scrape", ReplicaScrape, RouterScrape)
+Facts = list[tuple[Replica, CacheFacts]]
+
+
+def _batch_or_singly(
+    record: Callable[[Sequence[Scrape], datetime], Facts], scrapes: Sequence[Scrape], due: datetime
+) -> Facts:
+    """Record a batch; where the database refuses it, each scrape by itself, so that one costs no other its reading."""
+    if not scrapes:
+        return []
+    try:
+        return record(scrapes, due)
+    except (DataError, IntegrityError, psycopg.DataError):
+        if len(scrapes) == 1:
+            log.warning("what %s says cannot be stored", _name(scrapes[0]))
+            return []
+    return [news for scrape in scrapes for news in _batch_or_singly(record, [scrape], due)]
+
+
+def _name(scrape: ReplicaScrape | RouterScrape) -> str:
+    return scrape.replica.name if isinstance(scrape, ReplicaScrape) else scrape.router.name
+
+
 @transaction.atomic
-def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> list[tuple[Replica, CacheFacts]]:
+def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> Facts:
     """The facts that are news come back."""
     ids = [scrape.replica.pk for scrape in scrapes]
     states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids)}
@@ -81,7 +105,8 @@ def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> list[tu
 
 
 @transaction.atomic
-def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> None:
+def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> Facts:
+    """A router tells no facts."""
     ids = [scrape.router.pk for scrape in scrapes]
     states = {state.router_id: state for state in ScrapeState.objects.filter(router_id__in=ids)}
     folded: dict[int, Folded] = {}
@@ -99,6 +124,7 @@ def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> None:
         _keep(states[pk], fold.condition, due)
         states[pk].marks = dump_marks(fold.route_marks)
     _save([states[pk] for pk in folded], "router")
+    return []
 
 
 def _is_late(state: ScrapeState, due: datetime) -> bool:

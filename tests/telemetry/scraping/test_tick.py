@@ -10,6 +10,7 @@ from django.db import connection
 from controlplane.models import Event, Replica, ReplicaState, Router
 from controlplane.services.fleet import add_replica
 from telemetry.models import Reading, RouterReading, ScrapeState
+from telemetry.scraping import record
 from telemetry.scraping.tick import place, scrape_fleet
 from telemetry.storage.locks import SCRAPE
 from tests.fakes.fake_metrics_server import endless, hang, status, text, torn, unused_port
@@ -307,3 +308,40 @@ def test_ticks_that_wobble_around_the_grid_miss_no_place():
         taken_s = due_s
 
     assert [after - before for before, after in pairwise(places[1:])] == [5.0] * 48
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        replica_text(1e308, 0),
+        replica_text(1e18, 0),
+        replica_text(10, 5, engine="a\0b"),
+        replica_text(10, 5, running=1e308, usage=-1e308),
+        replica_text(10, 5, blocks=2**39, block_size=2**39),
+    ],
+)
+def test_what_one_replica_says_costs_no_other_its_reading(pool, metrics_server, hostile):
+    replica(pool, metrics_server, "bad", text(hostile))
+    good = replica(pool, metrics_server, "good", text(replica_text(1000, 100)), text(replica_text(1500, 400)))
+
+    tick(0)
+    tick(1)
+
+    assert list(Reading.objects.filter(replica=good).order_by("at").values_list("queries", flat=True)) == [None, 500]
+
+
+def test_a_reading_that_the_database_refuses_costs_no_other_one(pool, metrics_server, monkeypatch, caplog):
+    rows = record.engine_row
+
+    def spoilt(replica_id, *arguments):
+        row = rows(replica_id, *arguments)
+        return row if replica_id != bad.pk else (*row[:2], "a\0b", *row[3:])
+
+    bad = replica(pool, metrics_server, "bad", text(replica_text(1000, 100)))
+    good = replica(pool, metrics_server, "good", text(replica_text(1000, 100)))
+    monkeypatch.setattr(record, "engine_row", spoilt)
+
+    tick(0)
+
+    assert [reading.replica_id for reading in Reading.objects.all()] == [good.pk]
+    assert "what bad says cannot be stored" in caplog.text
