@@ -155,7 +155,7 @@ def _buckets(lines: list[tuple[float, float]], total_sum: float | None) -> Bucke
 
 
 def checked_count(sample: Sample) -> float:
-    """A cumulative count; ExpositionError for NaN or what is not within 0 and ``MOST``: such a scrape is no evidence."""
+    """A cumulative count; ExpositionError for NaN or what is not within 0 and ``MOST``: that scrape is not trusted."""
     if not 0 <= sample.value <= MOST:
         raise ExpositionError(f"{sample.name}: {sample.value} is no count")
     return sample.value
