@@ -7,6 +7,7 @@ import sys
 
 BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
+    "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
 }
 

@@ -24,11 +24,11 @@ PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"m
 )
 BODY = PLAIN % (b"word " * 100, USAGE)
 
-_plain = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-_stream_head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_event = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+PLAIN_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+ONE_EVENT = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 _usage = b'data: {"choices":[],%b}\n\n' % USAGE
-_end = b"%x\r\n%b\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(_usage), _usage)
+STREAM_END = b"%x\r\n%b\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(_usage), _usage)
 
 
 class Beat:
@@ -45,10 +45,10 @@ class Beat:
         self._loop.call_at(self._next, self._strike)
         for transport, left in list(self.left.items()):
             if left:
-                transport.write(_event)
+                transport.write(ONE_EVENT)
                 self.left[transport] = left - 1
             else:
-                transport.write(_end)
+                transport.write(STREAM_END)
                 del self.left[transport]
 
 
@@ -76,10 +76,10 @@ class Mock(asyncio.Protocol):
             return
         self._data = b""
         if data.find(b'"stream": true', end, end + 64) > 0:
-            self._transport.write(_stream_head)
+            self._transport.write(STREAM_HEAD)
             self._beat.left[self._transport] = EVENTS
         else:
-            self._transport.write(_plain)
+            self._transport.write(PLAIN_ANSWER)
 
 
 async def main(count: int) -> None:

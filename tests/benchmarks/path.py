@@ -1,0 +1,121 @@
+"""What the router's own code costs, without the kernel: ``python -m tests.benchmarks path``.
+
+Real connections and exchanges, fed realistic bytes, on transports that keep the last write and nothing else. A row is
+the least of many short rounds, in microseconds of one core, so that a busy machine does not move it much.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from typing import Any, cast
+
+import uvloop
+
+from routing.proxy.client import Client
+from routing.proxy.router import Router
+from routing.proxy.upstream import Upstream
+from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, dump_snapshot
+from routing.server import spare_the_collector
+from tests.benchmarks.load import SESSIONS, request
+from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
+
+REPLICAS = 4
+CLIENTS = 32
+ROUNDS = 150
+CALLS = 200  # a round: about 10 ms
+
+
+class Wire:
+    """A transport that remembers who wrote last; asyncio's interface as far as the router uses it here."""
+
+    wrote: Wire
+
+    def __init__(self, protocol: Any) -> None:
+        self.protocol = protocol
+        protocol.connection_made(self)
+
+    def write(self, _: bytes) -> None:
+        Wire.wrote = self
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Bench:
+    """A router with idle clients and kept-alive connections, all in this process."""
+
+    def __init__(self, router: Router) -> None:
+        self.clients = [Wire(Client(router)).protocol for _ in range(CLIENTS)]
+        for link in router.serving.links.values() if router.serving else ():
+            for _ in range(CLIENTS):
+                link.park(cast("Upstream", Wire(Upstream(link, router.deadlines)).protocol))
+        self._turns = cycle([(self.clients[turn % CLIENTS], request(turn)) for turn in range(SESSIONS)])
+
+    def ask(self) -> Upstream:
+        """One request, up to where it has been written to a replica."""
+        client, data = next(self._turns)
+        client.data_received(data)
+        return cast("Upstream", Wire.wrote.protocol)
+
+    def request_us(self) -> tuple[float, float]:
+        """Microseconds on the way to the replica, and on the way back to the end of the request."""
+        best = float("inf"), 0.0, 0.0
+        for _ in range(ROUNDS):
+            there = back = 0.0
+            for _ in range(CALLS):
+                begun = time.perf_counter()
+                upstream = self.ask()
+                arrived = time.perf_counter()
+                upstream.data_received(PLAIN_ANSWER)
+                back += time.perf_counter() - arrived
+                there += arrived - begun
+            best = min(best, (there + back, there, back))
+        return best[1] / CALLS * 1e6, best[2] / CALLS * 1e6
+
+    def event_us(self) -> float:
+        """Microseconds of one event of a stream, each in a read of its own."""
+        best = float("inf")
+        for _ in range(ROUNDS):
+            self.clients[0].data_received(request(0, stream=True))
+            upstream = cast("Upstream", Wire.wrote.protocol)
+            upstream.data_received(STREAM_HEAD + ONE_EVENT)
+            best = min(best, timed_s(partial(upstream.data_received, ONE_EVENT), EVENTS))
+            upstream.data_received(STREAM_END)
+        return best / EVENTS * 1e6
+
+
+def timed_s(step: Callable[[], object], calls: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return time.perf_counter() - begun
+
+
+async def started_router() -> Router:
+    members = tuple(ReplicaConfig(name=f"replica-{n}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS))
+    policy = PolicyConfig(name="bench", revision=1, settings=PrefixHashSettings())
+    config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
+    router = Router("bench")
+    await router.store.start(dump_snapshot(config, 1).document)
+    router.checks.close()  # nobody listens there
+    return router
+
+
+async def measure() -> None:
+    """Print the table."""
+    router = await started_router()
+    bench = Bench(router)
+    spare_the_collector()
+    there, back = bench.request_us()
+    print(f"8 KiB chat request, to the replica        {there:7.2f} us")
+    print(f"its answer, to the end of the accounting  {back:7.2f} us")
+    print(f"both                                      {there + back:7.2f} us")
+    print(f"one event of a stream                     {bench.event_us():7.2f} us")
+    router.deadlines.close()
+
+
+def main() -> None:
+    uvloop.run(measure())
