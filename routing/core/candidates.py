@@ -98,13 +98,16 @@ class Candidates:
         if changes is None:
             self._start_over()
             return
-        for load in reversed(dict.fromkeys(reversed(changes))):
-            counted = self._counted.get(load.replica)
-            if counted is not None:
-                self._running += load.running - counted
-                self._counted[load.replica] = load.running
-                if self._heap:
-                    self._push(load.replica)
+        counted = self._counted
+        for load in changes if not self._heap else reversed(dict.fromkeys(reversed(changes))):
+            before = counted.get(load.replica)
+            if before is None:
+                continue
+            if before != load.running:
+                self._running += load.running - before
+                counted[load.replica] = load.running
+            if self._heap:
+                self._push(load.replica)
 
     def _start_over(self) -> None:
         """Sum anew, because too much has changed to look at each change."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from itertools import chain
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,6 +23,7 @@ BLOCK_BYTES = 256  # about 64 tokens
 MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS = 16  # hashed at once where they are known
 MAX_STRETCHES = 8192  # remembered: 3 MiB
+_STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
 
 DEFAULT_BOUNDARY = PrefixHashSettings()  # where tier 1 ends for policies that have no boundary of their own
 
@@ -32,10 +34,11 @@ _word = struct.Struct("<Q").pack
 class PrefixHasher:
     """Hashes with one fleet's secret."""
 
-    __slots__ = ("_secret", "_stretches")
+    __slots__ = ("_plain", "_secret", "_stretches")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without LoRA and salt
         self._stretches: dict[tuple[int, int], array[int]] = {}
 
     def __repr__(self) -> str:
@@ -43,6 +46,8 @@ class PrefixHasher:
 
     def seed(self, model: str, salt: str = "", lora: str = "") -> int:
         """``h[-1]`` of the chain: what sets apart equal texts whose KV blocks differ."""
+        if not (salt or lora):
+            return xxh3_64_intdigest(model.encode() + self._plain)
         return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), lora.encode(), salt.encode(), self._secret)))
 
     def tier1(
@@ -59,23 +64,27 @@ class PrefixHasher:
         return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join((b"session", key.encode(), self._secret))))
 
     def blocks(self, prompt: CanonicalPrompt, model: str) -> array[int]:
-        """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``. 0.15 us each, 0.04 us where known.
+        """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``."""
+        return array("Q", chain.from_iterable(self.stretches(prompt, model)))
+
+    def stretches(self, prompt: CanonicalPrompt, model: str) -> list[array[int]]:
+        """The same in arrays of ``STRETCH_BLOCKS``, shared by all who hold them. 0.15 us a block, 0.02 where known.
 
         Prompts that open alike are the rule, so stretches of blocks are remembered by the hash before them and their
-        own: then a stretch costs one hash instead of one for each block.
+        own: then a stretch costs one hash instead of one for each block, and no memory.
         """
-        data, count = prompt.data, min(len(prompt.data) // BLOCK_BYTES, MAX_BLOCKS)
-        hashes = array("Q")
+        data, known, found = prompt.data, self._stretches, []
         last = self.seed(model, prompt.salt)
-        for start in range(0, count, STRETCH_BLOCKS):
-            stretch = data[start * BLOCK_BYTES : min(start + STRETCH_BLOCKS, count) * BLOCK_BYTES]
+        end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
+        for start in range(0, end, _STRETCH_BYTES):
+            stretch = data[start : min(start + _STRETCH_BYTES, end)]
             key = (last, xxh3_64_intdigest(stretch))
-            known = self._stretches.get(key)
-            if known is None:
-                known = self._remember(key, _chain(last, stretch))
-            hashes += known
-            last = known[-1]
-        return hashes
+            hashes = known.get(key)
+            if hashes is None:
+                hashes = self._remember(key, _chain(last, stretch))
+            found.append(hashes)
+            last = hashes[-1]
+        return found
 
     def _remember(self, key: tuple[int, int], hashes: array[int]) -> array[int]:
         if len(self._stretches) >= MAX_STRETCHES:

@@ -139,14 +139,17 @@ class _Writer:
         self.messages(items)
 
     def _message(self, message: Message) -> None:
-        role, content = message.role or "", message.content
-        piece = MESSAGE + role.encode() + CONTENT + (content.encode() if type(content) is str else _content(content))
+        role, content, start = message.role or "", message.content, self._length
+        text = content.encode() if type(content) is str else _content(content)
+        fields = b""
         if message.name or message.tool_calls or message.tool_call_id or message.reasoning or message.reasoning_content:
-            piece += _fields(message)
-        opens = self._opening_end == self._length and role in _SYSTEM_ROLES
-        self._segment(piece)
-        if opens:
-            self._opening_end = self._length
+            fields = _fields(message)
+        opening = MESSAGE + role.encode() + CONTENT
+        self._pieces += (opening, text, fields)
+        self._length = end = start + len(opening) + len(text) + len(fields)
+        self._ends.append(end)
+        if start == self._opening_end and role in _SYSTEM_ROLES:
+            self._opening_end = end
 
     def _token_ids(self, ids: Any) -> bool:
         """Write token ids; False if these are none."""

@@ -55,9 +55,13 @@ class HashRing:
 
     def _clockwise(self, key: PrefixHash) -> Iterator[ReplicaId]:
         points, names = self._points, self._names
-        start = bisect_left(points, key & ~_INDEX)
-        seen: set[int] = set()
-        for at in chain(range(start, len(points)), range(start)):
+        if not points:
+            return
+        start = bisect_left(points, key & ~_INDEX) % len(points)
+        first = points[start] & _INDEX
+        yield names[first]  # and most walks end here
+        seen = {first}
+        for at in chain(range(start + 1, len(points)), range(start)):
             index = points[at] & _INDEX
             if index not in seen:
                 seen.add(index)

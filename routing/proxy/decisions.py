@@ -42,7 +42,7 @@ class Record(Struct, gc=False):
     prompt_tokens_estimate: int
     block_tokens: int | None  # of the replica
     prefix: int | None
-    blocks: array[int]
+    blocks: list[array[int]]  # in stretches, shared with other records
     candidates: list[CandidateLoad]
     retries: int = 0
     status: int | None = None
@@ -104,7 +104,7 @@ class Record(Struct, gc=False):
             "reason": self.reason,
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
             "prefix": None if self.prefix is None else f"{self.prefix:016x}",
-            "blocks": [f"{block:016x}" for block in self.blocks],
+            "blocks": [f"{block:016x}" for stretch in self.blocks for block in stretch],
             "candidates": self.candidates,
             "retries": self.retries,
             "status": self.status,
@@ -121,7 +121,7 @@ class DecisionRing:
     """The latest records, oldest first."""
 
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
-        self._records: deque[Record] = deque()
+        self._records: deque[tuple[Record, int]] = deque()  # with the bytes that each takes
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -137,11 +137,12 @@ class DecisionRing:
 
     def add(self, record: Record) -> None:
         """Enter a record, and drop the oldest ones that no longer fit."""
-        self._records.append(record)
+        size = _RECORD_BYTES + 8 * sum(map(len, record.blocks)) + _CANDIDATE_BYTES * len(record.candidates)
+        self._records.append((record, size))
         self._last += 1
-        self._bytes += _size(record)
+        self._bytes += size
         while len(self._records) > self._max_records or self._bytes > self._max_bytes:
-            self._bytes -= _size(self._records.popleft())
+            self._bytes -= self._records.popleft()[1]
 
     def after(self, seq: int, limit: int) -> dict[str, Any]:
         """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
@@ -149,11 +150,7 @@ class DecisionRing:
         start = max(seq + 1, first)
         chosen = list(islice(self._records, start - first, start - first + limit))
         return {
-            "decisions": [record.as_json(start + index) for index, record in enumerate(chosen)],
+            "decisions": [record.as_json(start + index) for index, (record, _) in enumerate(chosen)],
             "next": start + len(chosen) - 1 if chosen else max(0, min(seq, self._last)),
             "dropped": max(0, first - seq - 1),
         }
-
-
-def _size(record: Record) -> int:
-    return _RECORD_BYTES + 8 * len(record.blocks) + _CANDIDATE_BYTES * len(record.candidates)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
+from itertools import islice
 
 from msgspec import Struct
 
@@ -67,9 +68,9 @@ class RequestKeys:
         return self._tier1
 
     @property
-    def blocks(self) -> array[int]:
-        """Chained block hashes of the prompt; computed anew each time."""
-        return self._hasher.blocks(self._request.prompt, self._request.model or "")
+    def blocks(self) -> list[array[int]]:
+        """Chained block hashes of the prompt, in stretches that others share; computed anew each time."""
+        return self._hasher.stretches(self._request.prompt, self._request.model or "")
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -101,9 +102,8 @@ class Decision(Struct, frozen=True, gc=False):
     def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
         """Present loads: of the replica chosen, of the homes that refused, then of others, ``limit`` in all."""
         loads = self.candidates.loads
-        first = (self.choice.replica, *self.choice.refused)
-        names = list(dict.fromkeys(first if limit is not None and len(first) >= limit else (*first, *loads)))
-        return [CandidateLoad(name, loads[name].running, loads[name].waiting_tokens) for name in names[:limit]]
+        names = list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))
+        return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in names[:limit]]
 
 
 class Route(Struct, frozen=True):

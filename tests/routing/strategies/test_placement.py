@@ -90,7 +90,7 @@ def test_the_prefix_is_the_same_whatever_the_strategy() -> None:
     ]
 
     assert len({decision.prefix for decision in decisions}) == 1
-    assert len({tuple(decision.keys.blocks) for decision in decisions}) == 1
+    assert len({tuple(map(tuple, decision.keys.blocks)) for decision in decisions}) == 1
 
 
 def test_the_prefix_ends_at_the_policys_boundary() -> None:
