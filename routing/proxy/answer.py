@@ -59,7 +59,7 @@ def read_answer(
     for name, value in headers:
         lower = name.lower()
         if lower not in _NOT_PASSED:
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(name + b": " + value + b"\r\n")
             if lower == b"content-type":
                 answer.is_stream = value.startswith(b"text/event-stream")
         elif lower == b"content-length":

@@ -28,7 +28,7 @@ class Delivery:
     def __init__(self, client: Client, answer: AnswerHead) -> None:
         self._client = client
         self._answer = answer
-        self._tail = Tail()
+        self._tail = Tail.empty()
         self._keep = self._tail.append
         self._write = client.transport.write
 

@@ -129,20 +129,19 @@ class Exchange:
 
     # --- what the client's connection does ---
 
-    @_never_raises
     def start(self) -> None:
         """Place the request and send it; whatever is wrong with it is answered at once."""
         request = self._request
         try:
             self._wanted = placement_request(request.path, request.body, request.session_id, request.task_group)
-            decision = self._serving.placement.decide(self._wanted, self._router.health)
+            self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
         except NoReplicaError as error:
             self._pool, self._group = error.pool, error.group
             self._refuse(refusal_of(error))
         except RoutingError as error:
             self._refuse(refusal_of(error))
-        else:
-            self._dispatch(decision)
+        except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
+            self.give_up(error)
 
     def cancel(self) -> None:
         """The client has gone: stop the replica's work at once."""
@@ -168,13 +167,13 @@ class Exchange:
             self._record.placed_again(decision)
         else:
             self._record = Record.of(decision, self._request.request_id, tokens)
-        self._ticket = self._router.loads.dispatch(ReplicaId(decision.replica.name), tokens)
+        self._ticket = self._router.loads.dispatch(decision.choice.replica, tokens)
         self._is_placed = True
         upstream = self._serving.links[decision.replica.name].take_idle()
         if upstream is None:
             self._connect()
         else:
-            self.connected(upstream)
+            self._send(upstream)
 
     def _connect(self) -> None:
         self._enter(CONNECTING)
@@ -186,7 +185,10 @@ class Exchange:
         """Send the request on a connection of the chosen replica."""
         if self._state is DONE:
             upstream.release()
-            return
+        else:
+            self._send(upstream)
+
+    def _send(self, upstream: Upstream) -> None:
         self._enter(AWAITING)
         self._upstream = upstream
         request, limits = self._request, self._serving.limits
@@ -212,18 +214,20 @@ class Exchange:
 
     # --- from a replica ---
 
-    @_never_raises
     def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """Bytes of the answer: pass them on, or judge an error."""
         if last:
             self._upstream = None  # it has gone back to its pool
-        if self._state is STREAMING:
-            self._delivery.finish(data)  # the middle went straight to its sink
-            self._complete()
-        elif answer.status >= 500:
-            self._judge(answer, data, last)
-        else:
-            self._begin(answer, data, last)
+        try:
+            if self._state is STREAMING:
+                self._delivery.finish(data)  # the middle went straight to its sink
+                self._complete()
+            elif answer.status >= 500:
+                self._judge(answer, data, last)
+            else:
+                self._begin(answer, data, last)
+        except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
+            self.give_up(error)
 
     @_never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
@@ -279,7 +283,8 @@ class Exchange:
         self._enter(STREAMING)
         request = self._request
         self._record.first_byte(answer.status, monotonic() - request.arrived_at)
-        self._ticket.first_byte()
+        if not last:
+            self._ticket.first_byte()  # its end implies it
         self._delivery = delivery = Delivery(self._client, answer)
         del self._wanted, self._decision
         request.body = self._held = b""

@@ -55,13 +55,28 @@ class Tokens:
             self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
 
 
+class Series:
+    """What is counted for one pool, group, replica and revision of a policy."""
+
+    __slots__ = ("requests", "tokens", "ttft")
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
+        self.tokens: Tokens | None = None  # None: no answer has said any
+        self.ttft: Histogram | None = None  # shared by all policies and revisions; None: no first byte yet
+
+    def count(self, reason: str, outcome: str) -> None:
+        """Count one request that ended."""
+        what = (reason, outcome)
+        self.requests[what] = self.requests.get(what, 0) + 1
+
+
 class Metrics:
     """Counters and histograms of one router process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._requests: dict[SeriesKey, dict[str, int]] = {}  # then by "reason outcome"
-        self._tokens: dict[SeriesKey, Tokens] = {}
+        self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
         self._retries: dict[tuple[str, str, str], int] = {}
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
@@ -70,23 +85,21 @@ class Metrics:
 
     def placed_ended(self, record: Record, outcome: Outcome) -> None:
         """Count a request that a replica was chosen for."""
-        key = (record.pool, record.group, record.replica, record.policy, record.revision)
-        self._count(key, record.reason, outcome)
+        series = self._series_of((record.pool, record.group, record.replica, record.policy, record.revision))
+        series.count(record.reason, outcome)
         if record.ttft_s is not None and record.status is not None and record.status < 400:
-            place = (record.pool, record.group, record.replica)
-            histogram = self._ttft.get(place)
-            if histogram is None:
-                histogram = self._ttft[place] = Histogram()
-            histogram.observe(record.ttft_s)
+            if series.ttft is None:
+                place = (record.pool, record.group, record.replica)
+                series.ttft = self._ttft.setdefault(place, Histogram())
+            series.ttft.observe(record.ttft_s)
         if record.prompt_tokens is not None and record.cached_tokens is not None:
-            tokens = self._tokens.get(key)
-            if tokens is None:
-                tokens = self._tokens[key] = Tokens()
-            tokens.add(record.prompt_tokens, record.cached_tokens, record.block_tokens)
+            if series.tokens is None:
+                series.tokens = Tokens()
+            series.tokens.add(record.prompt_tokens, record.cached_tokens, record.block_tokens)
 
     def unplaced_ended(self, outcome: Outcome, pool: str = "", group: str = "") -> None:
         """Count a request that no replica was chosen for."""
-        self._count((pool, group, "", "", 0), "", outcome)
+        self._series_of((pool, group, "", "", 0)).count("", outcome)
 
     def refused(self, status: int) -> None:
         """Count a request that was refused before anything was decided."""
@@ -97,20 +110,18 @@ class Metrics:
         key = (decision.pool, decision.replica.name, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
-    def _count(self, key: SeriesKey, reason: str, outcome: Outcome) -> None:
-        counts = self._requests.get(key)
-        if counts is None:
-            counts = self._requests[key] = {}
-        what = reason + " " + outcome  # faster than formatting two enum members
-        counts[what] = counts.get(what, 0) + 1
+    def _series_of(self, key: SeriesKey) -> Series:
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series()
+        return series
 
     # --- what the configuration still knows ---
 
     def prune(self, knows: Callable[[SeriesKey], bool]) -> None:
         """Drop series that left the configuration longer than the grace period ago."""
         now = self._clock()
-        self._keep(self._requests, knows, now)
-        self._keep(self._tokens, knows, now)
+        self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
@@ -127,9 +138,8 @@ class Metrics:
     def lines(self) -> Iterator[str]:
         """Everything counted."""
         yield from header("requests_total", "counter", "Requests that ended, by what became of them.")
-        for key, counts in self._requests.items():
-            for what, count in counts.items():
-                reason, _, outcome = what.partition(" ")
+        for key, series in self._series.items():
+            for (reason, outcome), count in series.requests.items():
                 yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
         yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
@@ -140,17 +150,18 @@ class Metrics:
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
 
     def _token_lines(self) -> Iterator[str]:
+        reported = [(key, series.tokens) for key, series in self._series.items() if series.tokens]
         yield from header("usage_reported_total", "counter", "Answers that said how many tokens were cached.")
-        for key, tokens in self._tokens.items():
+        for key, tokens in reported:
             yield f"{PREFIX}usage_reported_total{{{_series(key)}}} {tokens.answers}"
         yield from header("prompt_tokens_total", "counter", "Prompt tokens of those answers.")
-        for key, tokens in self._tokens.items():
+        for key, tokens in reported:
             yield f"{PREFIX}prompt_tokens_total{{{_series(key)}}} {tokens.prompt}"
         yield from header("cached_tokens_total", "counter", "Of these, tokens that came from the prefix cache.")
-        for key, tokens in self._tokens.items():
+        for key, tokens in reported:
             yield f"{PREFIX}cached_tokens_total{{{_series(key)}}} {tokens.cached}"
         yield from header("cacheable_tokens_total", "counter", "Of these, tokens that whole blocks could have held.")
-        for key, tokens in self._tokens.items():
+        for key, tokens in reported:
             if tokens.cacheable is not None:
                 yield f"{PREFIX}cacheable_tokens_total{{{_series(key)}}} {tokens.cacheable}"
 

@@ -75,38 +75,42 @@ def read_head(
         raise RefusalError(505, "this router speaks HTTP/1.1 and HTTP/1.0", must_close=True)
     special: dict[bytes, list[bytes]] = {}
     lines: list[bytes] = []
-    size = len(target)
+    size = len(target)  # and of what does not go on
     for name, value in headers:
-        size += len(name) + len(value) + 4
-        key, goes_on = _known.get(name) or _learn(name)
+        key, goes_on = _treatments[name]
+        if goes_on:
+            lines.append(name + b": " + value + b"\r\n")
+        else:
+            size += len(name) + len(value) + 4
         if key:
             special.setdefault(key, []).append(value)
-        if goes_on:
-            lines.append(b"%b: %b\r\n" % (name, value))
-    if size > limits.max_header_bytes:
+    forwarded = b"".join(lines)
+    if size + len(forwarded) > limits.max_header_bytes:
         raise RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
     _check_framing(special, version)
     host = _checked_host(special, version)
     request = Request(method, _origin_form(target, host), http11=version == "1.1")
     _read_special(request, special, limits, make_id)
     if b"connection" in special:
-        lines = without_named(lines, special[b"connection"])
-    request.forwarded = b"".join(lines)
+        forwarded = b"".join(without_named(lines, special[b"connection"]))
+    request.forwarded = forwarded
     return request
 
 
-_known: dict[bytes, tuple[bytes, bool]] = {}
-
-
-def _learn(name: bytes) -> tuple[bytes, bool]:
+class _Treatments(dict[bytes, tuple[bytes, bool]]):
     """What becomes of a header: the key that we read it by (empty: we do not), and whether it goes on."""
-    lower = name.lower()
-    is_special = lower in _SPECIAL
-    goes_on = lower in _READ if is_special else not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
-    treatment = (lower if is_special else b"", goes_on)
-    if len(_known) < _NAMES_KNOWN:
-        _known[name] = treatment
-    return treatment
+
+    def __missing__(self, name: bytes) -> tuple[bytes, bool]:
+        lower = name.lower()
+        is_special = lower in _SPECIAL
+        goes_on = lower in _READ if is_special else not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+        treatment = (lower if is_special else b"", goes_on)
+        if len(self) < _NAMES_KNOWN:
+            self[name] = treatment
+        return treatment
+
+
+_treatments = _Treatments()
 
 
 def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:
@@ -166,15 +170,16 @@ def _read_special(
         _read_expect(request, special[b"expect"])
     if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
         raise RefusalError(415, "compressed request bodies are not accepted", must_close=True)
-    request.session_id = _first_text(special, b"x-session-id")
-    request.task_group = _first_text(special, b"x-task-group")
+    if b"x-session-id" in special:
+        request.session_id = _text(special[b"x-session-id"][0])
+    if b"x-task-group" in special:
+        request.task_group = _text(special[b"x-task-group"][0])
     given = special.get(b"x-request-id")
     request.request_id = given[0].decode() if given and _request_id(given[0]) else make_id()
 
 
-def _first_text(special: dict[bytes, list[bytes]], name: bytes) -> str | None:
-    values = special.get(name)
-    return values[0].decode("latin-1") if values and values[0] else None
+def _text(value: bytes) -> str | None:
+    return value.decode("latin-1") or None
 
 
 def _read_expect(request: Request, values: list[bytes]) -> None:

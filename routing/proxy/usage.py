@@ -50,8 +50,10 @@ _decoder = msgspec.json.Decoder(Usage)
 class Tail(deque[bytes]):
     """The last reads of an answer's body: append ``TAIL_BYTES`` of each as they come, ask at the end."""
 
-    def __init__(self) -> None:
-        super().__init__(maxlen=_READS)
+    @classmethod
+    def empty(cls) -> Tail:
+        """One that has seen nothing."""
+        return cls((), _READS)
 
     def usage(self) -> Usage | None:
         """The last usage object, or None where there is none that can be read."""
