@@ -45,6 +45,7 @@ HISTOGRAMS = {
 START_TIME = "process_start_time_seconds"
 CREATED = "vllm:prefix_cache_queries_created"
 MOST = 1e14  # of anything counted: three years of a million a second; ten thousand of it still fit into a column
+MOST_ENGINES = 256  # of one replica: each is a row a scrape
 MOST_BLOCKS = 2**31 - 1  # of a cache, and tokens of a block
 
 CACHE_INFO = "vllm:cache_config_info"
@@ -116,6 +117,8 @@ def read_replica(text: str) -> ReplicaSample:
             by_engine[EngineKey(sample.labels.get("model_name", ""), sample.labels["engine"])].append(sample)
         elif "model_name" in sample.labels and sample.name in _NAMES:  # before ranks were labelled
             by_engine[EngineKey(sample.labels["model_name"], "0")].append(sample)
+    if len(by_engine) > MOST_ENGINES:
+        raise ExpositionError(f"more than {MOST_ENGINES} engines")
     engines = {key: _engine(of_engine) for key, of_engine in by_engine.items()}
     if not any(engine.counters for engine in engines.values()):
         raise ExpositionError("it holds no vLLM counters")

@@ -36,7 +36,7 @@ LONGEST_S = 5.0  # for one scrape (S8)
 DEADLINE_SHARE = 0.8  # of the interval
 EARLY_SHARE = 0.2  # of the interval: a tick this close to the next place on the grid may take it
 BATCH_S = 0.25  # how long what came first waits for others to be written with
-CONCURRENCY = 128  # scrapes at once
+CONCURRENCY = 512  # scrapes at once: more than may hang, since those behind them would wait for their deadlines
 
 Scrape = ReplicaScrape | RouterScrape
 

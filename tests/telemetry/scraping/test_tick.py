@@ -13,7 +13,7 @@ from telemetry.models import Reading, RouterReading, ScrapeState
 from telemetry.scraping import record
 from telemetry.scraping.tick import place, scrape_fleet
 from telemetry.storage.locks import SCRAPE
-from tests.fakes.fake_metrics_server import endless, hang, status, text, torn, unused_port
+from tests.fakes.fake_metrics_server import endless, hang, silent, status, text, torn, unused_port
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text, router_text
 
@@ -316,6 +316,7 @@ def test_ticks_that_wobble_around_the_grid_miss_no_place():
         replica_text(1e308, 0),
         replica_text(1e18, 0),
         replica_text(10, 5, engine="a\0b"),
+        "".join(replica_text(10, 5, engine=str(number), facts=False) for number in range(257)),
         replica_text(10, 5, running=1e308, usage=-1e308),
         replica_text(10, 5, blocks=2**39, block_size=2**39),
     ],
@@ -345,3 +346,19 @@ def test_a_reading_that_the_database_refuses_costs_no_other_one(pool, metrics_se
 
     assert [reading.replica_id for reading in Reading.objects.all()] == [good.pk]
     assert "what bad says cannot be stored" in caplog.text
+
+
+def test_half_a_large_fleet_that_hangs_does_not_make_a_tick_longer(pool, metrics_server, settings):
+    settings.SCRAPE_INTERVAL_S = 2  # so a scrape has 1.6 s
+    base = metrics_server.url
+    for number in range(3):
+        metrics_server.script(f"/{number}/metrics", text(replica_text(10, 5)))
+    with silent() as port:
+        hung = [Replica(pool=pool, name=f"h{n}", url=f"http://127.0.0.1:{port}/h{n}") for n in range(150)]
+        good = [Replica(pool=pool, name=f"g{n}", url=f"{base}/{n}") for n in range(3)]
+        Replica.objects.bulk_create([*hung, *good])
+
+        done = tick(0)
+
+    assert (done.scrapes, done.failures) == (153, 150)
+    assert done.elapsed_s < 2.8
