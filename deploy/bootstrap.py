@@ -33,7 +33,7 @@ PYTHON = VENV / "bin" / "python"
 UV_HOME = ROOT / ".uv"
 UV = UV_HOME / "bin" / "uv"
 LOCKS = ROOT / "requirements"
-BROWSER_HOME = ROOT / ".browser"
+PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather than installed
 OLDEST = (3, 11)
 
 COMPILE = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "-q"]
@@ -84,8 +84,7 @@ def check(_arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run the benchmarks and print their tables."""
     install("dev")
-    peer("nginx")
-    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments])
+    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments], env=with_programs("nginx-light", "wrk"))
 
 
 def sync(arguments: list[str]) -> int:
@@ -172,8 +171,9 @@ def browser() -> dict[str, str]:
     if found := next(filter(None, map(shutil.which, names)), None):
         return {"CHROMIUM": found}
     with alone():
-        if found := packaged("chromium-headless-shell", "usr/bin/chromium-headless-shell"):
-            return found_at("CHROMIUM", found)
+        package = "chromium-headless-shell"
+        if found := packaged(package, f"usr/bin/{package}"):
+            return {"CHROMIUM": str(found), "CHROMIUM_LIBRARY_PATH": libraries(package)}
         with step("Fetching Playwright's own Chromium"), contextlib.suppress(subprocess.CalledProcessError):
             subprocess.check_call([PYTHON, "-m", "playwright", "install", "chromium-headless-shell"])
             return {}
@@ -181,52 +181,63 @@ def browser() -> dict[str, str]:
     raise FileNotFoundError("chromium")
 
 
-def peer(name: str) -> None:
-    """A proxy to compare with, where it can be installed; the benchmark says so when it is missing."""
-    if not shutil.which(name) and os.geteuid() == 0:
-        apt_install(name)
+def with_programs(*packages: str) -> dict[str, str]:
+    """The environment with programs of Debian's packages on PATH, unpacked where they are not installed.
+
+    They are never installed: an installed web server would start itself. What cannot be had is left out, and whoever
+    wants it says so.
+    """
+    environment = dict(os.environ)
+    with alone():
+        for package in packages:
+            program = package.partition("-")[0]
+            binary = None if shutil.which(program) else unpacked(package, f"usr/*/{program}")
+            if binary:
+                environment["PATH"] = f"{binary.parent}:{environment['PATH']}"
+                known = environment.get("LD_LIBRARY_PATH")
+                environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [libraries(package), known]))
+    return environment
 
 
 def packaged(package: str, binary: str) -> Path | None:
     """A program of a Debian package: installed as root, else unpacked with what it depends on; None if neither."""
-    if not shutil.which("apt-get"):
-        return None
-    if os.geteuid() == 0:
-        apt_install(package)
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        with contextlib.suppress(subprocess.CalledProcessError), step(f"Installing Debian's {package}"):
+            noninteractive = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            quietly(["apt-get", "update", "-qq"], noninteractive)
+            quietly(["apt-get", "install", "-qq", "-y", "--no-install-recommends", package], noninteractive)
         return Path("/") / binary if (Path("/") / binary).exists() else None
     return unpacked(package, binary)
 
 
-def apt_install(package: str) -> None:
-    with step(f"Installing Debian's {package}"), contextlib.suppress(subprocess.CalledProcessError):
-        noninteractive = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        quietly(["apt-get", "update", "-qq"], noninteractive)
-        quietly(["apt-get", "install", "-qq", "-y", "--no-install-recommends", package], noninteractive)
+def unpacked(package: str, pattern: str) -> Path | None:
+    """Download a package and what it lacks, and unpack all of it below ``.programs``; no root needed.
 
-
-def unpacked(package: str, binary: str) -> Path | None:
-    """Download a package and what it lacks, and unpack all of it below ``.browser``; no root needed."""
-    home = BROWSER_HOME / "root"
-    if not (home / binary).exists():
-        with step(f"Unpacking Debian's {package} below .browser"), contextlib.suppress(subprocess.CalledProcessError):
-            for folder in ("lists/partial", "archives/partial"):
-                (BROWSER_HOME / folder).mkdir(parents=True, exist_ok=True)
-            private = ["-o", "Debug::NoLocking=1", "-o", f"Dir::State::lists={BROWSER_HOME}/lists"]
-            private += ["-o", f"Dir::Cache::archives={BROWSER_HOME}/archives"]
-            quietly(["apt-get", *private, "-qq", "update"])
-            wanted = ["--download-only", "-y", "--no-install-recommends", "install", package]
-            quietly(["apt-get", *private, "-qq", *wanted])
-            for archive in (BROWSER_HOME / "archives").glob("*.deb"):
+    The file that matches ``pattern``, or None if the package cannot be had.
+    """
+    home = PROGRAMS / package
+    if shutil.which("apt-get") and not any(home.glob(pattern)):
+        with contextlib.suppress(subprocess.CalledProcessError), step(f"Unpacking Debian's {package} below .programs"):
+            download(package)
+            for archive in (PROGRAMS / "archives").glob("*.deb"):
                 quietly(["dpkg", "-x", str(archive), str(home)])
-    return home / binary if (home / binary).exists() else None
+                archive.unlink()
+    return next(home.glob(pattern), None)
 
 
-def found_at(variable: str, program: Path) -> dict[str, str]:
-    """How to start a program: unpacked ones bring their shared libraries along."""
-    if program.is_relative_to(BROWSER_HOME):
-        libraries = ":".join(sorted({str(path.parent) for path in (BROWSER_HOME / "root").rglob("*.so*")}))
-        return {variable: str(program), "CHROMIUM_LIBRARY_PATH": libraries}
-    return {variable: str(program)}
+def download(package: str) -> None:
+    """Fetch a package and those of its dependencies that the system lacks, without the system's own folders."""
+    for folder in ("lists/partial", "archives/partial"):
+        (PROGRAMS / folder).mkdir(parents=True, exist_ok=True)
+    private = ["-o", "Debug::NoLocking=1", "-o", f"Dir::State::lists={PROGRAMS}/lists"]
+    private += ["-o", f"Dir::Cache::archives={PROGRAMS}/archives"]
+    quietly(["apt-get", *private, "-qq", "update"])
+    quietly(["apt-get", *private, "-qq", "--download-only", "-y", "--no-install-recommends", "install", package])
+
+
+def libraries(package: str) -> str:
+    """Folders of the shared libraries that were unpacked with a package, for the loader."""
+    return ":".join(sorted({str(path.parent) for path in (PROGRAMS / package).rglob("*.so*")}))
 
 
 # --- saying what happens -----------------------------------------------------------------------------
