@@ -260,7 +260,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data(stack, rest,
             earlier = series(client, "hit_rate", datetime.now(UTC) - timedelta(minutes=30), by="replica")
             again.until(lambda: player_lines(again), 40, "the trace to be played")
         assert found == policy
-        assert any(point["value"] is not None for line in earlier for point in line["points"])
+        assert any(point["value"] is not None for line in earlier for point in line["points"]), earlier
         again.interrupt()
         again.until_gone()
     finally:
