@@ -25,7 +25,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack
 from tests.fakes.fake_webhook_receiver import receiving
 
-pytestmark = pytest.mark.timeout(420)
+# All ask for the same fixtures, or they would be sorted apart and each part given a stack of its own.
+pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("stack", "page")]
 
 FIRST_START_S = 180
 NEXT_START_S = 60  # 15 s on a machine that does nothing else
