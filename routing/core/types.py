@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import NewType
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from routing.core.candidates import Candidates
 
 ReplicaId = NewType("ReplicaId", str)  # a replica's stable name, its identity on every ring
 PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening, or of a session
@@ -32,28 +29,6 @@ class Choice(Struct, frozen=True, gc=False):
     reason: Reason
     refused: tuple[ReplicaId, ...] = ()  # homes that came earlier and were full, in order
     bound: int | None = None  # requests the replica may hold by the bounded-load rule; None: no bound was asked
-
-
-class Keys(Protocol):
-    """What a strategy may ask about a request. Computed when asked, and then kept."""
-
-    @property
-    def session(self) -> PrefixHash | None:
-        """Key of the session; None when the request names none."""
-        ...
-
-    @property
-    def tier1(self) -> PrefixHash | None:
-        """Key of the opening that a whole task group shares, at the policy's boundary; None when that is empty."""
-        ...
-
-
-class Strategy(Protocol):
-    """Pick one of the candidates. Pure but for its own counters; costs microseconds."""
-
-    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
-        """Choose among ``candidates`` (eligible replicas of the request's group, at least one)."""
-        ...
 
 
 class RoutingError(Exception):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
-from routing.core.types import Choice, Keys, Reason
+from routing.core.types import Choice, Reason
 from routing.schema import LeastLoadSettings
+from routing.strategies.strategy import Keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from routing.core.load import LoadBook
 from routing.core.matching import Matcher
 from routing.core.prefix import DEFAULT_BOUNDARY, PrefixHasher
 from routing.core.prompt import CanonicalPrompt
-from routing.core.types import Choice, NoReplicaError, PrefixHash, Reason, ReplicaId, Strategy
+from routing.core.types import Choice, NoReplicaError, PrefixHash, Reason, ReplicaId
 from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, TaskGroupConfig
 from routing.strategies.registry import build_strategy
+from routing.strategies.strategy import Strategy
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from routing.core.fleet import Fleet
-from routing.core.types import Strategy
 from routing.schema import (
     LeastLoadSettings,
     PolicySettings,
@@ -19,6 +18,7 @@ from routing.strategies.least_load import LeastLoad
 from routing.strategies.prefix_hash import PrefixHash
 from routing.strategies.round_robin import RoundRobin
 from routing.strategies.session_affinity import SessionAffinity
+from routing.strategies.strategy import Strategy
 
 STRATEGIES: dict[type[PolicySettings], Callable[[Any, Fleet], Strategy]] = {
     LeastLoadSettings: LeastLoad.build,

@@ -14,8 +14,9 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
-from routing.core.types import Choice, Keys, Reason, ReplicaId
+from routing.core.types import Choice, Reason, ReplicaId
 from routing.schema import RoundRobinSettings
+from routing.strategies.strategy import Keys
 
 
 class RoundRobin:

@@ -8,8 +8,9 @@ from routing.core.bounded_load import bounded_choice
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
 from routing.core.ring import HashRing
-from routing.core.types import Choice, Keys, Reason
+from routing.core.types import Choice, Reason
 from routing.schema import SessionAffinitySettings
+from routing.strategies.strategy import Keys
 
 
 @dataclass(frozen=True, slots=True)

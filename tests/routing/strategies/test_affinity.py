@@ -10,9 +10,10 @@ from routing.core.candidates import Candidates
 from routing.core.load import LoadBook
 from routing.core.ring import HashRing
 from routing.core.types import PrefixHash as Key
-from routing.core.types import Reason, Strategy
+from routing.core.types import Reason
 from routing.strategies.prefix_hash import PrefixHash
 from routing.strategies.session_affinity import SessionAffinity
+from routing.strategies.strategy import Strategy
 from tests.routing.building import FixedKeys, names
 
 WEIGHTS = dict.fromkeys(names(5), 1.0)

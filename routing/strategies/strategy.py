@@ -1,0 +1,30 @@
+"""What a strategy is, and what it may ask about a request."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from routing.core.candidates import Candidates
+from routing.core.types import Choice, PrefixHash
+
+
+class Keys(Protocol):
+    """What a strategy may ask about a request. Computed when asked, and then kept."""
+
+    @property
+    def session(self) -> PrefixHash | None:
+        """Key of the session; None when the request names none."""
+        ...
+
+    @property
+    def tier1(self) -> PrefixHash | None:
+        """Key of the opening that a whole task group shares, at the policy's boundary; None when that is empty."""
+        ...
+
+
+class Strategy(Protocol):
+    """Pick one of the candidates. Pure but for its own counters; costs microseconds."""
+
+    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
+        """Choose among ``candidates`` (eligible replicas of the request's group, at least one)."""
+        ...
