@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from typing import Annotated
 
 import msgspec
 
@@ -18,17 +19,21 @@ _usage = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
 _stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
 
 
+# Tokens of one request. What is no such number would spoil a counter for good, so it counts as not said.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+
+
 class PromptDetails(msgspec.Struct):
     """``prompt_tokens_details``; ``input_tokens_details`` of the responses API."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct):
     """The usage object of vLLM's answers. Tokens; None where the replica does not say."""
 
-    prompt_tokens: int | None = None
-    input_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    input_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
     input_tokens_details: PromptDetails | None = None
 
@@ -41,7 +46,8 @@ class Usage(msgspec.Struct):
     def cached(self) -> int | None:
         """Of those, tokens taken from the prefix cache."""
         details = self.prompt_tokens_details or self.input_tokens_details
-        return None if details is None else details.cached_tokens
+        cached = None if details is None else details.cached_tokens
+        return None if cached is None or cached > (self.prompt or 0) else cached
 
 
 _decoder = msgspec.json.Decoder(Usage)

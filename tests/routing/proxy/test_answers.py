@@ -321,6 +321,10 @@ RESPONSES = {"usage": {"input_tokens": 431, "input_tokens_details": {"cached_tok
         (plain_answer(json.dumps(SPEECH).encode()), (None, None)),
         (plain_answer(b'{"usage":{"prompt_tokens":"x"}}'), (None, None)),
         (plain_answer(b'{"usage":null}'), (None, None)),
+        (plain_answer(b'{"usage":{"prompt_tokens":-5,"prompt_tokens_details":{"cached_tokens":1}}}'), (None, None)),
+        (plain_answer(b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":-1}}}'), (None, None)),
+        (plain_answer(b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":6}}}'), (5, None)),
+        (plain_answer(b'{"usage":{"prompt_tokens":9000000000000000000}}'), (None, None)),
         (plain_answer(json.dumps({"usage": USAGE}).encode(), status=400), (None, None)),
         (
             STREAM_HEAD
