@@ -20,8 +20,9 @@ app.autodiscover_tasks(["controlplane", "telemetry"])
 
 log = logging.getLogger(__name__)
 
-# A person waits for the answer of the request that wakes: one more try, at once. (0 would mean for ever.)
-_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+# A person waits for the answer of the request that wakes: one more try, at once (0 would mean for ever), and a broker
+# that takes the connection but says nothing is away too.
+_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "socket_timeout": 2}
 
 
 def wake(task: str, *arguments: Any) -> None:

@@ -1,10 +1,12 @@
 import json
+import time
 
 import pytest
 import redis
 from django.db import transaction
 
 from controlplane.celery import app, wake
+from tests.fakes.fake_metrics_server import silent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,3 +34,12 @@ def test_nothing_is_woken_by_what_was_rolled_back(broker):
         wake("controlplane.tasks.push_config", 7)
         transaction.set_rollback(True)
     assert broker.llen("celery") == 0
+
+
+def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
+    with silent() as port:
+        monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
+        begun = time.monotonic()
+        wake("controlplane.tasks.push_config", 7)
+        assert time.monotonic() - begun < 10
+    assert "could not wake controlplane.tasks.push_config" in caplog.text
