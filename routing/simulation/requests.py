@@ -51,7 +51,7 @@ def decode_body(raw: bytes, content_type: str) -> dict[str, Any]:
         raise invalid("missing", "body", "Field required", None)
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _bad_json(raw) from None
     if not isinstance(body, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
@@ -66,7 +66,7 @@ def _bad_json(raw: bytes) -> ApiError:
         json.loads(raw)
     except json.JSONDecodeError as error:
         position, reason = error.pos, error.msg
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no UTF-8, or a number of thousands of digits
         pass
     context = f", 'ctx': {{'error': '{reason}'}}"
     return invalid("json_invalid", f"body.{position}", "JSON decode error", {}, context)
@@ -197,6 +197,8 @@ def _check_content(message: dict[str, Any], model: str) -> None:
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
+            if not isinstance(part, dict | str):
+                raise invalid("dict_type", "body.messages", "Input should be a valid dictionary", part)
             if isinstance(part, dict) and part.get("type", "text") != "text":
                 raise bad_request(f"{model} is not a multimodal model")
 

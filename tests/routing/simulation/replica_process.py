@@ -47,7 +47,7 @@ class ReplicaProcess:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
 
     def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """One exchange on a connection of its own; a body that is no text goes as JSON."""
+        """One exchange on a connection of its own; a body that is no text or bytes goes as JSON."""
         connection = self.connect()
         try:
             self.start(connection, method, path, body, headers)
@@ -67,7 +67,7 @@ class ReplicaProcess:
     ) -> None:
         """Send a request and read nothing."""
         sent = dict(self.headers)
-        if body is not None and not isinstance(body, str):
+        if body is not None and not isinstance(body, str | bytes):
             body, sent["Content-Type"] = json.dumps(body), "application/json"
         connection.request(method, path, body, {**sent, **(headers or {})})
 

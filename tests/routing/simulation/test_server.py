@@ -250,6 +250,23 @@ def test_a_fault_nobody_knows_is_refused_and_changes_nothing(replica: ReplicaPro
     assert replica.send("GET", "/standin/fault").json == {"kind": "none"}
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"max_tokens":' + b"9" * 5000,
+        b'"zz":"\xff\xfe"',
+        b'"messages":[{"role":"user","content":[7]}]',
+        b'"messages":[{"role":"user","content":[["x"]]}]',
+        b'"zz":' + b"[" * 100_000,
+    ],
+    ids=["digits", "utf8", "number", "list", "deep"],
+)
+def test_a_body_that_no_engine_could_read_is_the_clients_fault(replica: ReplicaProcess, odd: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],' + odd + b"}"
+    answer = replica.send("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    assert (answer.status, answer.json["error"]["code"]) == (400, 400)
+
+
 # --- the end -----------------------------------------------------------------------------------------
 
 
