@@ -65,7 +65,7 @@ def valkey_socket(data_dir: Path) -> Path:
 
 def valkey_url(data_dir: Path) -> str:
     """URL of the embedded Valkey in Celery's form."""
-    return f"redis+socket://{valkey_socket(data_dir)}?virtual_host=0"
+    return f"redis+socket://{quote(str(valkey_socket(data_dir)))}?virtual_host=0"
 
 
 def _digest(data_dir: Path) -> str:
