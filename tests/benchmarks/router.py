@@ -146,7 +146,7 @@ def report(proxies: list[Proxy], rate: float) -> None:
 
 
 def python() -> str:
-    """The interpreter, and whether it was built with profile-guided optimization."""
+    """The interpreter, and whether its build says that it was profile-guided."""
     optimized = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
     return f"{platform.python_implementation()} {platform.python_version()}, {'PGO' if optimized else 'no PGO'}"
 
