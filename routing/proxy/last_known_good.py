@@ -9,9 +9,14 @@ not match its own digest is passed over, and the previous one read.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from routing.proxy.log import event
+
+logger = logging.getLogger(__name__)
 
 _MAGIC = b"warmpath-config-1"
 CURRENT = "config"
@@ -67,8 +72,10 @@ def _read(path: Path) -> bytes | None:
         head, _, document = path.read_bytes().partition(b"\n")
     except OSError:
         return None
-    whole = head == b"%b %d %b" % (_MAGIC, len(document), _digest(document))
-    return document if whole else None
+    if head != b"%b %d %b" % (_MAGIC, len(document), _digest(document)):
+        event(logger, "last_known_good_torn", level=logging.WARNING, file=path.name)
+        return None
+    return document
 
 
 def _digest(document: bytes) -> bytes:

@@ -353,3 +353,14 @@ def test_the_secret_of_a_configuration_is_never_shown(two: list[FakeReplica]) ->
     from routing.proxy.admin import _without_secret
 
     assert config(two).hash_secret not in msgspec.json.encode(_without_secret(config(two))).decode()
+
+
+def test_a_torn_file_is_passed_over_with_a_word_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = LastKnownGood(tmp_path)
+    files.save(b"one")
+    files.save(b"two")
+    assert files.load() == [b"two", b"one"]
+    assert caplog.text == ""
+    (tmp_path / "config").write_bytes((tmp_path / "config").read_bytes()[:-1])
+    assert files.load() == [b"one"]
+    assert "last_known_good_torn file=config" in caplog.text
