@@ -1,8 +1,12 @@
 """Checks that several services share; each refuses with the JSON path of what is wrong."""
 
 import re
+import socket
+from urllib.parse import urlsplit
 
+from controlplane.egress import fleet_rules
 from controlplane.errors import InvalidError
+from routing.schema import ConfigError, check_base_url
 
 
 def check_name(name: str, pattern: str, path: str) -> None:
@@ -19,3 +23,26 @@ def check_weight(weight: float) -> None:
     """InvalidError unless 0 < weight <= 1000."""
     if not 0 < weight <= 1000:
         raise InvalidError("$.weight", "expected more than 0 and at most 1000")
+
+
+def check_replica_url(url: str, path: str) -> None:
+    """InvalidError unless the URL is a base URL, and its host a name or an address that a replica may have.
+
+    A name is judged by what it resolves to whenever the control plane connects; here only what is written is.
+    """
+    try:
+        check_base_url(url, path)
+    except ConfigError as error:
+        raise InvalidError(error.path, error.reason) from None
+    for address in _written_addresses(urlsplit(url).hostname or ""):
+        if refusal := fleet_rules().refusal(address):
+            raise InvalidError(path, f"{refusal}; WARMPATH_FLEET_NETWORKS says where replicas may be")
+
+
+def _written_addresses(host: str) -> list[str]:
+    """The address that a host spells, in whichever form the system reads (0x7f000001, 127.1); [] for a name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]).partition("%")[0] for entry in found]

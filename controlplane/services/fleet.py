@@ -8,12 +8,11 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
-from controlplane.errors import InUseError, InvalidError, NameTakenError
+from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, Pool, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME, SHORT_NAME
-from routing.schema import ConfigError, check_base_url
 
-from .checks import check_name, check_weight
+from .checks import check_name, check_replica_url, check_weight
 from .events import record_event
 from .policies import create_policy, first_revision
 from .snapshots import freeze_snapshot
@@ -194,10 +193,7 @@ def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary:
 
 def _checked_url(url: str) -> str:
     """The URL without its final slash, so that one engine has one spelling."""
-    try:
-        check_base_url(url, "$.url")
-    except ConfigError as error:
-        raise InvalidError(error.path, error.reason) from None
+    check_replica_url(url, "$.url")
     return url.rstrip("/")
 
 

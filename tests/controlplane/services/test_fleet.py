@@ -116,3 +116,17 @@ def test_an_event_outlives_what_it_tells_of(replica):
     remove_replica(replica)
     event = Event.objects.get(kind="replica_added")
     assert (event.replica, event.summary) == (None, "Replica r1 was added to pool default.")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["169.254.169.254", "0xa9fea9fe", "2852039166", "[fe80::1]", "[::ffff:169.254.169.254]", "0.0.0.0", "8.8.8.8", "0"],
+)
+def test_a_replica_cannot_be_at_an_address_where_no_replica_may_be(pool, host):
+    with pytest.raises(InvalidError, match="WARMPATH_FLEET_NETWORKS"):
+        add_replica(pool, name="metadata", url=f"http://{host}:8000")
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "127.0.0.1", "[::1]", "[fd12::7]", "gpu-1", "gpu-1.fleet.example"])
+def test_a_replica_can_be_at_a_private_address_or_a_name(pool, host):
+    assert add_replica(pool, name="gpu", url=f"http://{host}:8000").pk
