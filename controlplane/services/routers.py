@@ -11,7 +11,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
@@ -153,13 +152,6 @@ def claim_pushes(desired: ConfigSnapshot, *, router_id: int | None = None) -> li
     lease = now + timedelta(seconds=LEASE_S)
     Router.objects.filter(pk__in=[row.pk for row in claimed]).update(pushed_number=desired.number, push_after=lease)
     return claimed
-
-
-@transaction.atomic
-def forget_router(router: Router, *, by: User | None = None) -> None:
-    """Remove a router's row; one that still runs announces itself again within 10 s."""
-    router.delete()
-    record_event(EventKind.ROUTER_LOST, f"Router {router.name} was removed from the list.", by=by)
 
 
 def _wake_push(router: Router) -> None:
