@@ -69,6 +69,10 @@ class Client(asyncio.Protocol):
         """Whether the client does not take what was written."""
         return self._writing_paused
 
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        self._router.outbox.write(self.transport, data)
+
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
         data = local_bytes(
@@ -78,7 +82,7 @@ class Client(asyncio.Protocol):
             bodyless=request is not None and request.method == b"HEAD",
             request_id=request.request_id if request else "",
         )
-        self.transport.write(data)
+        self.write(data)
 
     def exchange_ended(self, *, keep_alive: bool) -> None:
         """The present answer is complete, as far as it will ever be."""
@@ -261,7 +265,7 @@ class Client(asyncio.Protocol):
         if request is not None and request.expects_continue and self._exchange is None:
             request.expects_continue = False
             if not self._body_bytes:
-                self.transport.write(CONTINUE)
+                self.write(CONTINUE)
         self._pace_reading()
         if not self._writing_paused:
             self._await_next()
@@ -334,10 +338,11 @@ class Client(asyncio.Protocol):
         self._is_closing = self._is_deaf = True
         if self._was_refused and not self.transport.is_closing():
             self._router.deadlines.arm(self, LINGER_S)
+            self._router.outbox.flush()
             self.transport.write_eof()
         else:
             self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
-            self.transport.close()
+            self._router.outbox.close(self.transport)
 
     def _cancel(self) -> None:
         exchange, self._exchange = self._exchange, None

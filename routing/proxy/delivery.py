@@ -30,7 +30,7 @@ class Delivery:
         self._answer = answer
         self._tail = Tail.empty()
         self._keep = self._tail.append
-        self._write = client.transport.write
+        self._write = client.write
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""

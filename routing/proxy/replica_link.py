@@ -9,6 +9,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from routing.proxy.deadlines import Deadlines
+from routing.proxy.outbox import Outbox
 from routing.proxy.request import Request
 from routing.proxy.upstream import Upstream
 
@@ -58,12 +59,15 @@ class Address:
 class ReplicaLink:
     """One replica as this router reaches it. Retired when its replica left the configuration or moved."""
 
-    def __init__(self, name: str, url: str, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, name: str, url: str, deadlines: Deadlines, outbox: Outbox, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.name = name
         self.url = url
         self.address = Address(url)
         self.is_retired = False
         self._deadlines = deadlines
+        self._outbox = outbox
         self._loop = loop
         self._idle: dict[Upstream, None] = {}  # insertion order; the latest is used first
         self._open: set[Upstream] = set()
@@ -121,7 +125,7 @@ class ReplicaLink:
         try:
             async with asyncio.timeout(timeout_s):
                 _, upstream = await self._loop.create_connection(
-                    lambda: Upstream(self, self._deadlines),
+                    lambda: Upstream(self, self._deadlines, self._outbox),
                     address.host,
                     address.port,
                     ssl=address.ssl_context,

@@ -22,6 +22,7 @@ from routing.proxy.exchange import Exchange
 from routing.proxy.health import HealthChecks, Target
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.metrics import Metrics, Outcome, SeriesKey
+from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.replica_link import ReplicaLink
 from routing.proxy.request import Request
@@ -55,6 +56,7 @@ class Router:
         self.boot = secrets.token_hex(8)  # tells one life of the process from the next
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
+        self.outbox = Outbox(self.loop)
         self.loads = LoadBook()
         self.health = HealthBook()
         self.checks = HealthChecks(self.health)
@@ -153,7 +155,7 @@ class Router:
         return lambda: self._swap(serving)
 
     def _link(self, name: str, url: str) -> ReplicaLink:
-        return ReplicaLink(name, url, self.deadlines, self.loop)
+        return ReplicaLink(name, url, self.deadlines, self.outbox, self.loop)
 
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits

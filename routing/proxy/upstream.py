@@ -18,11 +18,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.proxy.answer import AnswerHead, BadAnswerError, Framing, read_answer
 from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
+from routing.proxy.outbox import Outbox
 
 if TYPE_CHECKING:
     from routing.proxy.replica_link import ReplicaLink
 
 MAX_HEAD_BYTES = 64 << 10  # of a replica's answer, 1xx included
+JOINED_BYTES = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own
 
 
 class Failure(StrEnum):
@@ -49,10 +51,11 @@ class Listener(Protocol):
 class Upstream(asyncio.Protocol):
     """A connection to one replica."""
 
-    def __init__(self, link: ReplicaLink, deadlines: Deadlines) -> None:
+    def __init__(self, link: ReplicaLink, deadlines: Deadlines, outbox: Outbox) -> None:
         self.deadline, self.due = NEVER, NOWHERE
         self.link = link
         self._deadlines = deadlines
+        self._outbox = outbox
         self._listener: Listener | None = None
         self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
         self._loop_time = deadlines.time
@@ -86,9 +89,11 @@ class Upstream(asyncio.Protocol):
         self._complete = self._spoilt = False
         self._head_bytes = 0
         self._uses += 1
-        self._transport.write(request + body if len(body) < 16384 else request)
-        if len(body) >= 16384:
-            self._transport.write(body)
+        if len(body) < JOINED_BYTES:
+            self._outbox.write(self._transport, request + body)
+        else:
+            self._outbox.write(self._transport, request)
+            self._outbox.write(self._transport, body)
         self._deadlines.arm(self, first_byte_s)
 
     def pour_into(self, sink: Callable[[bytes], None]) -> None:

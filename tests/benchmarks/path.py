@@ -51,13 +51,15 @@ class Bench:
         self.clients = [Wire(Client(router)).protocol for _ in range(CLIENTS)]
         for link in router.serving.links.values() if router.serving else ():
             for _ in range(CLIENTS):
-                link.park(cast("Upstream", Wire(Upstream(link, router.deadlines)).protocol))
+                link.park(cast("Upstream", Wire(Upstream(link, router.deadlines, router.outbox)).protocol))
+        self._flush = router.outbox.flush
         self._turns = cycle([(self.clients[turn % CLIENTS], request(turn)) for turn in range(SESSIONS)])
 
     def ask(self) -> Upstream:
         """One request, up to where it has been written to a replica."""
         client, data = next(self._turns)
         client.data_received(data)
+        self._flush()
         return cast("Upstream", Wire.wrote.protocol)
 
     def request_us(self) -> tuple[float, float]:
@@ -70,6 +72,7 @@ class Bench:
                 upstream = self.ask()
                 arrived = time.perf_counter()
                 upstream.data_received(PLAIN_ANSWER)
+                self._flush()
                 back += time.perf_counter() - arrived
                 there += arrived - begun
             best = min(best, (there + back, there, back))
@@ -80,9 +83,11 @@ class Bench:
         best = float("inf")
         for _ in range(ROUNDS):
             self.clients[0].data_received(request(0, stream=True))
+            self._flush()
             upstream = cast("Upstream", Wire.wrote.protocol)
             upstream.data_received(STREAM_HEAD + ONE_EVENT)
             best = min(best, timed_s(partial(upstream.data_received, ONE_EVENT), EVENTS))
+            self._flush()
             upstream.data_received(STREAM_END)
         return best / EVENTS * 1e6
 
