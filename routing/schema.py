@@ -96,10 +96,8 @@ class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
     name: ClassVar[str] = "session_affinity"
 
 
-class PrefixHashSettings(BoundedLoad, tag="prefix_hash", frozen=True):
-    """Home order on the tier-1 prefix."""
-
-    name: ClassVar[str] = "prefix_hash"
+class OpeningSettings(BoundedLoad, frozen=True):
+    """Settings shared by the strategies that go by the tier-1 prefix."""
 
     boundary: Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))] = Boundary.AUTO
     boundary_bytes: Annotated[
@@ -117,7 +115,33 @@ class PrefixHashSettings(BoundedLoad, tag="prefix_hash", frozen=True):
     ] = 1
 
 
-Settings = RoundRobinSettings | LeastLoadSettings | SessionAffinitySettings | PrefixHashSettings
+class PrefixHashSettings(OpeningSettings, tag="prefix_hash", frozen=True):
+    """Home order on the tier-1 prefix."""
+
+    name: ClassVar[str] = "prefix_hash"
+
+
+class ResidencySettings(PolicySettings, frozen=True):
+    """Base of the settings of strategies that ask what each replica holds."""
+
+
+class LowestCostSettings(ResidencySettings, tag="lowest_cost", frozen=True):
+    """The replica with the least waiting work plus prefill of its own, in tokens."""
+
+    name: ClassVar[str] = "lowest_cost"
+
+    alpha: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=10.0,
+            description="What a token to prefill for this request counts beside one that waits there already.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 2.0
+
+
+Settings = RoundRobinSettings | LeastLoadSettings | SessionAffinitySettings | PrefixHashSettings | LowestCostSettings
 
 
 class PolicyConfig(Frozen, frozen=True):

@@ -11,6 +11,7 @@ router's next request, and everything that a quickly failing replica refuses, to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from xxhash import xxh3_64_intdigest
@@ -24,24 +25,17 @@ REQUEST_TOKENS = 80  # work of a running request beside its prompt: a step's fix
 class Candidates:
     """Eligible replicas of one group."""
 
-    __slots__ = (
-        "_book",
-        "_counted",
-        "_current",
-        "_heap",
-        "_position",
-        "_running",
-        "_seed",
-        "_stamp",
-        "loads",
-        "weight",
-        "weights",
-    )
-
-    def __init__(self, weights: Mapping[ReplicaId, float], book: LoadBook, seed: int = 0) -> None:
+    def __init__(
+        self,
+        weights: Mapping[ReplicaId, float],
+        book: LoadBook,
+        seed: int = 0,
+        bits: Mapping[ReplicaId, int] | None = None,
+    ) -> None:
         self.weights = weights  # relative capacity, > 0
         self.weight = sum(weights.values())
         self.loads: Mapping[ReplicaId, Load] = {name: book.load(name) for name in weights}
+        self.bits: Mapping[ReplicaId, int] = {} if bits is None else bits  # in the residency's masks
         self._book = book
         self._seed = seed
         self._position = book.position
@@ -64,7 +58,17 @@ class Candidates:
     def without(self, excluded: Collection[ReplicaId]) -> Candidates:
         """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
         kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
-        return Candidates(kept, self._book, self._seed)
+        return Candidates(kept, self._book, self._seed, self.bits)
+
+    @cached_property
+    def by_bit(self) -> Mapping[int, ReplicaId]:
+        """The candidates by their bits in the residency's masks."""
+        return {self.bits[name]: name for name in self.loads if name in self.bits}
+
+    @cached_property
+    def mask(self) -> int:
+        """The bits of all."""
+        return sum(self.by_bit)
 
     @property
     def running(self) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 from routing.core.candidates import Candidates
 from routing.core.health import Health
 from routing.core.load import LoadBook
+from routing.core.residency import Holding, Residency
 from routing.core.ring import HashRing, shared_ring
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig, ReplicaState
@@ -20,9 +21,12 @@ class Fleet:
     come back to it and no other key moves.
     """
 
-    def __init__(self, replicas: Iterable[ReplicaConfig], loads: LoadBook, seed: int = 0) -> None:
+    def __init__(
+        self, replicas: Iterable[ReplicaConfig], loads: LoadBook, seed: int = 0, residency: Residency | None = None
+    ) -> None:
         self.replicas = {ReplicaId(replica.name): replica for replica in replicas}
-        self._loads = loads
+        self.residency = Residency() if residency is None else residency
+        self.loads = loads
         self.seed = seed
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
@@ -41,5 +45,12 @@ class Fleet:
                 for name, replica in self.replicas.items()
                 if replica.state is ReplicaState.ACTIVE and health.is_up(name)
             }
-            self._candidates = Candidates(eligible, self._loads, self.seed)
+            bits = {name: self._settled(replica).bit for name, replica in self.replicas.items()}
+            self._candidates = Candidates(eligible, self.loads, self.seed, bits)
         return self._candidates
+
+    def _settled(self, replica: ReplicaConfig) -> Holding:
+        """The replica's holding, with the room that its engine told of."""
+        told = replica.capacity_blocks is not None and replica.block_tokens is not None
+        tokens = (replica.capacity_blocks or 0) * (replica.block_tokens or 0) if told else None
+        return self.residency.settle(ReplicaId(replica.name), tokens)

@@ -4,7 +4,9 @@ Theory of operation. Dispatching a request hands out a ticket; its first byte an
 Both are idempotent, and an end implies the first byte, so one ``finally: ticket.end()`` balances the book however a
 request ends. A load outlives a change of configuration for as long as the replica's name is known or requests run at
 it. Whoever keeps sums over loads reads the journal of changes from where it last stopped, instead of every load.
-Scraped gauges play no part: they are too old to steer bursts.
+A ticket also carries the request's stay in the residency: whoever says ``answered`` confirms it, and a request that
+ends without any answer takes it back.
+Scraped gauges play no part: they are too old to steer bursts. The book also learns how fast replicas prefill.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from routing.core.rates import PrefillRates
+from routing.core.residency import Stay
 from routing.core.types import ReplicaId
 
 JOURNAL_ENTRIES = 4096  # kept for readers at least; one that is further behind sums anew
@@ -29,24 +33,45 @@ class Load:
 class Ticket:
     """One dispatched request's share of a replica's load."""
 
-    __slots__ = ("_book", "_load", "_running", "_waiting_tokens")
+    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay", "_waiting_tokens")
 
-    def __init__(self, book: LoadBook, load: Load, prompt_tokens: int) -> None:
+    def __init__(self, book: LoadBook, load: Load, waiting_tokens: int, stay: Stay | None) -> None:
         self._book = book
         self._load = load
         self._running = 1
-        self._waiting_tokens = prompt_tokens
+        self._ahead = load.waiting_tokens  # of requests that were there before
+        self._waiting_tokens = waiting_tokens
+        self._stay = stay
+        self._is_prefilled = False
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""
+        self._is_prefilled = True
         if self._waiting_tokens:
             self._load.waiting_tokens -= self._waiting_tokens
             self._waiting_tokens = 0
             self._book.changed(self._load)
 
+    def answered(
+        self, ttft_s: float | None = None, prompt_tokens: int | None = None, cached_tokens: int | None = None
+    ) -> None:
+        """The replica gave a whole answer that is no error; call before ``end``. None where it does not say.
+
+        ``ttft_s`` is of this replica alone, without others that were tried; tokens are the engine's own counts.
+        """
+        self._is_prefilled = True
+        if prompt_tokens is None or cached_tokens is None:
+            return
+        if ttft_s is not None:
+            self._book.rates.learn(self._load.replica, self._ahead + prompt_tokens - cached_tokens, ttft_s)
+        if self._stay is not None:
+            self._stay.confirm(prompt_tokens, cached_tokens)
+
     def end(self) -> None:
         """The request is over: answered, failed or cancelled."""
         if self._running:
+            if self._stay is not None and not self._is_prefilled:
+                self._stay.take_back()
             self._load.waiting_tokens -= self._waiting_tokens
             self._load.running -= 1
             self._waiting_tokens = self._running = 0
@@ -69,6 +94,7 @@ class LoadBook:
     def __init__(self) -> None:
         self._loads: dict[ReplicaId, Load] = {}
         self._tickets: set[Ticket] = set()
+        self.rates = PrefillRates()
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
 
@@ -82,12 +108,12 @@ class LoadBook:
             load = self._loads[replica] = Load(replica)
         return load
 
-    def dispatch(self, replica: ReplicaId, prompt_tokens: int) -> Ticket:
-        """Count a request that is about to be sent; ``prompt_tokens`` (>= 0) of it wait for their prefill."""
+    def dispatch(self, replica: ReplicaId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
+        """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
         load = self.load(replica)
+        ticket = Ticket(self, load, uncached_tokens, stay)
         load.running += 1
-        load.waiting_tokens += prompt_tokens
-        ticket = Ticket(self, load, prompt_tokens)
+        load.waiting_tokens += uncached_tokens
         self._tickets.add(ticket)
         self.changed(load)
         return ticket
@@ -96,6 +122,7 @@ class LoadBook:
         """Drop the loads of other replicas, once nothing runs at them."""
         kept = set(replicas)
         self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
+        self.rates.forget_all_but(kept)
 
     def audit(self) -> dict[ReplicaId, tuple[int, int]]:
         """Replicas whose load differs from the sum of their live tickets, by how much; empty when all is well."""

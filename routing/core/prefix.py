@@ -17,15 +17,18 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.prompt import CanonicalPrompt
 from routing.core.types import PrefixHash
-from routing.schema import Boundary, PrefixHashSettings
+from routing.schema import Boundary, OpeningSettings, PrefixHashSettings
 
 BLOCK_BYTES = 256  # about 64 tokens
 MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS = 16  # hashed at once where they are known
 MAX_STRETCHES = 8192  # remembered: 3 MiB
+TIER2_BYTES = 4096  # of the first message behind the opening
 _STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
 
-DEFAULT_BOUNDARY = PrefixHashSettings()  # where tier 1 ends for policies that have no boundary of their own
+DEFAULT_BOUNDARY: OpeningSettings = (
+    PrefixHashSettings()
+)  # where tier 1 ends for policies that have no boundary of their own
 
 _SEPARATOR = b"\xff"  # in no UTF-8 text
 _word = struct.Struct("<Q").pack
@@ -51,13 +54,25 @@ class PrefixHasher:
         return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), lora.encode(), salt.encode(), self._secret)))
 
     def tier1(
-        self, prompt: CanonicalPrompt, model: str, settings: PrefixHashSettings = DEFAULT_BOUNDARY
+        self, prompt: CanonicalPrompt, model: str, settings: OpeningSettings = DEFAULT_BOUNDARY
     ) -> PrefixHash | None:
         """Key of the opening, at the settings' boundary; None when nothing lies before it. 0.7 us for 1 KiB."""
         end = boundary_end(prompt, settings)
         if not end:
             return None
         return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt)) + prompt.data[:end]))
+
+    def tier2(self, prompt: CanonicalPrompt, model: str) -> PrefixHash | None:
+        """Key of the opening and the first message behind it, which tells conversations apart; None without one.
+
+        Of a long first message the first ``TIER2_BYTES`` count.
+        """
+        opening_end = prompt.opening_end
+        end = next((end for end in prompt.message_ends if end > opening_end), 0)
+        if not end:
+            return None
+        data = prompt.data[: min(end, opening_end + TIER2_BYTES)]
+        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt)) + data))
 
     def session(self, key: str) -> PrefixHash:
         """Key of a session: the same for every model, so that a conversation stays where it is."""
@@ -99,7 +114,7 @@ def _chain(hash_: int, data: bytes) -> array[int]:
     return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + piece) for piece in pieces])
 
 
-def boundary_end(prompt: CanonicalPrompt, settings: PrefixHashSettings) -> int:
+def boundary_end(prompt: CanonicalPrompt, settings: OpeningSettings) -> int:
     """Offset in the canonical prompt at which its tier-1 opening ends; 0 when there is none."""
     boundary = settings.boundary
     if boundary is Boundary.SYSTEM or (boundary is Boundary.AUTO and prompt.opening_end >= BLOCK_BYTES):

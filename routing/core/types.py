@@ -20,6 +20,8 @@ class Reason(StrEnum):
     ALL_FULL = "all_full"  # every home refused: the least loaded
     LEAST_LOAD = "least_load"
     ROUND_ROBIN = "round_robin"
+    HIT = "hit"  # the least cost, and it holds some of the prompt
+    COLD = "cold"  # the least cost, and it holds nothing of the prompt
 
 
 class Choice(Struct, frozen=True, gc=False):
@@ -29,6 +31,7 @@ class Choice(Struct, frozen=True, gc=False):
     reason: Reason
     refused: tuple[ReplicaId, ...] = ()  # homes that came earlier and were full, in order
     bound: int | None = None  # requests the replica may hold by the bounded-load rule; None: no bound was asked
+    hit_tokens: int | None = None  # predicted cached tokens there; None where the strategy does not ask what it holds
 
 
 class RoutingError(Exception):

@@ -167,7 +167,7 @@ class Exchange:
             self._record.placed_again(decision)
         else:
             self._record = Record.of(decision, self._request.request_id, tokens)
-        self._ticket = self._router.loads.dispatch(decision.choice.replica, tokens)
+        self._ticket = self._serving.placement.dispatch(decision, monotonic())
         self._is_placed = True
         upstream = self._serving.links[decision.replica.name].take_idle()
         if upstream is None:
@@ -296,7 +296,11 @@ class Exchange:
             self._upstream.pour_into(delivery.sink)
 
     def _complete(self) -> None:
-        self._record.used(self._delivery.usage())
+        record = self._record
+        record.used(self._delivery.usage())
+        if record.status is not None and record.status < 400:
+            ttft_s = None if record.retries else record.ttft_s
+            self._ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
         self._finish(self._delivery.outcome())
         self._delivery.end()
 

@@ -12,6 +12,7 @@ import msgspec
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
+from routing.core.residency import Residency
 from routing.core.types import ReplicaId
 from routing.proxy.client import Client
 from routing.proxy.config_store import ConfigStore
@@ -58,6 +59,7 @@ class Router:
         self.deadlines = Deadlines(self.loop)
         self.outbox = Outbox(self.loop)
         self.loads = LoadBook()
+        self.residency = Residency()
         self.health = HealthBook()
         self.checks = HealthChecks(self.health)
         self.metrics = Metrics()
@@ -142,7 +144,7 @@ class Router:
     def _prepare(self, snapshot: LoadedSnapshot) -> Callable[[], None]:
         """Build everything a configuration needs, in a thread; the swap is for the event loop."""
         config = snapshot.config
-        placement = Placement(config, self.loads, seed=int(self.boot, 16))
+        placement = Placement(config, self.loads, seed=int(self.boot, 16), residency=self.residency)
         before = self.serving.links if self.serving else {}
         links = {
             replica.name: old
@@ -165,6 +167,7 @@ class Router:
             self._retired.add(link)
         self._retired = {link for link in self._retired if link.connections}
         self.loads.forget_all_but(placed_names(serving.config))
+        self.residency.forget_all_but(placed_names(serving.config))
         self.checks.watch([target for pool in serving.config.pools for target in _targets(pool)])
 
     # --- the end ---

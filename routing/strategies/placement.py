@@ -9,7 +9,7 @@ explains it, so both give the same answer.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -17,12 +17,21 @@ from msgspec import Struct
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
 from routing.core.health import Health
-from routing.core.load import LoadBook
+from routing.core.load import LoadBook, Ticket
 from routing.core.matching import Matcher
 from routing.core.prefix import DEFAULT_BOUNDARY, PrefixHasher
 from routing.core.prompt import CanonicalPrompt
+from routing.core.residency import Residency
 from routing.core.types import Choice, NoReplicaError, PrefixHash, Reason, ReplicaId
-from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, TaskGroupConfig
+from routing.schema import (
+    OpeningSettings,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    ResidencySettings,
+    RouterConfig,
+    TaskGroupConfig,
+)
 from routing.strategies.registry import build_strategy
 from routing.strategies.strategy import Strategy
 
@@ -47,13 +56,15 @@ class CandidateLoad(Struct, frozen=True, gc=False):
 class RequestKeys:
     """The keys of one request. Computed when asked, and then kept."""
 
-    __slots__ = ("_boundary", "_hasher", "_request", "_tier1")
+    __slots__ = ("_blocks", "_boundary", "_chain", "_hasher", "_request", "_tier1")
 
-    def __init__(self, request: PlacementRequest, hasher: PrefixHasher, boundary: PrefixHashSettings) -> None:
+    def __init__(self, request: PlacementRequest, hasher: PrefixHasher, boundary: OpeningSettings) -> None:
         self._request = request
         self._hasher = hasher
         self._boundary = boundary
         self._tier1: PrefixHash | None = None
+        self._blocks: list[array[int]] | None = None
+        self._chain: array[int] | None = None
 
     @property
     def session(self) -> PrefixHash | None:
@@ -69,9 +80,28 @@ class RequestKeys:
         return self._tier1
 
     @property
+    def tier2(self) -> PrefixHash | None:
+        """Key of the conversation: its session, else all up to its first user message; None without either."""
+        return self.session or self._hasher.tier2(self._request.prompt, self._request.model or "")
+
+    @property
     def blocks(self) -> list[array[int]]:
-        """Chained block hashes of the prompt, in stretches that others share; computed anew each time."""
-        return self._hasher.stretches(self._request.prompt, self._request.model or "")
+        """Chained block hashes of the prompt, in stretches that others share."""
+        if self._blocks is None:
+            self._blocks = self._hasher.stretches(self._request.prompt, self._request.model or "")
+        return self._blocks
+
+    @property
+    def chain(self) -> Sequence[int]:
+        """The same in one."""
+        if self._chain is None:
+            self._chain = array("Q", b"".join(self.blocks))
+        return self._chain
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of the prompt."""
+        return self._request.prompt.tokens
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -115,19 +145,24 @@ class Route(Struct, frozen=True):
     policy: PolicyConfig
     strategy: Strategy
     fleet: Fleet
-    boundary: PrefixHashSettings
+    boundary: OpeningSettings
 
 
 class Placement:
     """One configuration, ready to decide. ``seed`` varies what need not agree between routers, such as ties."""
 
-    def __init__(self, config: RouterConfig, loads: LoadBook, seed: int = 0) -> None:
+    def __init__(
+        self, config: RouterConfig, loads: LoadBook, seed: int = 0, residency: Residency | None = None
+    ) -> None:
         self.config = config
+        self._loads = loads
+        self._residency = Residency() if residency is None else residency
         self._matcher = Matcher(config)
         self._hasher = PrefixHasher(config.hash_secret)
         self._routes: dict[tuple[str, str], Route] = {}
+        self._asks_residency = {pool.name for pool in config.pools if _asks_residency(pool)}
         for pool in config.pools:
-            fleets = _Fleets(pool, loads, seed)
+            fleets = _Fleets(pool, loads, seed, self._residency)
             for group in (None, *pool.groups):
                 self._routes[pool.name, group.name if group else ""] = _route(pool, group, fleets)
 
@@ -148,14 +183,27 @@ class Placement:
         replica = route.fleet.replicas[choice.replica]
         return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys)
 
+    def dispatch(self, decision: Decision, now_s: float) -> Ticket:
+        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
+
+        ``now_s`` is any one clock that never goes back, in seconds.
+        """
+        choice, keys = decision.choice, decision.keys
+        tokens = keys.prompt_tokens
+        if decision.pool not in self._asks_residency:
+            return self._loads.dispatch(choice.replica, tokens)
+        stay = self._residency.insert(choice.replica, keys.chain, now_s, tokens)
+        return self._loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
+
 
 class _Fleets:
     """The fleets of one pool: groups that use the same replicas share one, its ring and its sums."""
 
-    def __init__(self, pool: PoolConfig, loads: LoadBook, seed: int) -> None:
+    def __init__(self, pool: PoolConfig, loads: LoadBook, seed: int, residency: Residency) -> None:
         self._pool = pool
         self._loads = loads
         self._seed = seed
+        self._residency = residency
         self._by_names: dict[frozenset[str], Fleet] = {}
 
     def of(self, group: TaskGroupConfig | None) -> Fleet:
@@ -164,13 +212,19 @@ class _Fleets:
         replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
         names = frozenset(replica.name for replica in replicas)
         if names not in self._by_names:
-            self._by_names[names] = Fleet(replicas, self._loads, self._seed)
+            self._by_names[names] = Fleet(replicas, self._loads, self._seed, self._residency)
         return self._by_names[names]
+
+
+def _asks_residency(pool: PoolConfig) -> bool:
+    """Whether any policy of the pool asks what replicas hold: then everybody's requests are entered."""
+    policies = (pool.policy, *(group.policy for group in pool.groups if group.policy))
+    return any(isinstance(policy.settings, ResidencySettings) for policy in policies)
 
 
 def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets) -> Route:
     policy = group.policy if group and group.policy else pool.policy
     fleet = fleets.of(group)
     strategy = build_strategy(policy.settings, fleet)
-    boundary = policy.settings if isinstance(policy.settings, PrefixHashSettings) else DEFAULT_BOUNDARY
+    boundary = policy.settings if isinstance(policy.settings, OpeningSettings) else DEFAULT_BOUNDARY
     return Route(pool.name, group.name if group else "", policy, strategy, fleet, boundary)

@@ -8,6 +8,7 @@ from typing import Any
 from routing.core.fleet import Fleet
 from routing.schema import (
     LeastLoadSettings,
+    LowestCostSettings,
     PolicySettings,
     PrefixHashSettings,
     RoundRobinSettings,
@@ -15,6 +16,7 @@ from routing.schema import (
     Settings,
 )
 from routing.strategies.least_load import LeastLoad
+from routing.strategies.lowest_cost import LowestCost
 from routing.strategies.prefix_hash import PrefixHash
 from routing.strategies.round_robin import RoundRobin
 from routing.strategies.session_affinity import SessionAffinity
@@ -22,6 +24,7 @@ from routing.strategies.strategy import Strategy
 
 STRATEGIES: dict[type[PolicySettings], Callable[[Any, Fleet], Strategy]] = {
     LeastLoadSettings: LeastLoad.build,
+    LowestCostSettings: LowestCost.build,
     PrefixHashSettings: PrefixHash.build,
     RoundRobinSettings: RoundRobin.build,
     SessionAffinitySettings: SessionAffinity.build,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from routing.core.candidates import Candidates
@@ -19,6 +20,21 @@ class Keys(Protocol):
     @property
     def tier1(self) -> PrefixHash | None:
         """Key of the opening that a whole task group shares, at the policy's boundary; None when that is empty."""
+        ...
+
+    @property
+    def tier2(self) -> PrefixHash | None:
+        """Key of the conversation: its session, else its opening and first user message; None without either."""
+        ...
+
+    @property
+    def chain(self) -> Sequence[int]:
+        """Chained hashes of the prompt's whole blocks, each of ``block_tokens``: what the residency is asked with."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of the prompt."""
         ...
 
 

@@ -10,6 +10,7 @@ from routing.core.types import NoReplicaError, Reason, ReplicaId, UnknownModelEr
 from routing.schema import (
     Boundary,
     LeastLoadSettings,
+    LowestCostSettings,
     PolicyConfig,
     PrefixHashSettings,
     ReplicaConfig,
@@ -28,6 +29,7 @@ EVERY_SETTINGS: list[Settings] = [
     LeastLoadSettings(),
     SessionAffinitySettings(),
     PrefixHashSettings(),
+    LowestCostSettings(),
 ]
 
 
