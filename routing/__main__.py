@@ -1,4 +1,4 @@
-"""``python -m routing serve | replica | play``."""
+"""``python -m routing serve | replica | play | simulate``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
     "replica": ("routing.simulation.server", "pretend to be a vLLM replica"),
     "play": ("routing.workload.player", "send traffic through a router and measure what a client sees"),
+    "simulate": ("routing.simulation.whatif.command", "replay a trace over modelled replicas under a policy"),
 }
 
 

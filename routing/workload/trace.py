@@ -8,12 +8,16 @@ may be partial). Source: github.com/kvcache-ai/Mooncake, FAST25-release.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO, cast
 
 import msgspec
+
+from routing.workload.columns import Columns
 
 BLOCK_TOKENS = 512
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
@@ -29,7 +33,7 @@ class Line(msgspec.Struct):
     timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
     input_length: Tokens
     output_length: Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]  # below 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,64 @@ class TraceRequest:
 
 def read_trace(path: Path) -> list[TraceRequest]:
     """A whole trace, rows of equal time spread over the gap to the next; TraceError, OSError."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with _opened(path) as file:
         return spread(parse_lines(file, str(path)))
 
 
 def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[TraceRequest]:
     """Check and read lines; blank ones are passed over."""
-    decoder = msgspec.json.Decoder(Line)
+    for line in _checked(lines, name):
+        yield TraceRequest(line.timestamp / 1000, line.input_length, max(1, line.output_length), tuple(line.hash_ids))
+
+
+def read_columns(path: Path) -> Columns:
+    """The same as ``read_trace``, by column: for traces of a million requests. TraceError, OSError."""
+    columns = Columns(BLOCK_TOKENS)
+    append = columns.append
+    with _opened(path) as file:
+        for line in _checked(file, str(path)):
+            try:
+                append(line.timestamp / 1000, line.input_length, max(1, line.output_length), line.hash_ids)
+            except OverflowError:
+                raise TraceError(f"{path}, request {len(columns)}: a hash id is not below 2**64") from None
+    columns.at_s = array("d", spread_stamps(columns.at_s))
+    return columns
+
+
+def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Spread rows that share a stamp evenly over the gap to the next stamp; the last ones over the gap before."""
+    rows = list(requests)
+    return [replace(row, at_s=at_s) for row, at_s in zip(rows, spread_stamps([r.at_s for r in rows]), strict=True)]
+
+
+def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
+    """The same for ascending times alone."""
+    gap_s, at, end = 0.0, 0, len(stamps)
+    while at < end:
+        stamp, after = stamps[at], at + 1
+        while after < end and stamps[after] == stamp:
+            after += 1
+        if after < end:
+            gap_s = stamps[after] - stamp
+        for place in range(after - at):
+            yield stamp + gap_s * place / (after - at)
+        at = after
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
+    """The lines that are not blank, checked; TraceError names the first that is wrong."""
+    decode = msgspec.json.Decoder(Line).decode
     before = 0.0
-    for number, text in enumerate(lines, start=1):
+    for number, text in enumerate(_read(lines, name), start=1):
         if not text.strip():
             continue
         try:
-            line = decoder.decode(text)
-        except msgspec.DecodeError as error:
+            line = decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(f"{name}, line {number}: {error}") from None
         blocks = -(-line.input_length // BLOCK_TOKENS)
         if len(line.hash_ids) != blocks:
@@ -71,21 +119,12 @@ def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[TraceRequest]:
         if line.timestamp < before:
             raise TraceError(f"{name}, line {number}: its timestamp is before that of the line above")
         before = line.timestamp
-        yield TraceRequest(before / 1000, line.input_length, max(1, line.output_length), tuple(line.hash_ids))
+        yield line
 
 
-def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Spread rows that share a stamp evenly over the gap to the next stamp; the last ones over the gap before."""
-    groups: list[list[TraceRequest]] = []
-    for request in requests:
-        if groups and groups[-1][0].at_s == request.at_s:
-            groups[-1].append(request)
-        else:
-            groups.append([request])
-    out: list[TraceRequest] = []
-    gap_s = 0.0
-    for index, group in enumerate(groups):
-        if index + 1 < len(groups):
-            gap_s = groups[index + 1][0].at_s - group[0].at_s
-        out += (replace(row, at_s=row.at_s + gap_s * place / len(group)) for place, row in enumerate(group))
-    return out
+def _read(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """The lines of a file that may be torn."""
+    try:
+        yield from lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{name}: not a whole gzip file: {error}") from None

@@ -15,6 +15,8 @@ EXECUTED_BY: dict[str, str] = {
     "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",
     "python -m routing play --router http://127.0.0.1:8080 --trace conversation_trace.jsonl.gz --time-scale 0.547"
     " --loop": "tests/routing/workload/test_player.py",
+    "python -m routing simulate --trace conversation_trace.jsonl.gz --policy policy.json --replicas 4 --blocks 4000"
+    " --time-scale 0.547 --json": "tests/routing/simulation/whatif/test_command.py",
     "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_make_run.py",
     "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_make_run.py",
 } | dict.fromkeys(

@@ -1,0 +1,228 @@
+"""The engine model of ``../engine.py`` at the speed of a what-if: the same times, without a step for each token.
+
+Theory of operation. Output is reserved at admission, so nothing is ever preempted, and only two things change what
+a step is: a prefill that ends, and a generation that ends. Between them all steps are equal and are taken in one go:
+full chunks of one long prompt, which leave no budget to admit anybody, or decoding alone. Only the latter can be cut
+short, when a request arrives: it joins at the next step. At most one prompt is prefilled in part at any time, for
+prefill is first come, first served. Decoding costs nothing per token: ``_ticks`` counts decode steps, and a heap says
+at which tick a generation ends. A request that found too few free blocks is tried again only when some are given
+back. ``tests/routing/simulation/whatif/test_engine.py`` holds it against the model of single steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from routing.simulation.whatif.forest import Run
+from routing.simulation.whatif.pool import RunPool, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """One replica. Defaults are those of the reference results."""
+
+    blocks: int  # usable KV blocks
+    block_tokens: int = 512
+    prefill_rate: float = 8000.0  # tokens/s
+    step_s: float = 0.010  # of any step
+    decode_s: float = 0.0002  # more for each decoding sequence
+    chunk_tokens: int = 2048  # prefill tokens a step may carry
+    max_running: int = 256  # sequences
+
+
+class Job:
+    """One request on its way through an engine."""
+
+    __slots__ = (
+        "arrived_s",
+        "cached_tokens",
+        "first_token_s",
+        "held",
+        "index",
+        "output_tokens",
+        "path",
+        "prompt_tokens",
+        "ticket",
+    )
+
+    def __init__(self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int, path: list[Run]) -> None:
+        self.index = index  # in the trace
+        self.arrived_s = arrived_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.path = path  # runs of its prompt
+        self.cached_tokens = 0  # known from admission on
+        self.first_token_s = 0.0
+        self.held: list[Segment] = []
+        self.ticket: Any = None  # what the one who placed it remembers
+
+
+class Watcher(Protocol):
+    """Who is told what happens to jobs, in the order of time over all engines."""
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """The first token of a job is out."""
+        ...
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """A job has all its tokens."""
+        ...
+
+
+class FastEngine:
+    """One replica. ``end_s`` is when its present steps end; infinite while it is idle."""
+
+    __slots__ = (
+        "_blocked",
+        "_ends",
+        "_left",
+        "_partial",
+        "_prefilled",
+        "_serial",
+        "_step_s",
+        "_steps",
+        "_ticks",
+        "_watcher",
+        "decoding",
+        "end_s",
+        "model",
+        "pool",
+        "running",
+        "start_s",
+        "waiting",
+    )
+
+    def __init__(self, model: EngineModel, watcher: Watcher) -> None:
+        self.model = model
+        self.pool = RunPool(model.blocks)
+        self.waiting: deque[Job] = deque()
+        self.running = 0  # admitted and not ended
+        self.decoding = 0
+        self.start_s = 0.0
+        self.end_s = math.inf
+        self._watcher = watcher
+        self._step_s = 0.0  # length of each of the present steps
+        self._steps = 0  # how many
+        self._prefilled: list[Job] = []  # whose prefill ends with them
+        self._partial: Job | None = None  # prefilled in part
+        self._left = 0  # tokens of it beyond the present steps
+        self._ticks = 0
+        self._ends: list[tuple[int, int, Job]] = []  # heap of (tick, serial, job)
+        self._serial = 0
+        self._blocked = False  # the first one waiting found too few free blocks
+
+    def submit(self, job: Job, now_s: float) -> bool:
+        """Queue a job that fits into an empty cache; True if ``end_s`` is another now."""
+        self.waiting.append(job)
+        if self.end_s == math.inf:
+            self.begin(now_s)
+            return True
+        if self._prefilled or self._partial is not None or self._blocked or self._steps == 1:
+            return False
+        steps = int((now_s - self.start_s) / self._step_s) + 1
+        if steps >= self._steps:
+            return False
+        self._steps = steps
+        self.end_s = self.start_s + self._step_s * steps
+        return True
+
+    def finish(self) -> None:
+        """Take the results of the steps that end now."""
+        now_s = self.end_s
+        if self.decoding:
+            self._ticks += self._steps
+            ends = self._ends
+            while ends and ends[0][0] <= self._ticks:
+                self._end(heappop(ends)[2], now_s)
+                self.decoding -= 1
+        if self._prefilled:
+            for job in self._prefilled:
+                self._first_token(job, now_s)
+            self._prefilled.clear()
+
+    def begin(self, now_s: float) -> None:
+        """Plan the next steps, or idle."""
+        model, steps, tokens = self.model, 1, 0
+        if self._partial is not None:
+            if self._left > model.chunk_tokens:
+                self._go_on(now_s)
+                return
+            tokens = self._left
+            self._prefilled.append(self._partial)
+            self._partial = None
+        if self.waiting and not self._blocked:
+            tokens = self._admit(tokens)
+        if not tokens:
+            if not self.decoding:
+                self.end_s = math.inf
+                return
+            steps = self._ends[0][0] - self._ticks
+        self._take(now_s, steps, tokens)
+
+    # --- planning --------------------------------------------------------------------------------------
+
+    def _go_on(self, now_s: float) -> None:
+        """Full chunks of the prompt that is prefilled in part, as long as all steps are equal."""
+        chunk = self.model.chunk_tokens
+        steps = (self._left - 1) // chunk
+        if self.decoding:
+            steps = min(steps, self._ends[0][0] - self._ticks)
+        self._left -= steps * chunk
+        self._take(now_s, steps, chunk)
+
+    def _take(self, now_s: float, steps: int, tokens: int) -> None:
+        model = self.model
+        self._steps = steps
+        self._step_s = model.step_s + model.decode_s * self.decoding + tokens / model.prefill_rate
+        self.start_s = now_s
+        self.end_s = now_s + self._step_s * steps
+
+    def _admit(self, tokens: int) -> int:
+        """Admit waiting jobs in order, as far as budget, slots and blocks go; the step's prefill tokens."""
+        model, waiting = self.model, self.waiting
+        chunk, block_tokens = model.chunk_tokens, model.block_tokens
+        while waiting and tokens < chunk:
+            job = waiting[0]
+            total = job.prompt_tokens + job.output_tokens
+            admitted = (
+                self.pool.admit(job.path, -(-total // block_tokens), recompute=not job.prompt_tokens % block_tokens)
+                if self.running < model.max_running
+                else None
+            )
+            if admitted is None:
+                self._blocked = True
+                return tokens
+            waiting.popleft()
+            self.running += 1
+            hits, job.held = admitted
+            job.cached_tokens = hits * block_tokens
+            tokens += job.prompt_tokens - job.cached_tokens
+            if tokens <= chunk:
+                self._prefilled.append(job)
+            else:
+                self._partial = job
+                self._left = tokens - chunk
+                tokens = chunk
+        return tokens
+
+    # --- results ---------------------------------------------------------------------------------------
+
+    def _first_token(self, job: Job, now_s: float) -> None:
+        job.first_token_s = now_s
+        self._watcher.first_token(job, now_s)
+        if job.output_tokens == 1:
+            self._end(job, now_s)
+            return
+        self.decoding += 1
+        self._serial += 1
+        heappush(self._ends, (self._ticks + job.output_tokens - 1, self._serial, job))
+
+    def _end(self, job: Job, now_s: float) -> None:
+        self.running -= 1
+        self._blocked = False
+        self.pool.release(job.held)
+        self._watcher.ended(job, now_s)
