@@ -13,9 +13,10 @@ from typing import Any
 from routing.schema import ConfigError, Settings, load_settings
 from routing.simulation.whatif.engine import EngineModel
 from routing.simulation.whatif.forest import Forest, ForestError
+from routing.simulation.whatif.keys import NotInTracesError
 from routing.simulation.whatif.replay import DoesNotFitError, replay
 from routing.simulation.whatif.report import report, table
-from routing.simulation.whatif.routed import NotInTracesError, Routed
+from routing.simulation.whatif.routed import Routed
 from routing.workload.columns import Columns
 from routing.workload.trace import TraceError, read_columns
 

@@ -1,11 +1,7 @@
 """The router's own strategy, deciding in a replay as it decides in production.
 
-The load book is used as the router uses it: dispatch at arrival, first byte at the first token, end at the last one.
-What a router cannot know it is not told. A trace has no text, so its keys stand in for those of a prompt:
-
-* tier 1 is the id of the block in which the policy's boundary falls, a token taken as 4 bytes: with ``boundary_bytes``
-  up to 2048 the first block, the system prompt of Mooncake's traces; 4096 the second. ``system`` is the first block.
-* the session is unknown, as in the traces.
+Load book and residency are used as the router uses them: dispatch at arrival, first byte at the first token, the
+answer's cached tokens and the end at the last one. What a router cannot know it is not told.
 """
 
 from __future__ import annotations
@@ -13,43 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from xxhash import xxh3_64_intdigest
-
 from routing.core.fleet import Fleet
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
-from routing.core.types import PrefixHash, Reason
-from routing.schema import Boundary, PrefixHashSettings, ReplicaConfig, Settings
+from routing.core.residency import Residency
+from routing.core.types import Reason
+from routing.schema import ReplicaConfig, ResidencySettings, Settings
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
+from routing.simulation.whatif.keys import KeyBook
 from routing.strategies.registry import build_strategy
 from routing.workload.columns import Columns
-
-TOKEN_BYTES = 4  # of text, as the router estimates
-
-
-class NotInTracesError(ValueError):
-    """A setting that asks for something which a trace does not tell."""
-
-
-class TraceKeys:
-    """What a strategy may ask about one request of a trace."""
-
-    __slots__ = ("_columns", "_depth", "_index")
-
-    session: PrefixHash | None = None
-
-    def __init__(self, columns: Columns, index: int, depth: int) -> None:
-        self._columns = columns
-        self._index = index
-        self._depth = depth  # blocks of the tier-1 prefix, >= 1
-
-    @property
-    def tier1(self) -> PrefixHash | None:
-        """Key of the opening: of its last block, which stands for all before it."""
-        columns, index = self._columns, self._index
-        start, end = columns.starts[index], columns.starts[index + 1]
-        last = columns.ids[min(start + self._depth, end) - 1]
-        return PrefixHash(xxh3_64_intdigest(last.to_bytes(8, "little")))
 
 
 class Routed:
@@ -67,18 +36,26 @@ class Routed:
         ]
         self.reasons: Counter[Reason] = Counter()
         self.book = LoadBook()
-        self._columns = columns
-        self._depth = tier1_depth(settings, columns.block_tokens)
+        self.residency = Residency(block_tokens=model.block_tokens)
+        self._asks_residency = isinstance(settings, ResidencySettings)
+        self._keys = KeyBook(settings, columns)
         self._number = {member.name: number for number, member in enumerate(members)}
-        fleet = Fleet(members, self.book)
+        fleet = Fleet(members, self.book, residency=self.residency)
         self._strategy = build_strategy(settings, fleet)
         self._candidates = fleet.candidates(HealthBook())
 
-    def place(self, job: Job, _engines: Sequence[FastEngine], _now_s: float) -> int:
-        """Ask the strategy, and count the request as sent."""
-        choice = self._strategy.choose(TraceKeys(self._columns, job.index, self._depth), self._candidates)
-        job.ticket = self.book.dispatch(choice.replica, job.prompt_tokens)
+    def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
+        """Ask the strategy, and count the request as sent, as ``Placement.dispatch`` does."""
+        keys = self._keys.of(job.index)
+        choice = self._strategy.choose(keys, self._candidates)
         self.reasons[choice.reason] += 1
+        tokens = keys.prompt_tokens
+        if self._asks_residency:
+            stay = self.residency.insert(choice.replica, keys.chain, now_s, tokens)
+            uncached_tokens = max(0, tokens - (choice.hit_tokens or 0))
+            job.ticket = self.book.dispatch(choice.replica, uncached_tokens, stay)
+        else:
+            job.ticket = self.book.dispatch(choice.replica, tokens)
         return self._number[choice.replica]
 
     def first_token(self, job: Job, _now_s: float) -> None:
@@ -87,15 +64,7 @@ class Routed:
         ticket.first_byte()
 
     def ended(self, job: Job, _now_s: float) -> None:
-        """The answer is whole."""
+        """The answer is whole, and its usage says how much was cached."""
         ticket: Ticket = job.ticket
+        ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)
         ticket.end()
-
-
-def tier1_depth(settings: Settings, block_tokens: int) -> int:
-    """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends of messages."""
-    if not isinstance(settings, PrefixHashSettings) or settings.boundary is Boundary.SYSTEM:
-        return 1
-    if settings.boundary is Boundary.MESSAGES:
-        raise NotInTracesError("boundary messages: a trace tells no messages; use bytes with boundary_bytes, or system")
-    return -(-settings.boundary_bytes // (block_tokens * TOKEN_BYTES))

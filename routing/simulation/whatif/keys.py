@@ -1,0 +1,73 @@
+"""A trace's requests as a strategy sees them: the ids of their blocks stand in for the hashes of a prompt."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from routing.core.types import PrefixHash
+from routing.schema import Boundary, OpeningSettings, Settings
+from routing.workload.columns import Columns
+
+TOKEN_BYTES = 4  # of text, as the router estimates
+
+_SPREAD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: multiplying by it spreads ids over 64 bits and loses none
+_WORD = (1 << 64) - 1
+
+
+class NotInTracesError(ValueError):
+    """A setting that asks for something which a trace does not tell."""
+
+
+class TraceKeys:
+    """What a strategy may ask about one request."""
+
+    __slots__ = ("_book", "_end", "_start", "prompt_tokens")
+
+    session: PrefixHash | None = None  # a trace knows no sessions
+
+    def __init__(self, book: KeyBook, start: int, end: int, prompt_tokens: int) -> None:
+        self._book = book
+        self._start = start  # of its ids
+        self._end = end
+        self.prompt_tokens = prompt_tokens
+
+    @property
+    def tier1(self) -> PrefixHash | None:
+        """Key of the opening: of its last block, which stands for all before it."""
+        return PrefixHash(self._book.hashes[min(self._start + self._book.depth, self._end) - 1])
+
+    @property
+    def tier2(self) -> PrefixHash | None:
+        """Key of the conversation: of the block after the opening, where the first message begins."""
+        return PrefixHash(self._book.hashes[min(self._start + self._book.depth + 1, self._end) - 1])
+
+    @property
+    def chain(self) -> Sequence[int]:
+        """Hashes of the whole blocks."""
+        whole = self.prompt_tokens // self._book.block_tokens
+        return self._book.hashes[self._start : self._start + whole]
+
+
+class KeyBook:
+    """The keys of all requests under one policy."""
+
+    def __init__(self, settings: Settings, columns: Columns) -> None:
+        self.depth = tier1_depth(settings, columns.block_tokens)
+        self.block_tokens = columns.block_tokens
+        self.hashes = array("Q", [id_ * _SPREAD & _WORD for id_ in columns.ids])
+        self._columns = columns
+
+    def of(self, index: int) -> TraceKeys:
+        """The keys of one request."""
+        columns = self._columns
+        return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index])
+
+
+def tier1_depth(settings: Settings, block_tokens: int) -> int:
+    """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends of messages."""
+    if not isinstance(settings, OpeningSettings) or settings.boundary is Boundary.SYSTEM:
+        return 1
+    if settings.boundary is Boundary.MESSAGES:
+        raise NotInTracesError("boundary messages: a trace tells no messages; use bytes with boundary_bytes, or system")
+    return -(-settings.boundary_bytes // (block_tokens * TOKEN_BYTES))
