@@ -1,0 +1,129 @@
+"""Each raw request of the corpus, whole and in pieces, and a request behind it that must never be smuggled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from routing.schema import HealthCheck, Limits
+from tests.routing.proxy.corpus.parsers import PARSERS
+from tests.routing.proxy.corpus.reader import PROBE_PATH, Recorder, recording
+from tests.routing.proxy.corpus.requests import (
+    FOLLOWER,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    VECTORS,
+    Vector,
+)
+from tests.routing.proxy.harness import Harness, RawClient, config, routed
+
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = Limits(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=MAX_BODY_BYTES)
+HEALTH = HealthCheck(path=PROBE_PATH, interval_s=3600)
+CUTS = 4  # ways to cut a vector into pieces, beside whole and byte by byte
+
+
+@dataclass
+class Edge:
+    """A router, and the replica that records what it sends. All vectors go to the same one, so it remembers them."""
+
+    harness: Harness
+    recorder: Recorder
+
+    async def reached(self) -> list[bytes]:
+        """The bodies that the replica got, once the router is at rest."""
+        await self.harness.at_rest()
+        assert self.recorder.violations == []
+        seen = self.recorder.take()
+        assert all(one.values(b"host") == [self.recorder.url.removeprefix("http://").encode()] for one in seen)
+        for name, parse in PARSERS.items():
+            assert parse(b"".join(one.raw for one in seen)) == [(one.method, one.target, one.body) for one in seen], (
+                name
+            )
+        return [one.body for one in seen]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def edge() -> AsyncIterator[Edge]:
+    async with recording() as recorder, routed(config([recorder], limits=LIMITS, health=HEALTH)) as harness:
+        yield Edge(harness, recorder)
+
+
+def ways_to_send(vector: Vector) -> list[list[bytes]]:
+    """A vector and a request behind it: whole, byte by byte where that is short, and cut at random places."""
+    follower = FOLLOWER if vector.has_end else b""
+    # An orderly close may reset who goes on sending; so what must be ignored comes with the last byte.
+    glued = follower if vector.closes and not vector.is_refused else b""
+    raw = vector.raw if glued else vector.raw + follower
+    chance = random.Random(vector.name)
+    ways = [[raw]]
+    if len(raw) < 1000:
+        ways.append([raw[at : at + 1] for at in range(len(raw))])
+    for _ in range(CUTS):
+        cuts = sorted(chance.sample(range(1, len(raw)), min(len(raw) - 1, chance.randrange(1, 9))))
+        ways.append([raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)])
+    return [[*way[:-1], way[-1] + glued] for way in ways]
+
+
+async def send(client: RawClient, pieces: list[bytes]) -> None:
+    """Send pieces so that they are read one by one, as far as a sender can see to that."""
+    try:
+        for piece in pieces:
+            if client.writer.transport.is_closing():
+                return  # refused before its end
+            client.writer.write(piece)
+            await asyncio.sleep(0)
+        await client.writer.drain()
+    except ConnectionError:
+        return
+
+
+async def expect(client: RawClient, statuses: tuple[int, ...], *, closes: bool) -> None:
+    for number, status in enumerate(statuses, start=1):
+        answer = await client.answer()
+        while answer.status == 100:
+            answer = await client.answer()
+        assert answer.status == status
+        assert status < 400 or answer.error["code"] == status
+        is_last = closes and number == len(statuses)
+        assert (answer.headers.get("connection") == "close") is is_last
+    if closes:
+        assert await client.read_all() == b""
+
+
+def test_the_corpus_is_no_smaller_than_the_goal() -> None:
+    names = [vector.name for vector in VECTORS]
+    assert len(names) == len(set(names))
+    assert sum(vector.is_refused for vector in VECTORS) >= 80
+
+
+@on_one_loop
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
+async def test_each_request_is_what_it_is_however_it_is_cut(vector: Vector, edge: Edge) -> None:
+    follows = vector.has_end and not vector.closes
+    edge.recorder.take()
+    for pieces in ways_to_send(vector):
+        async with edge.harness.connect() as client:
+            await send(client, pieces)
+            await expect(client, vector.statuses + (200,) * follows, closes=vector.closes)
+            if not vector.statuses:
+                client.writer.write_eof()
+                assert await client.read_all() == b""
+        assert await edge.reached() == [*vector.bodies, *[b'{"n":2}'] * follows]
+
+
+@on_one_loop
+@pytest.mark.parametrize("vector", [one for one in VECTORS if one.has_end], ids=lambda vector: vector.name)
+async def test_a_request_behind_sound_ones_is_no_different(vector: Vector, edge: Edge) -> None:
+    follows = not vector.closes
+    edge.recorder.take()
+    async with edge.harness.connect() as client:
+        await send(client, [FOLLOWER * 2 + vector.raw + FOLLOWER])
+        await expect(client, (200, 200, *vector.statuses, *[200] * follows), closes=vector.closes)
+    assert await edge.reached() == [*[b'{"n":2}'] * 2, *vector.bodies, *[b'{"n":2}'] * follows]
