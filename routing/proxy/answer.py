@@ -7,7 +7,10 @@ chunks that came in one read leave as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from enum import Enum
+
+from msgspec import Struct
 
 from routing.proxy.errors import LocalAnswer, phrase
 from routing.proxy.request import HOP_BY_HOP, Header, without_named
@@ -32,18 +35,21 @@ class Framing(Enum):
 NONE, LENGTH, CHUNKED, CLOSE = Framing  # an enum's attributes are slow to look up
 
 
-class AnswerHead:
-    """The end-to-end part of an answer's head. ``lines``: its headers, each with its CRLF."""
+class AnswerHead(Struct, gc=False):
+    """The end-to-end part of an answer's head."""
 
-    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line")
+    status: int
+    status_line: bytes
+    lines: bytes = b""  # its headers, each with its CRLF
+    framing: Framing = CLOSE
+    length: bytes = b""
+    is_stream: bool = False  # server-sent events
 
-    def __init__(self, status: int, reason: bytes) -> None:
-        self.status = status
-        self.status_line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
-        self.lines = b""
-        self.framing = CLOSE
-        self.length = b""
-        self.is_stream = False  # server-sent events
+    def with_length(self, length: int) -> AnswerHead:
+        """The same head before another body."""
+        head = copy(self)
+        head.length = b"%d" % length
+        return head
 
 
 def read_answer(
@@ -52,7 +58,7 @@ def read_answer(
     """Build an answer's head from its parsed parts. ``bodyless``: it answers a HEAD request."""
     if version not in {"1.1", "1.0"} or status < 200:
         raise BadAnswerError(f"HTTP/{version} status {status}")
-    answer = AnswerHead(status, reason)
+    answer = AnswerHead(status, b"HTTP/1.1 %d %b\r\n" % (status, reason))
     lines: list[bytes] = []
     connection: list[bytes] = []
     coding: bytes | None = None

@@ -13,8 +13,8 @@ import asyncio
 import logging
 import struct
 from collections import deque
+from functools import partial
 from socket import SO_LINGER, SOL_SOCKET
-from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -23,7 +23,7 @@ from routing.proxy.answer import local_bytes
 from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
-from routing.proxy.request import Request, body_too_large, read_head
+from routing.proxy.request import Head, Request, body_too_large, read_head
 
 if TYPE_CHECKING:
     from routing.proxy.exchange import Exchange
@@ -46,7 +46,8 @@ class Client(asyncio.Protocol):
         self._parser = HttpRequestParser(self)
         self._queue: deque[Request | RefusalError] = deque()
         self._exchange: Exchange | None = None
-        self._request: Request | None = None  # whose body is coming
+        self._head: Head | None = None  # whose body is coming
+        self._wants_continue = False  # and will not come before we say so
         self._in_message = False
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -69,17 +70,13 @@ class Client(asyncio.Protocol):
         """Whether the client does not take what was written."""
         return self._writing_paused
 
-    def write(self, data: bytes) -> None:
-        """Send bytes of an answer."""
-        self._router.outbox.write(self.transport, data)
-
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
         data = local_bytes(
             answer,
-            http11=request is None or request.http11,
+            http11=request is None or request.head.http11,
             keep_alive=keep_alive,
-            bodyless=request is not None and request.method == b"HEAD",
+            bodyless=request is not None and request.head.method == b"HEAD",
             request_id=request.request_id if request else "",
         )
         self.write(data)
@@ -113,13 +110,21 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self.write = partial(self._router.outbox.write, self.transport)  # bytes of an answer
         self._router.clients.add(self)
         self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        is_free = self._exchange is None and not (self._in_message or self._queue or self._writing_paused)
+        router = self._router
+        if is_free and (found := router.request_heads.find(data)) and len(found[1]) <= router.limits.max_body_bytes:
+            self._take_known(*found)
+            return
         self._feed(data)
+        if is_free:
+            self._learn(data)
         self._settle()
 
     def eof_received(self) -> None:
@@ -149,7 +154,7 @@ class Client(asyncio.Protocol):
         if self._is_closing or self._writing_paused:
             self.transport.abort()
         elif self._in_message:
-            what = "body" if self._request else "head"
+            what = "body" if self._head else "head"
             self._refuse(RefusalError(408, f"the request's {what} did not come in time", must_close=True))
             self._advance()
         else:
@@ -168,7 +173,7 @@ class Client(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._request is None:  # else it is a trailer, and those are not for anybody
+        if self._head is None:  # else it is a trailer, and those are not for anybody
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -178,14 +183,9 @@ class Client(asyncio.Protocol):
             raise RefusalError(405, "this is no forward proxy", must_close=True)
         if parser.should_upgrade():
             return  # the parser stops here; see _decline_upgrade
-        self._request = read_head(
-            method,
-            self._target,
-            parser.get_http_version(),
-            self._headers,
-            limits=self._router.limits,
-            make_id=self._router.make_request_id,
-        )
+        limits = self._router.limits
+        self._head = head = read_head(method, self._target, parser.get_http_version(), self._headers, limits=limits)
+        self._wants_continue = head.expects_continue
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -194,17 +194,15 @@ class Client(asyncio.Protocol):
             raise body_too_large(self._router.limits)
 
     def on_message_complete(self) -> None:
-        request, self._request = self._request, None
-        if request is None:
+        head, self._head = self._head, None
+        if head is None:
             return
         self._in_message = False
         self._raw_bytes = 0
         parts, self._parts = self._parts, []
-        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        request.keep_alive = self._parser.should_keep_alive()
-        request.arrived_at = monotonic()
-        self._queue.append(request)
-        if not request.keep_alive:
+        head.keep_alive = self._parser.should_keep_alive()
+        self._queue.append(self._router.request(head, parts[0] if len(parts) == 1 else b"".join(parts)))
+        if not head.keep_alive:
             self._is_deaf = True
 
     # --- the end of a read ---
@@ -224,6 +222,13 @@ class Client(asyncio.Protocol):
         if self._raw_bytes > self._router.limits.max_header_bytes:
             self._check_overhead()
 
+    def _learn(self, data: bytes) -> None:
+        """Remember a head, if this read brought one request and nothing else."""
+        if len(self._queue) == 1 and not self._in_message:
+            request = self._queue[0]
+            if isinstance(request, Request) and request.head.is_plain:
+                self._router.request_heads.learn(data, request.head, len(request.body))
+
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read the request as if it offered no upgrade: the parser takes its body for the other protocol.
 
@@ -240,7 +245,7 @@ class Client(asyncio.Protocol):
         limits = self._router.limits
         if self._is_deaf:
             return
-        if self._request is None:
+        if self._head is None:
             self._refuse(RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True))
         elif self._raw_bytes > 2 * limits.max_header_bytes + 8 * self._body_bytes:
             self._refuse(RefusalError(400, "the chunks are mostly framing", must_close=True))
@@ -249,7 +254,7 @@ class Client(asyncio.Protocol):
         """Answer what came before, then this, and read nothing more."""
         self._queue.append(refusal)
         self._in_message = False
-        self._request = None
+        self._head = None
         self._parts = []
         self._is_deaf = self._was_refused = True
 
@@ -261,9 +266,8 @@ class Client(asyncio.Protocol):
             self._advance()
         if self._is_closing:
             return
-        request = self._request
-        if request is not None and request.expects_continue and self._exchange is None:
-            request.expects_continue = False
+        if self._wants_continue and self._head is not None and self._exchange is None:
+            self._wants_continue = False
             if not self._body_bytes:
                 self.write(CONTINUE)
         self._pace_reading()
@@ -276,6 +280,13 @@ class Client(asyncio.Protocol):
         while self._queue and self._exchange is None and not (self._writing_paused or self._is_closing):
             self._take(self._queue.popleft())
         self._is_advancing = False
+
+    def _take_known(self, head: Head, body: bytes) -> None:
+        """Answer a request whose head needs no reading; nothing else is under way."""
+        self.deadline = NEVER
+        self._awaits_head = False
+        self._is_deaf = not head.keep_alive
+        self._take(self._router.request(head, body))
 
     def _take(self, item: Request | RefusalError) -> None:
         if isinstance(item, RefusalError):
@@ -291,7 +302,7 @@ class Client(asyncio.Protocol):
             self._answer_refusal(item, RefusalError(500, "internal error", must_close=True))
             return
         if isinstance(outcome, LocalAnswer):
-            keep_alive = item.keep_alive and not self._router.is_draining
+            keep_alive = item.head.keep_alive and not self._router.is_draining
             self.answer(item, outcome, keep_alive=keep_alive)
             self.exchange_ended(keep_alive=keep_alive)
         else:
@@ -300,7 +311,7 @@ class Client(asyncio.Protocol):
 
     def _answer_refusal(self, request: Request | None, refusal: RefusalError) -> None:
         self._router.metrics.refused(refusal.status)
-        keep_alive = request is not None and request.keep_alive and not self._router.is_draining
+        keep_alive = request is not None and request.head.keep_alive and not self._router.is_draining
         keep_alive = keep_alive and not refusal.must_close
         self.answer(request, refusal.answer(), keep_alive=keep_alive)
         self.exchange_ended(keep_alive=keep_alive)
@@ -321,7 +332,7 @@ class Client(asyncio.Protocol):
         if self._reading_paused:
             self.deadline = NEVER
         elif self._in_message:
-            if self._request is not None:
+            if self._head is not None:
                 deadlines.arm(self, limits.body_idle_timeout_s)
             elif self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
@@ -329,7 +340,7 @@ class Client(asyncio.Protocol):
             self.deadline = NEVER
         else:
             deadlines.arm(self, limits.keep_alive_timeout_s)
-        self._awaits_head = self._in_message and self._request is None
+        self._awaits_head = self._in_message and self._head is None
 
     def _close(self) -> None:
         """End the connection after what was written. A refused client is still sending: let it read why first."""

@@ -35,7 +35,7 @@ class Delivery:
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
         answer = self._answer
-        lines, self._frame, self._keep_alive = outgoing(answer, http11=request.http11, keep_alive=keep_alive)
+        lines, self._frame, self._keep_alive = outgoing(answer, http11=request.head.http11, keep_alive=keep_alive)
         if data:
             self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
         self._write(

@@ -133,7 +133,8 @@ class Exchange:
         """Place the request and send it; whatever is wrong with it is answered at once."""
         request = self._request
         try:
-            self._wanted = placement_request(request.path, request.body, request.session_id, request.task_group)
+            head = request.head
+            self._wanted = placement_request(head.path, request.body, head.session_id, head.task_group)
             self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
         except NoReplicaError as error:
             self._pool, self._group = error.pool, error.group
@@ -198,7 +199,7 @@ class Exchange:
             request.body,
             first_byte_s=limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,
-            bodyless=request.method == b"HEAD",
+            bodyless=request.head.method == b"HEAD",
         )
 
     @_never_raises
@@ -288,7 +289,7 @@ class Exchange:
         self._delivery = delivery = Delivery(self._client, answer)
         del self._wanted, self._decision
         request.body = self._held = b""
-        keep_alive = request.keep_alive and not self._router.is_draining
+        keep_alive = request.head.keep_alive and not self._router.is_draining
         delivery.begin(request, self._record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
@@ -306,7 +307,7 @@ class Exchange:
 
     def _refuse(self, refusal: RefusalError) -> None:
         """No answer of a replica will come: give the router's own."""
-        keep_alive = self._request.keep_alive and not self._router.is_draining and not refusal.must_close
+        keep_alive = self._request.head.keep_alive and not self._router.is_draining and not refusal.must_close
         if self._is_placed:
             self._record.status = refusal.status
         self._finish(_outcome(refusal.status, placed=self._is_placed))

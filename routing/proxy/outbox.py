@@ -16,7 +16,7 @@ from routing.proxy.log import defect
 
 logger = logging.getLogger(__name__)
 
-BURST_BYTES = 1 << 20  # waiting: written at once, so that a transport's own back-pressure is heard in time
+BURST_BYTES = 256 << 10  # waiting: written at once, so that a transport's own back-pressure is heard in time
 
 
 class Outbox:

@@ -8,7 +8,9 @@ import ssl
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from routing.proxy.answer import AnswerHead
 from routing.proxy.deadlines import Deadlines
+from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
 from routing.proxy.request import Request
 from routing.proxy.upstream import Upstream
@@ -44,13 +46,14 @@ class Address:
 
     def head(self, request: Request) -> bytes:
         """The head of a request as this replica gets it: its own Host, our framing, our request id."""
-        length = b"Content-Length: %d\r\n" % len(request.body) if request.body or request.method == b"POST" else b""
+        head = request.head
+        length = b"Content-Length: %d\r\n" % len(request.body) if request.body or head.method == b"POST" else b""
         return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
-            request.method,
+            head.method,
             self.base,
-            request.target,
+            head.target,
             self.host_header,
-            request.forwarded,
+            head.forwarded,
             request.request_id.encode(),
             length,
         )
@@ -60,7 +63,14 @@ class ReplicaLink:
     """One replica as this router reaches it. Retired when its replica left the configuration or moved."""
 
     def __init__(
-        self, name: str, url: str, deadlines: Deadlines, outbox: Outbox, loop: asyncio.AbstractEventLoop
+        self,
+        name: str,
+        url: str,
+        *,
+        deadlines: Deadlines,
+        outbox: Outbox,
+        known_heads: KnownHeads[AnswerHead],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
         self.url = url
@@ -68,6 +78,7 @@ class ReplicaLink:
         self.is_retired = False
         self._deadlines = deadlines
         self._outbox = outbox
+        self._known_heads = known_heads
         self._loop = loop
         self._idle: dict[Upstream, None] = {}  # insertion order; the latest is used first
         self._open: set[Upstream] = set()
@@ -101,6 +112,10 @@ class ReplicaLink:
         self._idle[upstream] = None
         self._deadlines.arm(upstream, IDLE_S)
 
+    def new_upstream(self) -> Upstream:
+        """A connection to be, before it is made."""
+        return Upstream(self, self._deadlines, self._outbox, self._known_heads)
+
     def closed(self, upstream: Upstream) -> None:
         """Forget a connection that has ended."""
         self._idle.pop(upstream, None)
@@ -125,7 +140,7 @@ class ReplicaLink:
         try:
             async with asyncio.timeout(timeout_s):
                 _, upstream = await self._loop.create_connection(
-                    lambda: Upstream(self, self._deadlines, self._outbox),
+                    self.new_upstream,
                     address.host,
                     address.port,
                     ssl=address.ssl_context,

@@ -7,7 +7,8 @@ it otherwise: those rules are here. Of the headers, only end-to-end ones go on, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from time import monotonic
 
 from routing.proxy.errors import RefusalError
 from routing.schema import Limits
@@ -30,12 +31,10 @@ _request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 _absolute = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
 
 
-class Request:
-    """One request as the router understood it. ``body`` is whole once ``arrived_at`` (monotonic seconds) is set."""
+class Head:
+    """A request's head as the router understood it; requests that repeat it share it."""
 
     __slots__ = (
-        "arrived_at",
-        "body",
         "content_length",
         "expects_continue",
         "forwarded",
@@ -54,21 +53,34 @@ class Request:
         self.target = target
         self.path = target.partition(b"?")[0]
         self.http11 = http11
-        self.keep_alive = False
+        self.keep_alive = False  # known when the parser has come to the message's end
         self.forwarded = b""  # header lines for the replica, each with its CRLF
-        self.request_id = ""
+        self.request_id = ""  # as the client gave it
         self.session_id: str | None = None
         self.task_group: str | None = None
         self.content_length: int | None = None  # None: none announced
         self.expects_continue = False
-        self.body = b""
-        self.arrived_at = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head alone says all about it: nothing is to be answered in between, and its length is known."""
+        return self.content_length is not None and not self.expects_continue
 
 
-def read_head(
-    method: bytes, target: bytes, version: str, headers: Sequence[Header], *, limits: Limits, make_id: Callable[[], str]
-) -> Request:
-    """Build a request from its parsed head; RefusalError says what is wrong with it, and with which status."""
+class Request:
+    """One whole request."""
+
+    __slots__ = ("arrived_at", "body", "head", "request_id")
+
+    def __init__(self, head: Head, body: bytes, request_id: str) -> None:
+        self.head = head
+        self.body = body
+        self.request_id = request_id
+        self.arrived_at = monotonic()  # seconds
+
+
+def read_head(method: bytes, target: bytes, version: str, headers: Sequence[Header], *, limits: Limits) -> Head:
+    """Read a parsed head; RefusalError says what is wrong with it, and with which status."""
     if len(headers) > limits.max_headers:
         raise RefusalError(431, f"more than {limits.max_headers} headers", must_close=True)
     if version not in {"1.1", "1.0"}:
@@ -89,12 +101,12 @@ def read_head(
         raise RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
     _check_framing(special, version)
     host = _checked_host(special, version)
-    request = Request(method, _origin_form(target, host), http11=version == "1.1")
-    _read_special(request, special, limits, make_id)
+    head = Head(method, _origin_form(target, host), http11=version == "1.1")
+    _read_special(head, special, limits)
     if b"connection" in special:
         forwarded = b"".join(without_named(lines, special[b"connection"]))
-    request.forwarded = forwarded
-    return request
+    head.forwarded = forwarded
+    return head
 
 
 class _Treatments(dict[bytes, tuple[bytes, bool]]):
@@ -159,33 +171,32 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def _read_special(
-    request: Request, special: dict[bytes, list[bytes]], limits: Limits, make_id: Callable[[], str]
-) -> None:
+def _read_special(head: Head, special: dict[bytes, list[bytes]], limits: Limits) -> None:
     if b"content-length" in special:
-        request.content_length = int(special[b"content-length"][0])
-        if request.content_length > limits.max_body_bytes:
+        head.content_length = int(special[b"content-length"][0])
+        if head.content_length > limits.max_body_bytes:
             raise body_too_large(limits)
     if b"expect" in special:
-        _read_expect(request, special[b"expect"])
+        _read_expect(head, special[b"expect"])
     if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
         raise RefusalError(415, "compressed request bodies are not accepted", must_close=True)
     if b"x-session-id" in special:
-        request.session_id = _text(special[b"x-session-id"][0])
+        head.session_id = _text(special[b"x-session-id"][0])
     if b"x-task-group" in special:
-        request.task_group = _text(special[b"x-task-group"][0])
+        head.task_group = _text(special[b"x-task-group"][0])
     given = special.get(b"x-request-id")
-    request.request_id = given[0].decode() if given and _request_id(given[0]) else make_id()
+    if given and _request_id(given[0]):
+        head.request_id = given[0].decode()
 
 
 def _text(value: bytes) -> str | None:
     return value.decode("latin-1") or None
 
 
-def _read_expect(request: Request, values: list[bytes]) -> None:
+def _read_expect(head: Head, values: list[bytes]) -> None:
     if [value.lower() for value in values] != [b"100-continue"]:
         raise RefusalError(417, "the only expectation understood is 100-continue", must_close=True)
-    request.expects_continue = request.http11
+    head.expects_continue = head.http11
 
 
 def body_too_large(limits: Limits) -> RefusalError:

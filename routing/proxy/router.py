@@ -14,6 +14,7 @@ from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.residency import Residency
 from routing.core.types import ReplicaId
+from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
 from routing.proxy.config_store import ConfigStore
 from routing.proxy.deadlines import Deadlines
@@ -21,12 +22,13 @@ from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.exchange import Exchange
 from routing.proxy.health import HealthChecks, Target
+from routing.proxy.known_heads import KnownHeads
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.replica_link import ReplicaLink
-from routing.proxy.request import Request
+from routing.proxy.request import Head, Request
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
 
@@ -58,6 +60,8 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.outbox = Outbox(self.loop)
+        self.request_heads = KnownHeads[Head]()
+        self.answer_heads = KnownHeads[AnswerHead]()
         self.loads = LoadBook()
         self.residency = Residency()
         self.health = HealthBook()
@@ -81,23 +85,24 @@ class Router:
         """Requests that have not ended."""
         return self._in_flight
 
-    def make_request_id(self) -> str:
-        """An id for a request whose client gave none."""
-        return f"{self.boot}-{next(self._ids):x}"
+    def request(self, head: Head, body: bytes) -> Request:
+        """A request that is here whole. One whose client gave it no id gets one."""
+        return Request(head, body, head.request_id or f"{self.boot}-{next(self._ids):x}")
 
     def open(self, client: Client, request: Request) -> Exchange | LocalAnswer:
         """Take a request: for a replica, or answered here. RefusalError for what no path or limit allows."""
-        methods = _METHODS.get(request.path)
+        head = request.head
+        methods = _METHODS.get(head.path)
         if methods is None:
             raise RefusalError(404, "no such path")
-        if request.method not in methods:
+        if head.method not in methods:
             raise RefusalError(405, "no such method here", headers=((b"Allow", b", ".join(methods)),))
-        if request.path == HEALTH:
+        if head.path == HEALTH:
             return self._health_answer()
         serving = self.serving
         if serving is None:
             raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
-        if request.path == MODELS and (models := _models_of(serving.config)) is not None:
+        if head.path == MODELS and (models := _models_of(serving.config)) is not None:
             return models
         if self.is_draining:
             raise RefusalError(503, "this router is shutting down", retry_after_s=RETRY_AFTER_S)
@@ -157,10 +162,18 @@ class Router:
         return lambda: self._swap(serving)
 
     def _link(self, name: str, url: str) -> ReplicaLink:
-        return ReplicaLink(name, url, self.deadlines, self.outbox, self.loop)
+        return ReplicaLink(
+            name,
+            url,
+            deadlines=self.deadlines,
+            outbox=self.outbox,
+            known_heads=self.answer_heads,
+            loop=self.loop,
+        )
 
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
+        self.request_heads.forget()  # they were read by the limits before
         kept = set(serving.links.values())
         for link in set(before.links.values()) - kept if before else ():
             link.retire()

@@ -18,6 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.proxy.answer import AnswerHead, BadAnswerError, Framing, read_answer
 from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
+from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class Listener(Protocol):
 class Upstream(asyncio.Protocol):
     """A connection to one replica."""
 
-    def __init__(self, link: ReplicaLink, deadlines: Deadlines, outbox: Outbox) -> None:
+    def __init__(
+        self, link: ReplicaLink, deadlines: Deadlines, outbox: Outbox, known_heads: KnownHeads[AnswerHead]
+    ) -> None:
         self.deadline, self.due = NEVER, NOWHERE
         self.link = link
         self._deadlines = deadlines
         self._outbox = outbox
+        self._known_heads = known_heads
         self._listener: Listener | None = None
         self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
         self._loop_time = deadlines.time
@@ -132,14 +136,23 @@ class Upstream(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._listener is None:
+        listener = self._listener
+        if listener is None:
             self.abandon()  # bytes that nobody asked for
+            return
+        is_fresh = self._answer is None and not (self._head_bytes or self._bodyless)
+        if is_fresh and (found := self._known_heads.find(data)):
+            head, body = found
+            self._end()
+            listener.answer_arrived(head.with_length(len(body)), body, True)
             return
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
         parts = self._parts
+        if is_fresh and self._complete and not self._spoilt:
+            self._learn(data)
         if self._sink is not None and parts and not (self._complete or self._spoilt):
             self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
             self._sink(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -215,6 +228,11 @@ class Upstream(asyncio.Protocol):
                 self._sink(data)
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
+
+    def _learn(self, data: bytes) -> None:
+        """Remember the head of an answer that came whole in one read."""
+        if self._answer is not None and self._answer.framing is Framing.LENGTH:
+            self._known_heads.learn(data, self._answer, sum(map(len, self._parts)))
 
     def _end(self) -> None:
         """The answer is complete: back to the pool, or gone."""

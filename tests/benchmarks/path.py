@@ -51,7 +51,7 @@ class Bench:
         self.clients = [Wire(Client(router)).protocol for _ in range(CLIENTS)]
         for link in router.serving.links.values() if router.serving else ():
             for _ in range(CLIENTS):
-                link.park(cast("Upstream", Wire(Upstream(link, router.deadlines, router.outbox)).protocol))
+                link.park(cast("Upstream", Wire(link.new_upstream()).protocol))
         self._flush = router.outbox.flush
         self._turns = cycle([(self.clients[turn % CLIENTS], request(turn)) for turn in range(SESSIONS)])
 

@@ -1,0 +1,62 @@
+"""Message heads that were read before, so that the same head need not be read again.
+
+Theory of operation. A client repeats itself: request after request has the same head, but for the digits of its
+Content-Length; so has answer after answer of a replica. What parsing and checking such a head gave is kept under its
+exact bytes, digits cut out. Whatever was found out about one head holds for every head that is equal in all other
+bytes, because the digits decide nothing but the length. A message is recognised only if one read brought exactly all
+of it: head, and as many bytes of body as the digits say. Anything else goes the parser's way, from the first byte on.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+LENGTH = b"\r\ncontent-length: "
+MAX_HEADS = 1024  # kept; one more, and all are forgotten
+MAX_HEAD_BYTES = 4096  # of a head that is kept
+
+H = TypeVar("H")
+
+
+class KnownHeads(Generic[H]):
+    """Heads by their bytes, at most ``MAX_HEADS`` of at most ``MAX_HEAD_BYTES`` each."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, H] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, data: bytes) -> tuple[H, bytes] | None:
+        """The head and the body of a whole message whose head is known; None for anything else."""
+        end = data.find(b"\r\n\r\n")
+        at = data.find(b"ength: ", 0, end) + 7
+        if end < 0 or at < 7:
+            return None
+        stop = data.find(b"\r\n", at)
+        head = self._known.get(data[:at] + data[stop:end])
+        if head is None:
+            return None
+        digits = data[at:stop]
+        if len(digits) > 9 or not digits.isdigit() or int(digits) != len(data) - end - 4:
+            return None
+        return head, data[end + 4 :]
+
+    def learn(self, data: bytes, head: H, length: int) -> None:
+        """Remember the head of ``data``, which the parser took for one whole message with ``length`` bytes of body."""
+        end = data.find(b"\r\n\r\n")
+        at = data.find(b"ength: ", 0, end) + 7
+        if not 7 <= at <= end <= MAX_HEAD_BYTES or data[at - len(LENGTH) : at].lower() != LENGTH:
+            return
+        stop = data.find(b"\r\n", at)
+        if not data[at:stop].isdigit() or len(data) - end - 4 != length:
+            return
+        if len(self._known) >= MAX_HEADS:
+            self._known.clear()
+        self._known[data[:at] + data[stop:end]] = head
+
+    def forget(self) -> None:
+        """Forget all, because what is allowed has changed."""
+        self._known.clear()
