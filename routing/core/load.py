@@ -6,19 +6,27 @@ request ends. A load outlives a change of configuration for as long as the repli
 it. Whoever keeps sums over loads reads the journal of changes from where it last stopped, instead of every load.
 A ticket also carries the request's stay in the residency: whoever says ``answered`` confirms it, and a request that
 ends without any answer takes it back.
-Scraped gauges play no part: they are too old to steer bursts. The book also learns how fast replicas prefill.
+
+Engines prefill in the order of arrival, so of what waits at a replica the oldest request is under way. How far it has
+come follows from the time since then and from the rate that the replica's answers showed; of a long prompt that is
+nearly done little remains, and a choice that knows it is a tenth better in TTFT. Scraped gauges play no part: they are
+too old to steer bursts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import monotonic
 
-from routing.core.rates import PrefillRates
+from routing.core.rates import PrefillRate
 from routing.core.residency import Stay
 from routing.core.types import ReplicaId
 
 JOURNAL_ENTRIES = 4096  # kept for readers at least; one that is further behind sums anew
+ALMOST_DONE = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
+
+Clock = Callable[[], float]  # seconds, never going back
 
 
 @dataclass(slots=True, eq=False)
@@ -27,29 +35,37 @@ class Load:
 
     replica: ReplicaId
     running: int = 0  # requests sent and not ended
-    waiting_tokens: int = 0  # estimated prompt tokens of requests whose first byte has not come
+    waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
+    waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
+    oldest_since_s: float = 0.0  # when the oldest of them came to be it
+    prefill: PrefillRate = field(default_factory=PrefillRate)
+
+    def remaining_tokens(self, now_s: float) -> float:
+        """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
+        if not self.waiting_tokens:
+            return 0.0
+        oldest = ALMOST_DONE * next(iter(self.waiting.values()))
+        done = (now_s - self.oldest_since_s) * self.prefill.tokens_per_s
+        return self.waiting_tokens - min(done, oldest)
 
 
 class Ticket:
     """One dispatched request's share of a replica's load."""
 
-    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay", "_waiting_tokens")
+    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay")
 
-    def __init__(self, book: LoadBook, load: Load, waiting_tokens: int, stay: Stay | None) -> None:
+    def __init__(self, book: LoadBook, load: Load, stay: Stay | None, now_s: float) -> None:
         self._book = book
         self._load = load
         self._running = 1
-        self._ahead = load.waiting_tokens  # of requests that were there before
-        self._waiting_tokens = waiting_tokens
+        self._ahead = load.remaining_tokens(now_s)  # of requests that were there before
         self._stay = stay
         self._is_prefilled = False
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""
         self._is_prefilled = True
-        if self._waiting_tokens:
-            self._load.waiting_tokens -= self._waiting_tokens
-            self._waiting_tokens = 0
+        if self._leave_line():
             self._book.changed(self._load)
 
     def answered(
@@ -63,7 +79,7 @@ class Ticket:
         if prompt_tokens is None or cached_tokens is None:
             return
         if ttft_s is not None:
-            self._book.rates.learn(self._load.replica, self._ahead + prompt_tokens - cached_tokens, ttft_s)
+            self._load.prefill.learn(self._ahead + prompt_tokens - cached_tokens, ttft_s)
         if self._stay is not None:
             self._stay.confirm(prompt_tokens, cached_tokens)
 
@@ -72,9 +88,9 @@ class Ticket:
         if self._running:
             if self._stay is not None and not self._is_prefilled:
                 self._stay.take_back()
-            self._load.waiting_tokens -= self._waiting_tokens
+            self._leave_line()
+            self._running = 0
             self._load.running -= 1
-            self._waiting_tokens = self._running = 0
             self._book.ended(self)
 
     @property
@@ -85,16 +101,27 @@ class Ticket:
     @property
     def share(self) -> tuple[int, int]:
         """Requests (0 or 1) and waiting tokens that this ticket still holds."""
-        return self._running, self._waiting_tokens
+        return self._running, self._load.waiting.get(self, 0)
+
+    def _leave_line(self) -> bool:
+        """Wait no longer for a first byte; False if that was so already."""
+        load = self._load
+        waiting = load.waiting
+        if self not in waiting:
+            return False
+        if next(iter(waiting)) is self:
+            load.oldest_since_s = self._book.clock()
+        load.waiting_tokens -= waiting.pop(self)
+        return True
 
 
 class LoadBook:
-    """The loads of all replicas."""
+    """The loads of all replicas, by one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self.clock = clock
         self._loads: dict[ReplicaId, Load] = {}
         self._tickets: set[Ticket] = set()
-        self.rates = PrefillRates()
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
 
@@ -111,7 +138,11 @@ class LoadBook:
     def dispatch(self, replica: ReplicaId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
         """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
         load = self.load(replica)
-        ticket = Ticket(self, load, uncached_tokens, stay)
+        now_s = self.clock()
+        ticket = Ticket(self, load, stay, now_s)
+        if not load.waiting:
+            load.oldest_since_s = now_s
+        load.waiting[ticket] = uncached_tokens
         load.running += 1
         load.waiting_tokens += uncached_tokens
         self._tickets.add(ticket)
@@ -122,7 +153,6 @@ class LoadBook:
         """Drop the loads of other replicas, once nothing runs at them."""
         kept = set(replicas)
         self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
-        self.rates.forget_all_but(kept)
 
     def audit(self) -> dict[ReplicaId, tuple[int, int]]:
         """Replicas whose load differs from the sum of their live tickets, by how much; empty when all is well."""

@@ -22,7 +22,8 @@ from routing.schema import Boundary, OpeningSettings, PrefixHashSettings
 BLOCK_BYTES = 256  # about 64 tokens
 MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS = 16  # hashed at once where they are known
-MAX_STRETCHES = 8192  # remembered: 3 MiB
+MAX_STRETCHES = 16_384  # remembered at least, and twice as many at most: 12 MiB
+MAX_SEEDS = 1024  # remembered: models and salts
 TIER2_BYTES = 4096  # of the first message behind the opening
 _STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
 
@@ -37,12 +38,14 @@ _word = struct.Struct("<Q").pack
 class PrefixHasher:
     """Hashes with one fleet's secret."""
 
-    __slots__ = ("_plain", "_secret", "_stretches")
+    __slots__ = ("_fading", "_plain", "_secret", "_seeds", "_stretches")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without LoRA and salt
-        self._stretches: dict[tuple[int, int], array[int]] = {}
+        self._seeds: dict[tuple[str, str], int] = {}
+        self._stretches: dict[int, array[int]] = {}
+        self._fading: dict[int, array[int]] = {}  # the generation before, from which what is met again comes back
 
     def __repr__(self) -> str:
         return "PrefixHasher(***)"
@@ -85,27 +88,33 @@ class PrefixHasher:
     def stretches(self, prompt: CanonicalPrompt, model: str) -> list[array[int]]:
         """The same in arrays of ``STRETCH_BLOCKS``, shared by all who hold them. 0.15 us a block, 0.02 where known.
 
-        Prompts that open alike are the rule, so stretches of blocks are remembered by the hash before them and their
-        own: then a stretch costs one hash instead of one for each block, and no memory.
+        Prompts that open alike are the rule, so stretches of blocks are remembered by their own hash, seeded with the
+        one before: then a stretch costs one hash instead of one for each block, and no memory.
         """
         data, known, found = prompt.data, self._stretches, []
-        last = self.seed(model, prompt.salt)
+        last = self._seeds.get((model, prompt.salt)) or self._new_seed(model, prompt.salt)
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]
-            key = (last, xxh3_64_intdigest(stretch))
+            key = xxh3_64_intdigest(stretch, last)
             hashes = known.get(key)
             if hashes is None:
-                hashes = self._remember(key, _chain(last, stretch))
+                hashes = self._fading.get(key) or _chain(last, stretch)
+                self._remember(key, hashes)
             found.append(hashes)
             last = hashes[-1]
         return found
 
-    def _remember(self, key: tuple[int, int], hashes: array[int]) -> array[int]:
-        if len(self._stretches) >= MAX_STRETCHES:
-            self._stretches.clear()
+    def _remember(self, key: int, hashes: array[int]) -> None:
         self._stretches[key] = hashes
-        return hashes
+        if len(self._stretches) >= MAX_STRETCHES:
+            self._fading, self._stretches = self._stretches, {}
+
+    def _new_seed(self, model: str, salt: str) -> int:
+        if len(self._seeds) >= MAX_SEEDS:
+            self._seeds.clear()
+        seed = self._seeds[model, salt] = self.seed(model, salt)
+        return seed
 
 
 def _chain(hash_: int, data: bytes) -> array[int]:

@@ -1,7 +1,7 @@
 """What each replica probably still holds in its prefix cache, as this router sent it there.
 
 Theory of operation. Prompts arrive as chains of block hashes, each of which stands for its block and everything
-before it. Blocks that were always met together form a *run*, of at most ``run_blocks``; a run is found by its first
+before it. Blocks that were always met together form a *run*, of at most ``run_tokens``; a run is found by its first
 hash, and because hashes are chained one comparison of its last hash says that all of it is met. Where a prompt leaves
 a run half way the run is split there, once. A run carries one integer with a bit for each replica that holds it, so a
 thousand replicas are matched at the cost of four, and the walk ends where nobody holds the next block.
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from routing.core.types import ReplicaId
 
 BLOCK_TOKENS = 64  # of a block of the canonical prompt, as its length is estimated
-RUN_BLOCKS = 16  # 1,024 tokens
+RUN_TOKENS = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
 MAX_ENTRIES = 262_144  # runs of all replicas together; about 0.7 KiB each where no two share one
 TTL_S = 1200.0  # since last used
@@ -159,12 +159,12 @@ class Residency:
     def __init__(
         self,
         block_tokens: int = BLOCK_TOKENS,
-        run_blocks: int = RUN_BLOCKS,
+        run_tokens: int = RUN_TOKENS,
         max_entries: int = MAX_ENTRIES,
         ttl_s: float = TTL_S,
     ) -> None:
         self._block_tokens = block_tokens
-        self._run_blocks = run_blocks
+        self._run_blocks = max(1, run_tokens // block_tokens)
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._starts: dict[int, Run] = {}  # by first hash

@@ -168,7 +168,7 @@ class Exchange:
             self._record.placed_again(decision)
         else:
             self._record = Record.of(decision, self._request.request_id, tokens)
-        self._ticket = self._serving.placement.dispatch(decision, monotonic())
+        self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
         upstream = self._serving.links[decision.replica.name].take_idle()
         if upstream is None:

@@ -183,16 +183,13 @@ class Placement:
         replica = route.fleet.replicas[choice.replica]
         return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys)
 
-    def dispatch(self, decision: Decision, now_s: float) -> Ticket:
-        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
-
-        ``now_s`` is any one clock that never goes back, in seconds.
-        """
+    def dispatch(self, decision: Decision) -> Ticket:
+        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
         choice, keys = decision.choice, decision.keys
         tokens = keys.prompt_tokens
         if decision.pool not in self._asks_residency:
             return self._loads.dispatch(choice.replica, tokens)
-        stay = self._residency.insert(choice.replica, keys.chain, now_s, tokens)
+        stay = self._residency.insert(choice.replica, keys.chain, self._loads.clock(), tokens)
         return self._loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
 
 

@@ -20,9 +20,9 @@ from routing.core.load import LoadBook, Ticket
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
-from routing.core.types import ReplicaId
 from routing.schema import (
     LeastLoadSettings,
+    LowestCostSettings,
     PolicyConfig,
     PoolConfig,
     PrefixHashSettings,
@@ -44,6 +44,7 @@ SETTINGS: tuple[Settings, ...] = (
     LeastLoadSettings(),
     SessionAffinitySettings(),
     PrefixHashSettings(),
+    LowestCostSettings(),
 )
 LIMITS_US = {8: 20.0, 128: 200.0}  # of a full decision, by the prompt's KiB
 
@@ -114,7 +115,7 @@ class Router:
         """Everything that happens to one request, and the end of the oldest one."""
         request = self.request(body)
         decision = self.placement.decide(request, self.health)
-        ticket = self.book.dispatch(ReplicaId(decision.replica.name), request.prompt.tokens)
+        ticket = self.placement.dispatch(decision)
         ticket.first_byte()
         self._running.append(ticket)
         if len(self._running) > self._limit:

@@ -35,7 +35,8 @@ class Routed:
             for number in range(replicas)
         ]
         self.reasons: Counter[Reason] = Counter()
-        self.book = LoadBook()
+        self._now_s = 0.0
+        self.book = LoadBook(lambda: self._now_s)
         self.residency = Residency(block_tokens=model.block_tokens)
         self._asks_residency = isinstance(settings, ResidencySettings)
         self._keys = KeyBook(settings, columns)
@@ -46,6 +47,7 @@ class Routed:
 
     def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent, as ``Placement.dispatch`` does."""
+        self._now_s = now_s
         keys = self._keys.of(job.index)
         choice = self._strategy.choose(keys, self._candidates)
         self.reasons[choice.reason] += 1
@@ -58,8 +60,9 @@ class Routed:
             job.ticket = self.book.dispatch(choice.replica, tokens)
         return self._number[choice.replica]
 
-    def first_token(self, job: Job, _now_s: float) -> None:
+    def first_token(self, job: Job, now_s: float) -> None:
         """The first byte of the answer reaches the router."""
+        self._now_s = now_s
         ticket: Ticket = job.ticket
         ticket.first_byte()
 

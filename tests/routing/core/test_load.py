@@ -181,3 +181,68 @@ def test_any_order_of_endings_empties_the_book(order: list[int]) -> None:
 @pytest.mark.parametrize("replica", [A, B])
 def test_a_load_begins_at_zero(replica: ReplicaId) -> None:
     assert held(LoadBook(), replica) == (0, 0)
+
+
+# --- what remains of the work that waits -------------------------------------------------------------
+
+
+class Clock:
+    """Seconds, set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_what_waits_shrinks_with_time_by_the_replicas_rate_but_only_the_oldest_request() -> None:
+    clock = Clock()
+    book = LoadBook(clock)
+    book.dispatch(A, 8000)
+    book.dispatch(A, 5000)
+    load = book.load(A)
+    load.prefill.learn(10_000, 1.0)
+
+    assert load.remaining_tokens(100.0) == 13_000
+    assert load.remaining_tokens(100.5) == pytest.approx(8000)
+    assert load.remaining_tokens(200.0) == pytest.approx(13_000 - 0.95 * 8000)
+    assert load.waiting_tokens == 13_000
+
+
+def test_the_next_oldest_begins_when_the_oldest_had_its_first_byte() -> None:
+    clock = Clock()
+    book = LoadBook(clock)
+    first, _second = book.dispatch(A, 8000), book.dispatch(A, 8000)
+    clock.now_s = 101.0
+    first.first_byte()
+
+    assert book.load(A).remaining_tokens(101.0) == 8000
+    assert book.load(A).remaining_tokens(101.5) == 4000
+
+
+def test_a_later_request_that_is_first_to_end_does_not_set_the_oldest_back() -> None:
+    clock = Clock()
+    book = LoadBook(clock)
+    _first, second = book.dispatch(A, 8000), book.dispatch(A, 8000)
+    clock.now_s = 100.5
+    second.end()
+
+    assert book.load(A).remaining_tokens(100.5) == 4000
+
+
+def test_nothing_remains_where_nothing_waits() -> None:
+    book = LoadBook(Clock())
+    book.dispatch(A, 8000).first_byte()
+
+    assert book.load(A).remaining_tokens(1e9) == 0
+
+
+def test_a_rate_is_learnt_from_all_the_work_that_was_done_before_the_first_byte() -> None:
+    clock = Clock()
+    book = LoadBook(clock)
+    book.dispatch(A, 8000)
+    clock.now_s = 100.5
+    book.dispatch(A, 6000).answered(2.5, 6000, 1000)
+
+    assert book.load(A).prefill.tokens_per_s == pytest.approx((4000 + 5000) / 2.5)

@@ -29,7 +29,7 @@ def held(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
 
 
 def filled(capacity: int = ROOMY, **bounds) -> Residency:
-    residency = Residency(block_tokens=1, **{"run_blocks": 4, **bounds})
+    residency = Residency(block_tokens=1, **{"run_tokens": 4, **bounds})
     for replica in (A, B, C):
         residency.settle(replica, capacity)
     return residency

@@ -20,7 +20,8 @@ class Rig:
     """A placement with its book and residency, and a clock."""
 
     def __init__(self, *pools) -> None:
-        self.loads, self.residency, self.now_s = LoadBook(), Residency(), 0.0
+        self.now_s = 0.0
+        self.loads, self.residency = LoadBook(lambda: self.now_s), Residency()
         self.placement = Placement(config(*pools), self.loads, residency=self.residency)
 
     def decide(self, text: str = LONG, **what) -> Decision:
@@ -29,7 +30,7 @@ class Rig:
     def send(self, text: str = LONG, **what):
         self.now_s += 10.0
         decision = self.decide(text, **what)
-        return decision, self.placement.dispatch(decision, self.now_s)
+        return decision, self.placement.dispatch(decision)
 
 
 def test_only_the_uncached_tokens_are_charged() -> None:
@@ -63,15 +64,16 @@ def test_answers_teach_how_fast_a_replica_prefills() -> None:
     decision, ticket = rig.send()
     ticket.answered(0.5, 5000, 1000)
 
-    assert rig.loads.rates.rate(decision.choice.replica) == pytest.approx(8000)
+    assert rig.loads.load(decision.choice.replica).prefill.tokens_per_s == pytest.approx(8000)
 
 
 @pytest.mark.parametrize("said", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
 def test_an_answer_that_leaves_something_out_teaches_nothing(said) -> None:
     rig = Rig(COSTS)
-    rig.send()[1].answered(*said)
+    ticket = rig.send()[1]
+    ticket.answered(*said)
 
-    assert len(rig.loads.rates) == 0
+    assert ticket.load.prefill.samples == 0
 
 
 def test_nothing_is_kept_where_no_policy_asks() -> None:
