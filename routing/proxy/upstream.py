@@ -178,7 +178,7 @@ class Upstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._spoilt = True  # a second answer
+            raise BadAnswerError("a second answer")  # so that no byte of its body is taken for the first one's
 
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
