@@ -16,74 +16,6 @@ OK = b"HTTP/1.1 200 OK\r\n"
 JSON = b"Content-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
-WHOLE = {
-    "a length": (OK + JSON + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-    "length zero": (OK + b"Content-Length: 0\r\n\r\n", b""),
-    "chunks": (OK + CHUNKED + b"\r\n" + chunk(b"hel") + chunk(b"lo") + LAST_CHUNK, b"hello"),
-    "no chunks": (OK + CHUNKED + b"\r\n" + LAST_CHUNK, b""),
-    "chunks with extensions and trailers": (
-        OK + CHUNKED + b"\r\n3;a=b\r\nhel\r\n2\r\nlo\r\n0\r\nX-Trailer: 1\r\n\r\n",
-        b"hello",
-    ),
-    "a 100 before": (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-    "hints before": (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
-    "204": (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
-    "304 with a length": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", b""),
-    "404": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
-    "no reason phrase": (b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
-    "500": (b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
-    "503 where no other replica is": (b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
-}
-
-
-@pytest.mark.parametrize("pieces", [1, 2, 1000])
-@pytest.mark.parametrize("name", WHOLE)
-async def test_a_whole_answer_arrives_whole(name: str, pieces: int, replica: FakeReplica) -> None:
-    sent, body = WHOLE[name]
-    size = max(1, -(-len(sent) // pieces))
-    replica.script = raw(*(sent[start : start + size] for start in range(0, len(sent), size)))
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        for _ in range(2):  # the connections live on, on both sides
-            await client.send(post(CHAT))
-            answer = await client.answer()
-            assert (answer.body, answer.headers["x-warmpath-replica"]) == (body, "replica-0")
-            assert answer.status == int(sent.rpartition(b"HTTP/1.1 ")[2][:3])
-        await harness.at_rest()
-    assert replica.connections == 1
-
-
-async def test_an_answer_that_ends_with_its_connection_is_passed_on_as_such(replica: FakeReplica) -> None:
-    replica.script = raw(OK + JSON + b"\r\nhel", b"lo", then_close=True)
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(post(CHAT))
-        answer = await client.answer()
-        assert answer.body == b"hello"
-        assert answer.headers["connection"] == "close"
-        assert "content-length" not in answer.headers
-        assert "transfer-encoding" not in answer.headers
-
-
-AFTERWARDS = {
-    "bytes after a length": OK + b"Content-Length: 5\r\n\r\nhelloX",
-    "a second answer": (OK + b"Content-Length: 5\r\n\r\nhello") * 2,
-    "bytes after the last chunk": OK + CHUNKED + b"\r\n" + chunk(b"hello") + LAST_CHUNK + b"X",
-    "204 with a body": b"HTTP/1.1 204 No Content\r\n\r\nhello",
-    "304 with a body": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\nhello",
-    "Connection: close": OK + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello",
-    "HTTP/1.0": b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
-}
-
-
-@pytest.mark.parametrize("name", AFTERWARDS)
-async def test_what_follows_a_complete_answer_reaches_nobody(name: str, replica: FakeReplica) -> None:
-    replica.script = raw(AFTERWARDS[name])
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        for _ in range(3):
-            await client.send(post(CHAT))
-            answer = await client.answer()
-            assert answer.body == (b"" if answer.status in {204, 304} else b"hello")
-    assert replica.connections == 3
-
 
 async def test_bytes_that_nobody_asked_for_close_the_connection(replica: FakeReplica) -> None:
     async def script(call: Call) -> None:
@@ -100,34 +32,6 @@ async def test_bytes_that_nobody_asked_for_close_the_connection(replica: FakeRep
         await client.send(post(CHAT))
         assert (await client.answer()).body == b"one"
     assert replica.connections == 2
-
-
-BROKEN = {
-    "not HTTP": b"SSH-2.0-OpenSSH\r\n\r\n",
-    "HTTP/2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
-    "101": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-    "status 99": b"HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n",
-    "TE and CL": OK + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n" + LAST_CHUNK,
-    "two lengths": OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-    "gzip, chunked": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + LAST_CHUNK,
-    "gzip": OK + b"Transfer-Encoding: gzip\r\n\r\nabc",
-    "chunked in HTTP/1.0": b"HTTP/1.0 200 OK\r\n" + CHUNKED + b"\r\n" + LAST_CHUNK,
-    "a bad chunk size at once": OK + CHUNKED + b"\r\nxyz\r\n",
-    "a header with NUL": OK + b"X: a\0b\r\nContent-Length: 0\r\n\r\n",
-    "a head without end": OK + b"X: " + b"y" * 100_000,
-    "1xx without end": b"HTTP/1.1 100 Continue\r\nX: yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\r\n\r\n" * 2000,
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-async def test_an_answer_that_is_not_http_is_a_502_and_is_not_tried_again(name: str, two: list[FakeReplica]) -> None:
-    for replica in two:
-        replica.script = raw(BROKEN[name])
-    async with routed(config(two)) as harness:
-        answer = await harness.chat()
-        await harness.at_rest()
-        assert (answer.status, answer.error["code"]) == (502, 502)
-    assert sum(len(replica.calls) for replica in two) == 1
 
 
 CUT_SHORT = {

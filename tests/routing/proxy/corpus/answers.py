@@ -1,0 +1,260 @@
+"""Raw answers of a replica, and what a client must get for each. Data: ``test_answers.py`` says how it is driven.
+
+An answer whose end another parser could see elsewhere is a 502, or is cut where it breaks once bytes of it have gone
+out. Bytes behind a complete answer would be the answer to somebody else's request, so their connection is closed. Rules
+are sections of RFC 9112, of RFC 9110 where it says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+OK = b"HTTP/1.1 200 OK\r\n"
+JSON = b"Content-Type: application/json\r\n"
+LENGTH = b"Content-Length: 5\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+END = b"\r\n"
+CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
+STOLEN = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nstolen"  # an answer that nobody asked for
+
+
+class Fate(Enum):
+    """What becomes of an answer."""
+
+    KEPT = "passed on whole; its connection is used again"
+    CLOSED = "passed on whole; its connection is not"
+    BAD = "a 502, and no other replica is asked"
+    LOST = "a 502, after every other replica was asked"
+    TORN = "cut, and the client can tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """``raw`` is sent in answer to each request; the replica closes after it where it ``ends``."""
+
+    name: str
+    rule: str
+    raw: bytes
+    fate: Fate
+    status: int = 200
+    body: bytes = b"hello"
+    ends: bool = False
+
+
+def kept(rule: str, name: str, raw: bytes, *, status: int = 200, body: bytes = b"hello") -> Vector:
+    """Passed on."""
+    return Vector(name, rule, raw, Fate.KEPT, status, body)
+
+
+def closed(
+    rule: str, name: str, raw: bytes, *, status: int = 200, body: bytes = b"hello", ends: bool = False
+) -> Vector:
+    """Passed on, from a connection that nobody may use again."""
+    return Vector(name, rule, raw, Fate.CLOSED, status, body, ends)
+
+
+def bad(rule: str, name: str, raw: bytes) -> Vector:
+    """Not HTTP."""
+    return Vector(name, rule, raw, Fate.BAD, 502)
+
+
+def lost(rule: str, name: str, raw: bytes) -> Vector:
+    """Ends before the first byte of its body."""
+    return Vector(name, rule, raw, Fate.LOST, 502, ends=True)
+
+
+def torn(rule: str, name: str, raw: bytes, *, body: bytes = b"hello", ends: bool = False) -> Vector:
+    """Breaks after ``body``."""
+    return Vector(name, rule, raw, Fate.TORN, 200, body, ends)
+
+
+def head(*lines: bytes, start: bytes = OK, body: bytes = b"hello") -> bytes:
+    """An answer with a length and these headers."""
+    return start + JSON + b"".join(one + b"\r\n" for one in lines) + LENGTH + END + body
+
+
+def length(value: bytes) -> bytes:
+    """An answer with this Content-Length, to the letter."""
+    return OK + JSON + b"Content-Length:" + value + b"\r\n\r\nhello"
+
+
+def coding(*lines: bytes, start: bytes = OK, body: bytes = CHUNKS) -> bytes:
+    """An answer with these framing headers."""
+    return start + JSON + b"".join(one + b"\r\n" for one in lines) + END + body
+
+
+def chunks(body: bytes) -> bytes:
+    """A chunked answer with this body, framing included."""
+    return OK + JSON + CHUNKED + END + body
+
+
+STATUS_LINES = (
+    kept("4", "a plain answer", head()),
+    kept("4", "no reason phrase", head(start=b"HTTP/1.1 200\r\n")),
+    kept("4", "an empty reason phrase", head(start=b"HTTP/1.1 200 \r\n")),
+    kept("4", "obs-text in the reason phrase", head(start=b"HTTP/1.1 200 tr\xc3\xa8s bien\r\n")),
+    kept("9110 15", "an unknown status", head(start=b"HTTP/1.1 299 Fine\r\n"), status=299),
+    kept("9110 15", "an unknown error", head(start=b"HTTP/1.1 499 Oh\r\n"), status=499),
+    kept("9110 15.5", "404", head(start=b"HTTP/1.1 404 Not Found\r\n"), status=404),
+    kept("9110 15.6", "500", head(start=b"HTTP/1.1 500 Oh\r\n"), status=500),
+    kept("9.3", "HTTP/1.0 kept alive", head(b"Connection: keep-alive", start=b"HTTP/1.0 200 OK\r\n")),
+    closed("9.3", "HTTP/1.0", head(start=b"HTTP/1.0 200 OK\r\n")),
+    bad("4", "another protocol", b"SSH-2.0-OpenSSH\r\n\r\n"),
+    bad("4", "HTTP/0.9", b"hello, this is a body\r\n\r\n"),
+    bad("4", "a request", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    bad("2.3", "HTTP/2.0", head(start=b"HTTP/2.0 200 OK\r\n")),
+    bad("2.3", "HTTP/0.9 by name", head(start=b"HTTP/0.9 200 OK\r\n")),
+    bad("2.3", "HTTP/1.2", head(start=b"HTTP/1.2 200 OK\r\n")),
+    bad("2.3", "lower-case version", head(start=b"http/1.1 200 OK\r\n")),
+    bad("4", "blank before the version", head(start=b" HTTP/1.1 200 OK\r\n")),
+    bad("4", "tab after the version", head(start=b"HTTP/1.1\t200 OK\r\n")),
+    bad("4", "no status", head(start=b"HTTP/1.1 OK\r\n")),
+    bad("4", "a status of two digits", head(start=b"HTTP/1.1 20 OK\r\n")),
+    bad("4", "a status of four digits", head(start=b"HTTP/1.1 2000 OK\r\n")),
+    bad("4", "a status that is no number", head(start=b"HTTP/1.1 2x0 OK\r\n")),
+    bad("4", "a signed status", head(start=b"HTTP/1.1 +200 OK\r\n")),
+    bad("9110 15", "status 099", head(start=b"HTTP/1.1 099 Low\r\n")),
+    bad("9110 15", "status 000", head(start=b"HTTP/1.1 000 None\r\n")),
+    bad("4", "CR in the reason phrase", head(start=b"HTTP/1.1 200 O\rK\r\n")),
+    bad("2.2", "LF after the status line", head(start=b"HTTP/1.1 200 OK\n")),
+    lost("4", "nothing", b""),
+    lost("4", "half a status line", b"HTTP/1.1 20"),
+)
+
+INTERIM = (
+    kept("9110 15.2", "100 before", b"HTTP/1.1 100 Continue\r\n\r\n" + head()),
+    kept("9110 15.2", "hints before", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + head()),
+    kept("9110 15.2", "many of them", b"HTTP/1.1 102 Processing\r\n\r\n" * 50 + head()),
+    bad("9110 15.2.2", "101", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"),
+    bad("9110 15.2.2", "101 for no offer", b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + head()),
+    bad("9110 15.2", "100 without end", b"HTTP/1.1 100 Continue\r\nX: yyyyyyyyyyyyyyyyyyyyyyyy\r\n\r\n" * 2000),
+    lost("9110 15.2", "100 and no more", b"HTTP/1.1 100 Continue\r\n\r\n"),
+)
+
+HEADERS = (
+    kept("9110 5.5", "blanks around a value", head(b"X-A: \t a \t ")),
+    kept("9110 5.5", "obs-text in a value", head(b"X-A: \xc3\xa9")),
+    closed("9.6", "Connection: close", head(b"Connection: close")),
+    closed("9.6", "close behind keep-alive", head(b"Connection: keep-alive, close")),
+    bad("5.1", "blank before the colon", head(b"X-A : b")),
+    bad("5.1", "length with a blank before the colon", coding(b"Content-Length : 5", body=b"hello")),
+    bad("5.1", "coding with a tab before the colon", coding(b"Transfer-Encoding\t: chunked")),
+    bad("5.2", "obs-fold", head(b"X-A: a\r\n b")),
+    bad("5.2", "obs-fold that hides a length", head(b"X-A: a\r\n Content-Length: 0")),
+    bad("5", "header without a colon", head(b"X-A")),
+    bad("5.1", "header without a name", head(b": a")),
+    bad("5.1", "header name with a blank", head(b"X Y: a")),
+    bad("5.1", "header name not ASCII", head(b"X\xe9: a")),
+    *(
+        bad("9110 5.5", f"{sign!r} in a value", head(b"X-A: a" + sign + b"b"))
+        for sign in (b"\0", b"\r", b"\n", b"\x01", b"\x0b", b"\x1b", b"\x7f")
+    ),
+    bad("2.2", "a header line that ends with LF", head(b"X-A: a\nX-B: b")),
+    bad("2.2", "LF at the end of the head", OK + JSON + LENGTH + b"\nhello"),
+    bad("9110 5.4", "a head without end", OK + b"X: " + b"y" * 100_000),
+    bad("9110 5.4", "headers without end", OK + b"X: yyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\r\n" * 3000),
+    lost("5", "half a head", OK + JSON),
+)
+
+LENGTHS = (
+    kept("6.3", "length zero", OK + b"Content-Length: 0\r\n\r\n", body=b""),
+    kept("6.2", "leading zeros", length(b" 00005")),
+    kept("6.2", "blanks around", length(b" \t 5 \t")),
+    kept("6.3", "204", b"HTTP/1.1 204 No Content\r\n\r\n", status=204, body=b""),
+    kept("6.3", "304 with a length", b"HTTP/1.1 304 Not Modified\r\n" + LENGTH + END, status=304, body=b""),
+    closed("6.3", "neither length nor chunks", OK + JSON + b"\r\nhello", ends=True),
+    closed("6.3", "neither, and no body", OK + JSON + b"\r\n", body=b"", ends=True),
+    closed("6.3", "bytes after a length", head() + b"X"),
+    closed("6.3", "a second answer", head() + STOLEN),
+    closed("6.3", "a third", head() + STOLEN * 2),
+    kept("2.2", "an empty line behind", head() + b"\r\n"),
+    closed("6.3", "an interim answer behind", head() + b"HTTP/1.1 100 Continue\r\n\r\n"),
+    closed("6.3", "half an answer behind", head() + STOLEN[:30]),
+    closed("6.3", "an answer behind length zero", OK + b"Content-Length: 0\r\n\r\n" + STOLEN, body=b""),
+    closed("6.3", "204 with a body", b"HTTP/1.1 204 No Content\r\n\r\nhello", status=204, body=b""),
+    closed("6.3", "204 and an answer", b"HTTP/1.1 204 No Content\r\n\r\n" + STOLEN, status=204, body=b""),
+    closed("6.3", "304 with a body", head(start=b"HTTP/1.1 304 Not Modified\r\n"), status=304, body=b""),
+    closed("6.3", "204 with a length", b"HTTP/1.1 204 No\r\n" + LENGTH + END + b"hello", status=204, body=b""),
+    bad("6.3", "two equal lengths", head(b"Content-Length: 5")),
+    bad("6.3", "two different lengths", head(b"Content-Length: 3")),
+    *(
+        bad("6.2", f"length {value!r}", length(value))
+        for value in (
+            *(
+                b"",
+                b" ",
+                b" +5",
+                b" -5",
+                b" 0x5",
+                b" 5.0",
+                b" 5e0",
+                b" 5,5",
+                b" 5, 5",
+                b" 5,",
+                b" 5 5",
+                b" 5;a",
+                b' "5"',
+            ),
+            *(b" 5\0", b" \xd9\xa5", b" five", b" 18446744073709551621", b" " + b"9" * 30, b"\r\n 5"),
+        )
+    ),
+    lost("6.3", "a length, and no byte", OK + JSON + LENGTH + END),
+    torn("6.3", "less than its length", head(body=b"hell"), body=b"hell", ends=True),
+    torn("6.3", "a length of almost 2^64", length(b" 18446744073709551615"), ends=True),
+)
+
+CODINGS = (
+    kept("7.1", "chunked", coding(b"Transfer-Encoding: chunked")),
+    kept("7.1", "CHUNKED", coding(b"TRANSFER-ENCODING: CHUNKED")),
+    bad("6.1", "length, then chunked", coding(LENGTH[:-2], CHUNKED[:-2])),
+    bad("6.1", "chunked, then length", coding(CHUNKED[:-2], LENGTH[:-2])),
+    bad("6.1", "length and an unknown coding", coding(b"Transfer-Encoding: x", LENGTH[:-2], body=b"hello")),
+    bad("6.1", "chunked in HTTP/1.0", coding(CHUNKED[:-2], start=b"HTTP/1.0 200 OK\r\n")),
+    bad("6.1", "chunked twice", coding(CHUNKED[:-2], CHUNKED[:-2])),
+    bad("6.1", "identity, then chunked", coding(b"Transfer-Encoding: identity", CHUNKED[:-2])),
+    *(
+        bad("6.1", f"coding {value!r}", coding(b"Transfer-Encoding:" + value))
+        for value in (
+            *(b" gzip, chunked", b" chunked, gzip", b" chunked, chunked", b" chunked,", b" ,chunked", b" identity"),
+            *(b" gzip", b" xchunked", b' "chunked"', b" chunked;q=1", b"", b" \x0bchunked", b" chunked\0"),
+            b"\r\n chunked",
+        )
+    ),
+)
+
+CHUNKED_BODIES = (
+    kept("7.1", "no chunk", chunks(b"0\r\n\r\n"), body=b""),
+    kept("7.1", "one byte a chunk", chunks(b"".join(b"1\r\n%c\r\n" % byte for byte in b"hello") + b"0\r\n\r\n")),
+    kept("7.1", "a size of many zeros", chunks(b"0" * 40 + CHUNKS)),
+    kept("7.1.1", "an extension", chunks(CHUNKS.replace(b"\r\n", b';a=b;c="d;e"\r\n', 1))),
+    kept("7.1.2", "trailers", chunks(CHUNKS[:-2] + b"X-A: b\r\nSet-Cookie: c=d\r\n\r\n")),
+    closed("7.1", "bytes after the last chunk", chunks(CHUNKS + b"X")),
+    closed("7.1", "an answer after the last chunk", chunks(CHUNKS + STOLEN)),
+    *(
+        bad("7.1", f"chunk size {size!r}", chunks(size + b"\r\nhello\r\n0\r\n\r\n"))
+        for size in (
+            *(b"", b" 5", b"5 ", b"5\t", b"+5", b"-5", b"0x5", b"x5", b"5h", b"5.0", b"5,", b"0_5", b"5\0", b"5;"),
+            *(b"10000000000000005", b"f" * 17, b"5;a\n", b'5;a="'),
+        )
+    ),
+    bad("2.2", "LF after a size", chunks(b"5\nhello\r\n0\r\n\r\n")),
+    bad("2.2", "CR after a size", chunks(b"5\rhello\r\n0\r\n\r\n")),
+    lost("7.1", "no chunk and no end", chunks(b"")),
+    lost("7.1", "half a size", chunks(b"5")),
+    torn("7.1", "a chunk longer than its size", chunks(b"4\r\nhello\r\n0\r\n\r\n"), body=b"hell"),
+    torn("7.1", "no CRLF after a chunk", chunks(b"5\r\nhello0\r\n\r\n")),
+    torn("2.2", "LF after a chunk", chunks(b"5\r\nhello\n0\r\n\r\n")),
+    torn("7.1", "a second size that is none", chunks(b"5\r\nhello\r\nzz\r\n")),
+    torn("7.1", "a last size of -0", chunks(b"5\r\nhello\r\n-0\r\n\r\n")),
+    torn("2.2", "LF at the very end", chunks(b"5\r\nhello\r\n0\r\n\n")),
+    torn("7.1.2", "a length in the trailers", chunks(CHUNKS[:-2] + b"Content-Length: 3\r\n\r\n")),
+    torn("5.2", "obs-fold in the trailers", chunks(CHUNKS[:-2] + b"A: b\r\n c\r\n\r\n")),
+    torn("7.1.2", "an answer instead of the end", chunks(CHUNKS[:-2] + STOLEN)),
+    torn("7.1", "less than a chunk", chunks(b"a\r\nhello"), ends=True),
+    torn("7.1", "no last chunk", chunks(b"5\r\nhello\r\n"), ends=True),
+    torn("7.1", "half of the last chunk", chunks(b"5\r\nhello\r\n0\r\n"), ends=True),
+    torn("7.1.2", "half of the trailers", chunks(b"5\r\nhello\r\n0\r\nA: b\r\n"), ends=True),
+)
+
+VECTORS = STATUS_LINES + INTERIM + HEADERS + LENGTHS + CODINGS + CHUNKED_BODIES
