@@ -64,7 +64,7 @@ def read_answer(
     coding: bytes | None = None
     for name, value in headers:
         lower = name.lower()
-        if lower not in _NOT_PASSED:
+        if not (lower in _NOT_PASSED or lower.startswith(b"x-warmpath-")):
             lines.append(name + b": " + value + b"\r\n")
             if lower == b"content-type":
                 answer.is_stream = value.startswith(b"text/event-stream")

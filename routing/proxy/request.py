@@ -115,7 +115,10 @@ class _Treatments(dict[bytes, tuple[bytes, bool]]):
     def __missing__(self, name: bytes) -> tuple[bytes, bool]:
         lower = name.lower()
         is_special = lower in _SPECIAL
-        goes_on = lower in _READ if is_special else not lower.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+        read_by_cgi = lower.replace(b"_", b"-")  # where both signs become one, so that neither may pass for the other
+        goes_on = read_by_cgi in _READ or not (
+            read_by_cgi in _SPECIAL or read_by_cgi.startswith(_NOT_FOR_CLIENTS_PREFIXES)
+        )
         treatment = (lower if is_special else b"", goes_on)
         if len(self) < _NAMES_KNOWN:
             self[name] = treatment

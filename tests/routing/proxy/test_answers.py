@@ -167,19 +167,6 @@ async def test_http_1_0_may_keep_its_connection_where_a_length_is_known(replica:
             assert (await client.answer()).headers["connection"] == "keep-alive"
 
 
-async def test_hop_by_hop_headers_of_an_answer_stay_here(replica: FakeReplica) -> None:
-    extra = b"Keep-Alive: timeout=5\r\nConnection: keep-alive, X-Named\r\nX-Named: 1\r\nTrailer: T\r\nUpgrade: h2c\r\n"
-    extra += b"Proxy-Authenticate: Basic\r\nX-Request-Id: theirs\r\nServer: uvicorn\r\n"
-    extra += b"Set-Cookie: a=b\r\nSet-Cookie: c=d\r\n"
-    replica.script = answering(extra=extra)
-    async with routed(config([replica])) as harness:
-        answer = await harness.chat(headers=[b"X-Request-Id: mine"])
-    known = {"content-type", "content-length", "server", "set-cookie"}
-    assert set(answer.headers) == known | {"x-request-id", "x-warmpath-replica", "x-warmpath-reason"}
-    assert answer.headers["x-request-id"] == "mine"
-    assert answer.head.count(b"Set-Cookie") == 2
-
-
 async def test_head_gets_a_head(replica: FakeReplica) -> None:
     replica.script = raw(OK + JSON + b"Content-Length: 500\r\n\r\n")
     async with routed(config([replica])) as harness, harness.connect() as client:
