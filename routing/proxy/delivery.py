@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from routing.proxy.answer import AnswerHead, Framing, chunked, outgoing, plain
 from routing.proxy.errors import RefusalError, error_event
 from routing.proxy.metrics import Outcome
-from routing.proxy.usage import TAIL_BYTES, Tail, Usage
+from routing.proxy.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of
 
 if TYPE_CHECKING:
     from routing.proxy.client import Client
@@ -23,20 +23,26 @@ if TYPE_CHECKING:
 class Delivery:
     """One answer being passed on."""
 
-    __slots__ = ("_answer", "_client", "_frame", "_keep", "_keep_alive", "_tail", "_write")
+    __slots__ = ("_answer", "_client", "_frame", "_keep", "_keep_alive", "_tail", "_whole", "_write")
+
+    _tail: Tail  # of an answer that came in pieces, or of a stream
+    _keep: Callable[[bytes], None]
 
     def __init__(self, client: Client, answer: AnswerHead) -> None:
         self._client = client
         self._answer = answer
-        self._tail = Tail.empty()
-        self._keep = self._tail.append
+        self._whole: bytes | None = None  # an answer that came in one piece and is no stream
         self._write = client.write
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
         answer = self._answer
         lines, self._frame, self._keep_alive = outgoing(answer, http11=request.head.http11, keep_alive=keep_alive)
-        if data:
+        if last and not answer.is_stream and len(data) <= WHOLE_BYTES:
+            self._whole = data
+        else:
+            self._tail = Tail.empty()
+            self._keep = self._tail.append
             self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
         self._write(
             b"%b%b%bX-Request-Id: %b\r\nX-Warmpath-Replica: %b\r\nX-Warmpath-Reason: %b\r\n\r\n%b"
@@ -73,7 +79,9 @@ class Delivery:
 
     def usage(self) -> Usage | None:
         """What the complete answer said about its tokens; None for an error or silence."""
-        return self._tail.usage() if self._answer.status < 300 else None
+        if self._answer.status >= 300:
+            return None
+        return self._tail.usage() if self._whole is None else usage_of(self._whole)
 
     def outcome(self) -> Outcome:
         """How the complete answer counts."""

@@ -14,6 +14,7 @@ import msgspec
 
 _READS = 8  # kept from the end: usage, [DONE] and the end of the chunks may come one by one
 TAIL_BYTES = 4096  # kept of each
+WHOLE_BYTES = 16 << 10  # of a JSON answer that is decoded as a whole, which is faster than a search up to about here
 
 _usage = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
 _stream_error = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
@@ -50,7 +51,22 @@ class Usage(msgspec.Struct):
         return None if cached is None or cached > (self.prompt or 0) else cached
 
 
+class _Answer(msgspec.Struct):
+    """A whole JSON answer, as far as it is read here."""
+
+    usage: Usage | None = None
+
+
 _decoder = msgspec.json.Decoder(Usage)
+_answers = msgspec.json.Decoder(_Answer)
+
+
+def usage_of(answer: bytes) -> Usage | None:
+    """What a whole JSON answer says about its tokens; None where that cannot be read."""
+    try:
+        return _answers.decode(answer).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class Tail(deque[bytes]):

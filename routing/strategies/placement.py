@@ -131,9 +131,11 @@ class Decision(Struct, frozen=True, gc=False):
         return self.keys.tier1
 
     def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
-        """Present loads: of the replica chosen, of the homes that refused, then of others, ``limit`` in all."""
+        """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
         loads = self.candidates.loads
-        names = list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))
+        names: Sequence[ReplicaId] = tuple(loads)
+        if limit is not None and len(loads) > limit:
+            names = list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))
         return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in names[:limit]]
 
 
