@@ -26,6 +26,7 @@ from routing.proxy.config_store import NackError
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
+from routing.proxy.view import RouterView
 from routing.settings import ServeSettings, SettingsError, read_settings
 
 BACKLOG = 2048  # connections that the kernel may hold until they are accepted
@@ -46,7 +47,7 @@ class Server:
     async def open(self) -> None:
         """Bind both ports; OSError where one is taken."""
         settings, router = self.settings, self.router
-        app = Admin(router, __version__).application(settings.admin_token)
+        app = Admin(RouterView(router, __version__)).application(settings.admin_token)
         self._admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._admin.setup()
         await web.TCPSite(self._admin, settings.admin_host, settings.admin_port).start()

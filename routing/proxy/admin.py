@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import Struct
 
-from routing.core.types import ReplicaId, RoutingError
-from routing.proxy import metrics
 from routing.proxy.config_store import NackError, Source
-from routing.proxy.decisions import Record
+from routing.proxy.errors import RefusalError
 from routing.proxy.log import event
-from routing.proxy.placing import PROMPT_PATHS, placement_request, refusal_of
-from routing.proxy.router import Router
+from routing.proxy.view import View
 from routing.schema import RouterConfig
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
@@ -31,20 +27,11 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Explained(Struct):
-    """A request to explain: what a client would have sent."""
-
-    path: str
-    body: msgspec.Raw
-    headers: dict[str, str] = {}
-
-
 class Admin:
-    """The handlers of one router's admin port."""
+    """The handlers of one admin port."""
 
-    def __init__(self, router: Router, version: str) -> None:
-        self._router = router
-        self._version = version
+    def __init__(self, view: View) -> None:
+        self._view = view
 
     def application(self, token: str | None) -> web.Application:
         """The port's application; without a token everything is open, so it must be bound to the loopback only."""
@@ -69,25 +56,24 @@ class Admin:
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Traffic may come here. The control plane has no part in it."""
-        reason = self._router.not_ready_reason
+        reason = self._view.not_ready_reason
         if reason is not None:
             return _json({"status": "not_ready", "reason": reason}, status=503)
-        return _json({"status": "ready", "revision": self._router.store.revision})
+        return _json({"status": "ready", "revision": self._view.store.revision})
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Everything counted, as Prometheus text."""
-        self._router.metrics.prune(self._router.knows)
-        text = "\n".join(self._metric_lines()) + "\n"
+        text = await self._view.metrics()
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def read_config(self, _: web.Request) -> web.Response:
         """What runs, since when, and what was last refused."""
-        store = self._router.store
+        store = self._view.store
         applied, nack = store.applied, store.last_nack
         return _json(
             {
-                "router": self._router.name,
-                "boot": self._router.boot,
+                "router": self._view.name,
+                "boot": self._view.boot,
                 "revision": applied.snapshot.revision if applied else None,
                 "sha256": applied.snapshot.sha256 if applied else None,
                 "applied_at": applied.at.isoformat() if applied else None,
@@ -99,7 +85,7 @@ class Admin:
 
     async def put_config(self, request: web.Request) -> web.Response:
         """Take a snapshot: acknowledged once it is on disk and in force, or refused with the reason."""
-        store = self._router.store
+        store = self._view.store
         try:
             applied = await store.apply(await request.read(), Source.PUSH)
         except NackError as nack:
@@ -109,80 +95,17 @@ class Admin:
 
     async def replicas(self, _: web.Request) -> web.Response:
         """Every configured replica, its health and its load."""
-        return _json({"replicas": list(self._replica_rows())})
+        return _json({"replicas": await self._view.replicas()})
 
     async def decisions(self, request: web.Request) -> web.Response:
         """Decisions after a sequence number, oldest first."""
         after = _number(request, "after", 0)
         limit = min(_number(request, "limit", MAX_DECISIONS), MAX_DECISIONS)
-        return _json({"boot": self._router.boot, **self._router.decisions.after(after, limit)})
+        return _json({"boot": self._view.boot, **await self._view.decisions(after, limit)})
 
     async def explain(self, request: web.Request) -> web.Response:
         """The decision that a request would get now. Nothing is sent."""
-        serving = self._router.serving
-        if serving is None:
-            return _json({"error": "no configuration yet"}, status=503)
-        asked = msgspec.json.decode(await request.read(), type=Explained)
-        if asked.path.encode() not in PROMPT_PATHS:
-            raise web.HTTPUnprocessableEntity(text="path: not one that carries a prompt")
-        headers = {name.lower(): value for name, value in asked.headers.items()}
-        wanted = placement_request(
-            asked.path.encode(),
-            bytes(asked.body),
-            headers.get("x-session-id") or None,
-            headers.get("x-task-group") or None,
-        )
-        decision = serving.placement.decide(wanted, self._router.health)
-        return _json(Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens).as_json())
-
-    # --- rows and lines ---
-
-    def _replica_rows(self) -> Iterator[dict[str, Any]]:
-        router, serving = self._router, self._router.serving
-        for pool in serving.config.pools if serving else ():
-            for replica in pool.replicas:
-                load, finding = router.loads.load(ReplicaId(replica.name)), router.checks.finding(replica.name)
-                yield {
-                    "pool": pool.name,
-                    "name": replica.name,
-                    "url": replica.url,
-                    "state": replica.state,
-                    "health": finding.health,
-                    "reason": finding.reason,
-                    "running": load.running,
-                    "waiting_tokens": load.waiting_tokens,
-                    "connections": serving.links[replica.name].connections if serving else 0,
-                    "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
-                }
-
-    def _metric_lines(self) -> Iterator[str]:
-        router = self._router
-        yield from metrics.header("info", "gauge", "This router.")
-        about = metrics.labels(router=router.name, boot=router.boot, version=self._version)
-        yield f"{metrics.PREFIX}info{{{about}}} 1"
-        if router.store.applied is not None:
-            yield from metrics.header("config_revision", "gauge", "The configuration in force.")
-            yield f"{metrics.PREFIX}config_revision {router.store.applied.snapshot.revision}"
-            yield from metrics.header("config_applied_timestamp_seconds", "gauge", "Unix time since when it is.")
-            yield f"{metrics.PREFIX}config_applied_timestamp_seconds {router.store.applied.at.timestamp()}"
-        yield from router.metrics.lines()
-        yield from self._replica_lines()
-        yield from metrics.process_lines()
-
-    def _replica_lines(self) -> Iterator[str]:
-        rows = list(self._replica_rows())
-        gauges: tuple[tuple[str, str, Callable[[dict[str, Any]], object]], ...] = (
-            ("replica_up", "Whether a replica answers its health check.", lambda row: int(row["health"] == "up")),
-            ("in_flight", "Requests sent to a replica and not ended.", lambda row: row["running"]),
-            ("waiting_tokens", "Estimated prompt tokens without a first byte yet.", lambda row: row["waiting_tokens"]),
-        )
-        for name, text, value in gauges:
-            yield from metrics.header(name, "gauge", text)
-            for row in rows:
-                if name == "replica_up" and row["health"] == "unknown":
-                    continue
-                where = metrics.labels(pool=row["pool"], replica=row["name"])
-                yield f"{metrics.PREFIX}{name}{{{where}}} {value(row)}"
+        return _json(await self._view.explain(await request.read()))
 
 
 def _guard(token: str | None) -> Any:
@@ -206,11 +129,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException as error:
         return _json({"error": error.text or error.reason}, status=error.status)
-    except RoutingError as error:
-        refusal = refusal_of(error)
-        return _json({"error": refusal.message}, status=refusal.status)
-    except msgspec.MsgspecError as error:
-        return _json({"error": str(error)}, status=422)
+    except RefusalError as error:
+        return _json({"error": error.message}, status=error.status)
     except Exception as error:  # noqa: BLE001 - the port's border
         event(logger, "admin_error", level=logging.ERROR, path=request.path, error=repr(error))
         return _json({"error": "internal error"}, status=500)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -65,16 +65,20 @@ class NackError(Exception):
         return {"revision": self.revision, "path": self.path, "reason": self.reason, "at": self.at.isoformat()}
 
 
-Prepare = Callable[[LoadedSnapshot], Callable[[], None]]
+Swap = Callable[[], Awaitable[None]]
+Prepare = Callable[[LoadedSnapshot], Awaitable[Swap]]
 
 
 class ConfigStore:
-    """Takes documents. ``prepare`` makes one ready, in a thread, and returns the swap, which cannot fail."""
+    """Takes documents. ``prepare`` makes one ready and returns the swap, which cannot fail.
+
+    ``lock`` is held while one is taken: whoever holds it knows that the one in force stays so.
+    """
 
     def __init__(self, prepare: Prepare, files: LastKnownGood | None) -> None:
         self._prepare = prepare
         self._files = files
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self.applied: Applied | None = None
         self.last_nack: NackError | None = None
 
@@ -85,7 +89,7 @@ class ConfigStore:
 
     async def apply(self, document: bytes, source: Source) -> Applied:
         """Check, prepare, write down and swap; NackError if the document is not taken."""
-        async with self._lock:
+        async with self.lock:
             try:
                 return await self._apply(document, source)
             except NackError as nack:
@@ -128,11 +132,11 @@ class ConfigStore:
         if self.applied is not None and (repeated := _compare(snapshot, self.applied)):
             return repeated
         try:
-            swap = await asyncio.to_thread(self._prepare, snapshot)
+            swap = await self._prepare(snapshot)
         except (ValueError, OSError) as error:
             raise NackError(str(error), revision=snapshot.revision) from error
         await self._keep(snapshot, source)
-        swap()
+        await swap()
         self.applied = Applied(snapshot, source, datetime.now(UTC))
         event(logger, "config_applied", revision=snapshot.revision, sha256=snapshot.sha256, source=source)
         return self.applied

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -16,7 +15,7 @@ from routing.core.residency import Residency
 from routing.core.types import ReplicaId
 from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
-from routing.proxy.config_store import ConfigStore
+from routing.proxy.config_store import ConfigStore, Swap
 from routing.proxy.deadlines import Deadlines
 from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.errors import LocalAnswer, RefusalError
@@ -68,7 +67,7 @@ class Router:
         self.checks = HealthChecks(self.health)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
-        self.store = ConfigStore(self._prepare, files)
+        self.store = ConfigStore(self.prepare, files)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
         self.limits = Limits()
@@ -133,22 +132,18 @@ class Router:
 
     def knows(self, key: SeriesKey) -> bool:
         """Whether a series' labels are in the configuration. Empty ones and a revision of 0 stand for any."""
-        pool_name, group, replica, policy, revision = key
-        if not pool_name:
-            return True
-        pool = (
-            next((pool for pool in self.serving.config.pools if pool.name == pool_name), None) if self.serving else None
-        )
-        if pool is None or (replica and replica not in {one.name for one in pool.replicas}):
-            return False
-        if group and group not in {one.name for one in pool.groups}:
-            return False
-        policies = [pool.policy, *(one.policy for one in pool.groups if one.policy)]
-        return not policy or any((one.name, one.revision) == (policy, revision) for one in policies)
+        return not key[0] or (self.serving is not None and knows(self.serving.config, key))
 
-    def _prepare(self, snapshot: LoadedSnapshot) -> Callable[[], None]:
-        """Build everything a configuration needs, in a thread; the swap is for the event loop."""
-        config = snapshot.config
+    async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
+        """Build everything a configuration needs, in a thread; the swap cannot fail."""
+        serving = await asyncio.to_thread(self._build, snapshot.config)
+
+        async def swap() -> None:
+            self._swap(serving)
+
+        return swap
+
+    def _build(self, config: RouterConfig) -> Serving:
         placement = Placement(config, self.loads, seed=int(self.boot, 16), residency=self.residency)
         before = self.serving.links if self.serving else {}
         links = {
@@ -158,8 +153,7 @@ class Router:
             for pool in config.pools
             for replica in pool.replicas
         }
-        serving = Serving(config, placement, links)
-        return lambda: self._swap(serving)
+        return Serving(config, placement, links)
 
     def _link(self, name: str, url: str) -> ReplicaLink:
         return ReplicaLink(
@@ -211,6 +205,20 @@ class Router:
     def _health_answer(self) -> LocalAnswer:
         reason = self.not_ready_reason
         return LocalAnswer(200 if reason is None else 503)
+
+
+def knows(config: RouterConfig, key: SeriesKey) -> bool:
+    """Whether a series' labels are in a configuration. Empty ones and a revision of 0 stand for any."""
+    pool_name, group, replica, policy, revision = key
+    if not pool_name:
+        return True
+    pool = next((pool for pool in config.pools if pool.name == pool_name), None)
+    if pool is None or (replica and replica not in {one.name for one in pool.replicas}):
+        return False
+    if group and group not in {one.name for one in pool.groups}:
+        return False
+    policies = [pool.policy, *(one.policy for one in pool.groups if one.policy)]
+    return not policy or any((one.name, one.revision) == (policy, revision) for one in policies)
 
 
 def placed_names(config: RouterConfig) -> list[ReplicaId]:

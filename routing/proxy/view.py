@@ -1,0 +1,183 @@
+"""What a router shows of itself: figures, replicas, decisions. The admin port and a parent of workers ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from routing.core.types import ReplicaId, RoutingError
+from routing.proxy import metrics
+from routing.proxy.config_store import ConfigStore
+from routing.proxy.decisions import Record
+from routing.proxy.errors import RefusalError
+from routing.proxy.placing import PROMPT_PATHS, placement_request, refusal_of
+from routing.proxy.router import Router
+
+
+class Explained(Struct):
+    """A request to explain: what a client would have sent."""
+
+    path: str
+    body: msgspec.Raw
+    headers: dict[str, str] = {}
+
+
+class View(Protocol):
+    """What the admin port shows and does, of one router or of several workers together."""
+
+    @property
+    def name(self) -> str:
+        """The router's name."""
+        ...
+
+    @property
+    def boot(self) -> str:
+        """Tells one life of the router from the next."""
+        ...
+
+    @property
+    def store(self) -> ConfigStore:
+        """Where configurations go."""
+        ...
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why no traffic should come here; None when it may."""
+        ...
+
+    async def metrics(self) -> str:
+        """Everything counted, as Prometheus text."""
+        ...
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Every configured replica, its health and its load."""
+        ...
+
+    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
+        """Decisions after a sequence number, oldest first."""
+        ...
+
+    async def explain(self, asked: bytes) -> dict[str, Any]:
+        """The decision that a request would get now; RefusalError if it gets none."""
+        ...
+
+
+class RouterView:
+    """One router, seen from outside."""
+
+    def __init__(self, router: Router, version: str) -> None:
+        self._router = router
+        self._version = version
+
+    @property
+    def name(self) -> str:
+        """The router's name."""
+        return self._router.name
+
+    @property
+    def boot(self) -> str:
+        """Tells one life of the router from the next."""
+        return self._router.boot
+
+    @property
+    def store(self) -> ConfigStore:
+        """Where configurations go."""
+        return self._router.store
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why no traffic should come here; None when it may."""
+        return self._router.not_ready_reason
+
+    async def metrics(self) -> str:
+        """Everything counted, as Prometheus text."""
+        return "\n".join((*about_lines(self, self._version), *self.figures())) + "\n"
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Every configured replica, its health and its load."""
+        return list(self.replica_rows())
+
+    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
+        """Decisions after a sequence number, oldest first."""
+        return self._router.decisions.after(after, limit)
+
+    async def explain(self, asked: bytes) -> dict[str, Any]:
+        """The decision that a request would get now; RefusalError if it gets none."""
+        try:
+            return self._explain(msgspec.json.decode(asked, type=Explained))
+        except RoutingError as error:
+            raise refusal_of(error) from None
+        except msgspec.MsgspecError as error:
+            raise RefusalError(422, str(error)) from None
+
+    def _explain(self, request: Explained) -> dict[str, Any]:
+        serving = self._router.serving
+        if serving is None:
+            raise RefusalError(503, "no configuration yet")
+        path = request.path.encode()
+        if path not in PROMPT_PATHS:
+            raise RefusalError(422, "path: not one that carries a prompt")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        session, group = headers.get("x-session-id") or None, headers.get("x-task-group") or None
+        wanted = placement_request(path, bytes(request.body), session, group)
+        decision = serving.placement.decide(wanted, self._router.health)
+        return Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens).as_json()
+
+    # --- rows and lines ---
+
+    def figures(self) -> Iterator[str]:
+        """What was counted, and what is now; without what tells this router from others."""
+        router = self._router
+        router.metrics.prune(router.knows)
+        yield from router.metrics.lines()
+        yield from self._replica_lines()
+        yield from metrics.process_lines()
+
+    def replica_rows(self) -> Iterator[dict[str, Any]]:
+        """The replicas of all pools."""
+        router, serving = self._router, self._router.serving
+        for pool in serving.config.pools if serving else ():
+            for replica in pool.replicas:
+                load, finding = router.loads.load(ReplicaId(replica.name)), router.checks.finding(replica.name)
+                yield {
+                    "pool": pool.name,
+                    "name": replica.name,
+                    "url": replica.url,
+                    "state": replica.state,
+                    "health": finding.health,
+                    "reason": finding.reason,
+                    "running": load.running,
+                    "waiting_tokens": load.waiting_tokens,
+                    "connections": serving.links[replica.name].connections if serving else 0,
+                    "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
+                }
+
+    def _replica_lines(self) -> Iterator[str]:
+        rows = list(self.replica_rows())
+        gauges: tuple[tuple[str, str, Callable[[dict[str, Any]], object]], ...] = (
+            ("replica_up", "Whether a replica answers its health check.", lambda row: int(row["health"] == "up")),
+            ("in_flight", "Requests sent to a replica and not ended.", lambda row: row["running"]),
+            ("waiting_tokens", "Estimated prompt tokens without a first byte yet.", lambda row: row["waiting_tokens"]),
+        )
+        for name, text, value in gauges:
+            yield from metrics.header(name, "gauge", text)
+            for row in rows:
+                if name == "replica_up" and row["health"] == "unknown":
+                    continue
+                where = metrics.labels(pool=row["pool"], replica=row["name"])
+                yield f"{metrics.PREFIX}{name}{{{where}}} {value(row)}"
+
+
+def about_lines(view: View, version: str) -> Iterator[str]:
+    """Which router this is, and what it runs."""
+    yield from metrics.header("info", "gauge", "This router.")
+    yield f"{metrics.PREFIX}info{{{metrics.labels(router=view.name, boot=view.boot, version=version)}}} 1"
+    applied = view.store.applied
+    if applied is not None:
+        yield from metrics.header("config_revision", "gauge", "The configuration in force.")
+        yield f"{metrics.PREFIX}config_revision {applied.snapshot.revision}"
+        yield from metrics.header("config_applied_timestamp_seconds", "gauge", "Unix time since when it is.")
+        yield f"{metrics.PREFIX}config_applied_timestamp_seconds {applied.at.timestamp()}"
