@@ -24,6 +24,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1
+MAX_REASON_CHARS = 200  # of msgspec's, which quotes a name that nobody knows, however long it is
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -367,5 +368,6 @@ def _decoded(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
     try:
         return decoder.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        reason, _, path = str(error).partition(" - at `")
-        raise ConfigError(path.rstrip("`") or "$", reason) from None
+        text = str(error)
+        reason, _, path = text.rpartition(" - at `$")
+        raise ConfigError("$" + path.rstrip("`") if reason else "$", (reason or text)[:MAX_REASON_CHARS]) from None
