@@ -1,4 +1,4 @@
-"""How other servers read what the router sends: each must see the same requests in it."""
+"""How other servers read bytes: the whole requests in them, up to the first that they refuse."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import h11
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParserPy
 from gunicorn.config import Config
 from gunicorn.http.parser import RequestParser
@@ -21,15 +22,25 @@ def by_h11(raw: bytes) -> Read:
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(raw)
     read: Read = []
+    start: tuple[bytes, bytes] = (b"", b"")
+    body = b""
     while True:
-        event = connection.next_event()
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError:
+            return read
         if isinstance(event, h11.Request):
-            read.append((event.method, event.target, b""))
+            start, body = (event.method, event.target), b""
         elif isinstance(event, h11.Data):
-            read[-1] = (*read[-1][:2], read[-1][2] + bytes(event.data))
+            body += bytes(event.data)
         elif isinstance(event, h11.EndOfMessage):
+            read.append((*start, body))
+            if connection.their_state is h11.MUST_CLOSE or start[0] == b"CONNECT":
+                return read
             connection.send(h11.Response(status_code=200, headers=[(b"Content-Length", b"0")]))
             connection.send(h11.EndOfMessage())
+            if connection.our_state is not h11.DONE:
+                return read
             connection.start_next_cycle()
         else:
             return read
@@ -70,11 +81,17 @@ def by_aiohttp(raw: bytes) -> Read:
     """As aiohttp reads it."""
     protocol: Any = Mock(_reading_paused=False)
     parser = HttpRequestParserPy(protocol, asyncio.get_running_loop(), 2**16, max_line_size=8190, max_field_size=8190)
-    messages, _, rest = parser.feed_data(raw)
-    assert not rest
+    read: Read = []
+    for at in range(len(raw)):  # a byte at a time, since one that it refuses takes with it what one read brought
+        try:
+            messages, _, _ = parser.feed_data(raw[at : at + 1])
+        except HttpProcessingError:
+            break
+        read += messages
     return [
-        (message.method.encode(), message.path.encode(), b"".join(part for part in body._buffer))
-        for message, body in messages
+        (head.method.encode(), head.path.encode("utf-8", "surrogateescape"), b"".join(getattr(body, "_buffer", ())))
+        for head, body in read
+        if body.is_eof()
     ]
 
 
