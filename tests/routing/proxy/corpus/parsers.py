@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 from unittest.mock import Mock
 
@@ -90,8 +91,7 @@ def by_aiohttp(raw: bytes) -> Read:
         read += messages
     return [
         (head.method.encode(), head.path.encode("utf-8", "surrogateescape"), b"".join(getattr(body, "_buffer", ())))
-        for head, body in read
-        if body.is_eof()
+        for head, body in takewhile(lambda message: message[1].is_eof(), read)
     ]
 
 

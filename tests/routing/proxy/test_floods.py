@@ -1,0 +1,135 @@
+"""Clients that send too much, or hardly anything: what they cost the router, and whoever else is served (S2, S3)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from routing.schema import Limits, dump_snapshot
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post
+
+MIB = 1 << 20
+START = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
+CHUNK = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+SLOW_CLIENTS = 2000
+NOISE_S = 0.005  # that another process on the machine may add to a 99th percentile
+
+
+class Process:
+    """A router in a process of its own, so that its memory is its own."""
+
+    def __init__(self, popen: subprocess.Popen[str], port: int) -> None:
+        self.port = port
+        self._proc = Path(f"/proc/{popen.pid}")
+
+    def memory_bytes(self, what: str) -> int:
+        """``VmRSS``, now, or ``VmHWM``, the most since ``forget_peak``."""
+        found = re.search(rf"{what}:\s+(\d+) kB", (self._proc / "status").read_text())
+        assert found
+        return int(found[1]) * 1024
+
+    def forget_peak(self) -> None:
+        (self._proc / "clear_refs").write_text("5")
+
+
+@asynccontextmanager
+async def started(replica: FakeReplica, folder: Path, limits: Limits) -> AsyncIterator[Process]:
+    file = folder / "config.json"
+    file.write_bytes(dump_snapshot(config([replica], limits=limits), 1).document)
+    command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0"]
+    command += ["--config", str(file), "--state-dir", str(folder / "state"), "--name", "flooded"]
+    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield Process(popen, await asyncio.to_thread(_port, popen))
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def _port(popen: subprocess.Popen[str]) -> int:
+    assert popen.stderr
+    return next(int(found[1]) for line in popen.stderr if (found := re.search(r"ready: http://127.0.0.1:(\d+)", line)))
+
+
+async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes:
+    """Send ``size`` bytes of body, or as many as are taken; what came back."""
+    answer = asyncio.create_task(client.read_all())
+    client.writer.write(head)
+    for _ in range(size // len(piece)):
+        if answer.done() or client.writer.transport.is_closing():
+            break
+        client.writer.write(piece)
+        try:
+            await asyncio.wait_for(client.writer.drain(), timeout=10)
+        except ConnectionError:
+            break
+    return await answer
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (START + b"Content-Length: 104857600\r\n\r\n", b"x" * 65_536),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n", CHUNK),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n1;", b"e" * 65_536),
+        (START + b"X: ", b"y" * 65_536),
+        (START, b"X: y\r\n" * 10_000),
+        (b"GET /", b"y" * 65_536),
+        (b"", b"\r\n" * 32_768),
+    ],
+    ids=["length", "chunks", "chunk extension", "header", "headers", "target", "empty lines"],
+)
+async def test_a_hundred_mebibytes_cost_sixteen(
+    head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
+        async with connect(router.port) as other:
+            await other.send(post(CHAT))
+            assert (await other.answer()).status == 200
+        router.forget_peak()
+        before = router.memory_bytes("VmRSS")
+        answer = await pour(client, head, piece, 100 * MIB)
+        assert answer == b"" or re.match(rb"HTTP/1.1 (400|413|431) ", answer)
+        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
+        async with connect(router.port) as other:
+            await other.send(post(CHAT))
+            assert (await other.answer()).status == 200
+
+
+async def test_slow_clients_hold_up_nobody_and_are_let_go(replica: FakeReplica, tmp_path: Path) -> None:
+    limits = Limits(header_timeout_s=2.0, body_idle_timeout_s=2.0)
+    halves = (START, START + b"Content-Length: 1000\r\n\r\n{", START + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{")
+    async with started(replica, tmp_path, limits) as router:
+        quiet = await _p99_s(router)
+        before = router.memory_bytes("VmRSS")
+        slow = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(SLOW_CLIENTS)]
+        for number, (_, writer) in enumerate(slow):
+            writer.write(halves[number % len(halves)])
+        assert await _p99_s(router) <= 1.2 * quiet + NOISE_S
+        assert router.memory_bytes("VmRSS") - before <= SLOW_CLIENTS * 16 * 1024
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(*(reader.read() for reader, _ in slow))
+        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
+        for _, writer in slow:
+            writer.transport.abort()
+
+
+async def _p99_s(router: Process) -> float:
+    """Of 200 requests, one after the other."""
+    took = []
+    async with connect(router.port) as client:
+        for _ in range(200):
+            begun = perf_counter()
+            await client.send(post(CHAT, BODY))
+            assert (await client.answer()).status == 200
+            took.append(perf_counter() - begun)
+    return sorted(took)[-3]

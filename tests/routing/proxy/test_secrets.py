@@ -1,0 +1,113 @@
+"""Nothing that a client or a replica says, prompts, keys and cookies among it, is found in a log or a figure (S19)."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from routing.core.load import LoadBook
+from routing.proxy.log import LineFormatter
+from routing.schema import HealthCheck, Limits, PrefixHashSettings
+from routing.strategies.placement import Placement
+from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
+from tests.routing.proxy.harness import Harness, config, post, routed
+
+CANARY = b"canary"
+SECRETS = (
+    *(b"Authorization: Bearer canary-key", b"Cookie: sessionid=canary-cookie", b"X-Session-ID: canary-session"),
+    *(b"X-Task-Group: canary-group", b"X-Api-Key: canary-other-key", b"X-Request-Id: canary request"),
+)
+PROMPT = b'{"model":"tiny","prompt":"canary-prompt","user":"canary-user","prompt_cache_key":"canary-cache"}'
+PATH = b"/v1/completions?key=canary-query"
+ECHO = b'{"error":{"message":"you said canary-prompt"}}'
+LIMITS = Limits(
+    max_body_bytes=4096, first_byte_timeout_s=0.1, idle_timeout_s=0.1, header_timeout_s=0.2, body_idle_timeout_s=0.2
+)
+
+SAID: dict[str, bytes] = {
+    "sound": post(PATH, PROMPT, SECRETS),
+    "no JSON": post(PATH, PROMPT[:-1], SECRETS),
+    "an unknown model": post(PATH, PROMPT.replace(b"tiny", b"canary-model"), SECRETS),
+    "a model that is no string": post(PATH, PROMPT.replace(b'"tiny"', b'["canary"]'), SECRETS),
+    "no such path": post(b"/canary-path", PROMPT, SECRETS),
+    "a malformed header": post(PATH, PROMPT, (*SECRETS, b"canary name: canary value")),
+    "a malformed request line": b"canary canary\r\n\r\n",
+    "another host": post(b"http://canary.example/v1/completions", PROMPT, SECRETS),
+    "a malformed Host": post(PATH, PROMPT, (*SECRETS, b"Host: canary")),
+    "a broken chunk": post(PATH, b"canary", (*SECRETS, b"Transfer-Encoding: chunked")),
+    "too much": post(PATH, PROMPT * 100, SECRETS),
+    "half a head": post(PATH, PROMPT, SECRETS)[:150],
+    "half a body": post(PATH, PROMPT, SECRETS)[:-5],
+}
+ANSWERED: dict[str, Script] = {
+    "well": answering(ECHO, extra=b"Set-Cookie: canary=canary\r\n"),
+    "400": answering(ECHO, status=400),
+    "500": answering(ECHO, status=500),
+    "503": answering(ECHO, status=503),
+    "with no HTTP": raw(b"canary\r\n\r\n"),
+    "with a malformed header": raw(b"HTTP/1.1 200 OK\r\ncanary name: canary\r\n\r\n"),
+    "half": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ncanary", then_close=True),
+    "with more than was asked for": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\ncanarycanary"),
+    "with a reset": resetting,
+    "never": hanging,
+}
+
+
+async def say(harness: Harness, said: bytes) -> None:
+    async with harness.connect() as client:
+        await client.send(said)
+        await client.reader.read(65_536)  # an answer, or the deadline
+
+
+async def nothing_is_kept(harness: Harness) -> None:
+    await harness.at_rest()
+    assert CANARY not in str(harness.router.decisions.after(0, 100)).encode()
+    for page in ("/metrics", "/admin/decisions", "/admin/replicas", "/admin/config"):
+        status, text = await harness.admin("GET", page)
+        assert (status, "canary" in str(text)) == (200, False)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    caplog.handler.setFormatter(LineFormatter())
+
+
+@pytest.mark.parametrize("said", SAID)
+async def test_nothing_that_a_client_says_is_logged(
+    said: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = config([replica], settings=PrefixHashSettings(), models=("tiny",), limits=LIMITS)
+    async with routed(snapshot) as harness:
+        await say(harness, SAID[said])
+        await nothing_is_kept(harness)
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("answered", ANSWERED)
+async def test_nothing_that_a_replica_says_is_logged(
+    answered: str, two: list[FakeReplica], caplog: pytest.LogCaptureFixture
+) -> None:
+    for replica in two:
+        replica.script = ANSWERED[answered]
+        replica.health_status = 500
+    async with routed(config(two, limits=LIMITS, health=HealthCheck(interval_s=0.05, failures=2))) as harness:
+        await say(harness, SAID["sound"])
+        await nothing_is_kept(harness)
+        await harness.until(lambda: "replica_down" in caplog.text, "the health checks to fail")
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("place", [(Placement, "decide"), (LoadBook, "dispatch")], ids=["placing", "dispatching"])
+async def test_a_mistake_of_our_own_quotes_nobody(
+    place: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("canary-prompt")
+
+    monkeypatch.setattr(*place, fail)
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat(PROMPT, SECRETS)).status == 500
+    assert "error=ValueError" in caplog.text
+    assert "canary" not in caplog.text
