@@ -62,6 +62,12 @@ class PolicySettings(Frozen, tag_field="strategy", frozen=True):
     name: ClassVar[str]
 
 
+class RandomSettings(PolicySettings, tag="random", frozen=True):
+    """Any replica, by chance."""
+
+    name: ClassVar[str] = "random"
+
+
 class RoundRobinSettings(PolicySettings, tag="round_robin", frozen=True):
     """Each replica in turn."""
 
@@ -72,6 +78,12 @@ class LeastLoadSettings(PolicySettings, tag="least_load", frozen=True):
     """The replica with the least outstanding work."""
 
     name: ClassVar[str] = "least_load"
+
+
+class PowerOfTwoSettings(PolicySettings, tag="power_of_two", frozen=True):
+    """Of two replicas drawn by chance the one with less outstanding work."""
+
+    name: ClassVar[str] = "power_of_two"
 
 
 class BoundedLoad(PolicySettings, frozen=True):
@@ -122,14 +134,63 @@ class PrefixHashSettings(OpeningSettings, tag="prefix_hash", frozen=True):
     name: ClassVar[str] = "prefix_hash"
 
 
+class TieredSettings(OpeningSettings, tag="tiered", frozen=True):
+    """A few replicas for each tier-1 prefix, and among them home order on the conversation."""
+
+    name: ClassVar[str] = "tiered"
+
+    replicas: Annotated[
+        int, Meta(ge=1, le=1000, description="How many replicas share one opening.", extra={"unit": "replicas"})
+    ] = 2
+
+
+class AffinityGroupsSettings(OpeningSettings, tag="affinity_groups", frozen=True):
+    """Replicas of its own for each hot tier-1 prefix, as many as its share of the traffic; the rest for the others."""
+
+    name: ClassVar[str] = "affinity_groups"
+
+    hot_ratio: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=1.0,
+            description="The share of all requests from which on an opening has replicas of its own.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 0.1
+    half_life: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=1_000_000,
+            description="After how many requests a request counts half in the shares.",
+            extra={"unit": "requests"},
+        ),
+    ] = 1000
+
+
 class ResidencySettings(PolicySettings, frozen=True):
     """Base of the settings of strategies that ask what each replica holds."""
 
 
-class LowestCostSettings(ResidencySettings, tag="lowest_cost", frozen=True):
-    """The replica with the least waiting work plus prefill of its own, in tokens."""
+class CacheAwareSettings(BoundedLoad, ResidencySettings, tag="cache_aware", frozen=True):
+    """The replica that holds most of the prompt, unless that one is full."""
 
-    name: ClassVar[str] = "lowest_cost"
+    name: ClassVar[str] = "cache_aware"
+
+    min_hit_ratio: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="The part of a prompt that a replica must hold to be preferred for it.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 0.3
+
+
+class CostSettings(ResidencySettings, frozen=True):
+    """Settings shared by the strategies that weigh what waits against what is cached."""
 
     alpha: Annotated[
         float,
@@ -142,7 +203,31 @@ class LowestCostSettings(ResidencySettings, tag="lowest_cost", frozen=True):
     ] = 2.0
 
 
-Settings = RoundRobinSettings | LeastLoadSettings | SessionAffinitySettings | PrefixHashSettings | LowestCostSettings
+class LowestCostSettings(CostSettings, tag="lowest_cost", frozen=True):
+    """The replica with the least waiting work plus prefill of its own, in tokens."""
+
+    name: ClassVar[str] = "lowest_cost"
+
+
+class LeastTtftSettings(CostSettings, tag="least_ttft", frozen=True):
+    """The same in seconds, by the prefill rate that each replica showed."""
+
+    name: ClassVar[str] = "least_ttft"
+
+
+Settings = (
+    LowestCostSettings
+    | LeastTtftSettings
+    | CacheAwareSettings
+    | AffinityGroupsSettings
+    | TieredSettings
+    | PrefixHashSettings
+    | SessionAffinitySettings
+    | LeastLoadSettings
+    | PowerOfTwoSettings
+    | RoundRobinSettings
+    | RandomSettings
+)
 
 
 class PolicyConfig(Frozen, frozen=True):

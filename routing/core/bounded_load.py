@@ -16,6 +16,27 @@ from routing.core.candidates import Candidates
 from routing.core.types import Choice, Reason, ReplicaId
 
 
+class Room:
+    """Who has room for one more request, by the loads of this moment."""
+
+    __slots__ = ("_loads", "_min_bound", "_per_weight", "_weights")
+
+    def __init__(self, candidates: Candidates, load_factor: float, min_bound: int) -> None:
+        self._loads = candidates.loads
+        self._weights = candidates.weights
+        self._min_bound = min_bound
+        self._per_weight = load_factor * (candidates.running + 1) / candidates.weight
+
+    def at(self, replica: ReplicaId) -> bool:
+        """Whether a candidate has room."""
+        running = self._loads[replica].running
+        return running < self._min_bound or running < self._per_weight * self._weights[replica]
+
+    def bound(self, replica: ReplicaId) -> int:
+        """Requests that a candidate may hold, this one included."""
+        return max(self._min_bound, math.ceil(self._per_weight * self._weights[replica]))
+
+
 def bounded_choice(
     home_order: Iterable[ReplicaId], candidates: Candidates, load_factor: float, min_bound: int
 ) -> Choice:

@@ -10,9 +10,11 @@ router's next request, and everything that a quickly failing replica refuses, to
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -46,6 +48,7 @@ class Candidates:
         self.weight = sum(weights.values())
         self.loads: Mapping[ReplicaId, Load] = {name: book.load(name) for name in weights}
         self.bits: Mapping[ReplicaId, int] = {} if bits is None else bits  # in the residency's masks
+        self._whole: Candidates | None = None
         self._book = book
         self._seed = seed
         self._position = book.position
@@ -68,13 +71,29 @@ class Candidates:
     def without(self, excluded: Collection[ReplicaId]) -> Candidates:
         """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
         kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
-        return Candidates(kept, self._book, self._seed, self.bits)
+        rest = Candidates(kept, self._book, self._seed, self.bits)
+        rest._whole = self.whole
+        return rest
+
+    @property
+    def whole(self) -> Candidates:
+        """Those that these were taken out of, where some refused a request; else these."""
+        return self._whole or self
 
     @cached_property
     def members(self) -> list[Member]:
         """Everybody, in one list."""
         bits, weights = self.bits, self.weights
         return [Member(name, load, weights[name], bits.get(name, 0)) for name, load in self.loads.items()]
+
+    @cached_property
+    def _cumulative(self) -> list[float]:
+        return list(accumulate(self.weights.values()))
+
+    def drawn(self, chance: float) -> Member:
+        """Whoever a number from 0 to below 1 draws, each with the chance that its weight says."""
+        at = bisect_right(self._cumulative, chance * self._cumulative[-1])
+        return self.members[min(at, len(self.members) - 1)]
 
     @cached_property
     def by_name(self) -> Mapping[ReplicaId, Member]:
@@ -90,6 +109,10 @@ class Candidates:
     def mask(self) -> int:
         """The bits of all."""
         return sum(self.by_bit)
+
+    def only(self, names: Collection[ReplicaId]) -> Candidates:
+        """Some of them, in this order. O(names)."""
+        return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits)
 
     @property
     def running(self) -> int:

@@ -74,7 +74,7 @@ class CostRule:
         chosen = {replica: by_name[replica], home: by_name[home]}
         mask, seen = candidates.mask, 0
         for _blocks, holders in reversed(match.levels[-2:]):
-            for bit in _window(mask & holders & ~seen, key):
+            for bit in window(mask & holders & ~seen, key):
                 member = by_bit[bit]
                 chosen[member.replica] = member
             seen = holders
@@ -86,7 +86,7 @@ def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> in
     return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or 0
 
 
-def _window(mask: int, key: int) -> Iterator[int]:
+def window(mask: int, key: int) -> Iterator[int]:
     """Up to ``HOLDERS`` bits of a mask, from a place on that the key names, and around."""
     if mask.bit_count() <= HOLDERS:
         yield from _lowest(mask, HOLDERS)

@@ -20,8 +20,11 @@ class Reason(StrEnum):
     ALL_FULL = "all_full"  # every home refused: the least loaded
     LEAST_LOAD = "least_load"
     ROUND_ROBIN = "round_robin"
-    HIT = "hit"  # the least cost, and it holds some of the prompt
-    COLD = "cold"  # the least cost, and it holds nothing of the prompt
+    RANDOM = "random"
+    LESS_OF_TWO = "less_of_two"
+    HOT = "hot"  # one of the replicas that a hot opening has to itself
+    HIT = "hit"  # preferred or cheapest, and it holds some of the prompt
+    COLD = "cold"  # nobody holds as much of the prompt as would count
 
 
 class Choice(Struct, frozen=True, gc=False):

@@ -124,7 +124,13 @@ class RouterView:
         session, group = headers.get("x-session-id") or None, headers.get("x-task-group") or None
         wanted = placement_request(path, bytes(request.body), session, group)
         decision = serving.placement.decide(wanted, self._router.health)
-        return Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens).as_json()
+        record = Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens)
+        return record.as_json() | {
+            "hit_tokens": decision.choice.hit_tokens,
+            "refused": decision.choice.refused,
+            "bound": decision.choice.bound,
+            "candidates": decision.explained(),
+        }
 
     # --- rows and lines ---
 

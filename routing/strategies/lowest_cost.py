@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from routing.core.candidates import Candidates
 from routing.core.cost import CostRule, home_key
 from routing.core.fleet import Fleet
 from routing.core.residency import Residency
-from routing.core.types import Choice
+from routing.core.types import Choice, ReplicaId
 from routing.schema import LowestCostSettings
-from routing.strategies.strategy import Keys
+from routing.strategies.strategy import Keys, Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,12 @@ class LowestCost:
         match = self.residency.match(chain)
         key = home_key(chain, match, None if chain else keys.tier1)
         return self.rule.choose(match, key, keys.prompt_tokens, candidates)
+
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+        """What each of some candidates holds of the prompt, and its cost."""
+        match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
+        members = [candidates.by_name[name] for name in replicas]
+        costs = self.rule.costs(members, match, tokens, candidates.now_s())
+        return [
+            Weighed(min(match.tokens(member.bit), tokens), cost) for member, cost in zip(members, costs, strict=True)
+        ]

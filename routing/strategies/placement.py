@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
@@ -33,7 +33,7 @@ from routing.schema import (
     TaskGroupConfig,
 )
 from routing.strategies.registry import build_strategy
-from routing.strategies.strategy import Strategy
+from routing.strategies.strategy import Strategy, Weighs
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):
@@ -51,6 +51,8 @@ class CandidateLoad(Struct, frozen=True, gc=False):
     replica: ReplicaId
     running: int
     waiting_tokens: int
+    hit_tokens: int | None = None  # predicted cached tokens of the prompt; None where the strategy does not ask
+    cost: float | None = None  # as the strategy compares it; None where it compares no figures
 
 
 class RequestKeys:
@@ -114,6 +116,7 @@ class Decision(Struct, frozen=True, gc=False):
     choice: Choice
     candidates: Candidates
     keys: RequestKeys
+    chooser: Strategy
 
     @property
     def strategy(self) -> str:
@@ -133,10 +136,24 @@ class Decision(Struct, frozen=True, gc=False):
     def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
         """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
         loads = self.candidates.loads
-        names: Sequence[ReplicaId] = tuple(loads)
-        if limit is not None and len(loads) > limit:
-            names = list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))
-        return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in names[:limit]]
+        return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in self._shown(limit)]
+
+    def explained(self, limit: int | None = None) -> list[CandidateLoad]:
+        """The same with the figures that the strategy compares, computed as it computed them, by present loads."""
+        plain = self.candidate_loads(limit)
+        if not isinstance(self.chooser, Weighs):
+            return plain
+        weighed = self.chooser.weigh(self.keys, self.candidates, [shown.replica for shown in plain])
+        return [
+            structs.replace(shown, hit_tokens=found.hit_tokens, cost=found.cost)
+            for shown, found in zip(plain, weighed, strict=True)
+        ]
+
+    def _shown(self, limit: int | None) -> Collection[ReplicaId]:
+        loads = self.candidates.loads
+        if limit is None or len(loads) <= limit:
+            return loads.keys()
+        return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
 
 
 class Route(Struct, frozen=True):
@@ -183,7 +200,7 @@ class Placement:
         keys = RequestKeys(request, self._hasher, route.boundary)
         choice = route.strategy.choose(keys, candidates)
         replica = route.fleet.replicas[choice.replica]
-        return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys)
+        return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys, route.strategy)
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""

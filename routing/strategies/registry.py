@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from routing import schema
 from routing.core.fleet import Fleet
-from routing.schema import (
-    LeastLoadSettings,
-    LowestCostSettings,
-    PolicySettings,
-    PrefixHashSettings,
-    RoundRobinSettings,
-    SessionAffinitySettings,
-    Settings,
-)
+from routing.strategies.affinity_groups import AffinityGroups
+from routing.strategies.cache_aware import CacheAware
 from routing.strategies.least_load import LeastLoad
+from routing.strategies.least_ttft import LeastTtft
 from routing.strategies.lowest_cost import LowestCost
+from routing.strategies.power_of_two import PowerOfTwo
 from routing.strategies.prefix_hash import PrefixHash
+from routing.strategies.random import Random
 from routing.strategies.round_robin import RoundRobin
 from routing.strategies.session_affinity import SessionAffinity
 from routing.strategies.strategy import Strategy
+from routing.strategies.tiered import Tiered
 
-STRATEGIES: dict[type[PolicySettings], Callable[[Any, Fleet], Strategy]] = {
-    LeastLoadSettings: LeastLoad.build,
-    LowestCostSettings: LowestCost.build,
-    PrefixHashSettings: PrefixHash.build,
-    RoundRobinSettings: RoundRobin.build,
-    SessionAffinitySettings: SessionAffinity.build,
+STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet], Strategy]] = {
+    schema.AffinityGroupsSettings: AffinityGroups.build,
+    schema.CacheAwareSettings: CacheAware.build,
+    schema.LeastLoadSettings: LeastLoad.build,
+    schema.LeastTtftSettings: LeastTtft.build,
+    schema.LowestCostSettings: LowestCost.build,
+    schema.PowerOfTwoSettings: PowerOfTwo.build,
+    schema.PrefixHashSettings: PrefixHash.build,
+    schema.RandomSettings: Random.build,
+    schema.RoundRobinSettings: RoundRobin.build,
+    schema.SessionAffinitySettings: SessionAffinity.build,
+    schema.TieredSettings: Tiered.build,
 }
 
 
-def build_strategy(settings: Settings, fleet: Fleet) -> Strategy:
+def build_strategy(settings: schema.Settings, fleet: Fleet) -> Strategy:
     """The strategy that the settings ask for, ready to place requests among a fleet."""
     return STRATEGIES[type(settings)](settings, fleet)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from routing.core.candidates import Candidates
-from routing.core.types import Choice, PrefixHash
+from routing.core.types import Choice, PrefixHash, ReplicaId
 
 
 class Keys(Protocol):
@@ -43,4 +43,20 @@ class Strategy(Protocol):
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """Choose among ``candidates`` (eligible replicas of the request's group, at least one)."""
+        ...
+
+
+class Weighed(NamedTuple):
+    """What a strategy thinks of one candidate; None where it does not ask."""
+
+    hit_tokens: int | None = None  # predicted cached tokens there
+    cost: float | None = None  # the least is chosen
+
+
+@runtime_checkable
+class Weighs(Protocol):
+    """A strategy that compares candidates by figures, and can show them."""
+
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+        """The figures of some of the candidates, as ``choose`` computes them at this moment. Changes nothing."""
         ...

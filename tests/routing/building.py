@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
@@ -71,9 +71,19 @@ def request(
 class FixedKeys:
     """Keys that are given rather than computed."""
 
-    def __init__(self, session: int | None = None, tier1: int | None = None) -> None:
+    def __init__(
+        self,
+        session: int | None = None,
+        tier1: int | None = None,
+        tier2: int | None = None,
+        chain: Sequence[int] = (),
+        prompt_tokens: int = 100,
+    ) -> None:
         self.session = None if session is None else PrefixHash(session)
         self.tier1 = None if tier1 is None else PrefixHash(tier1)
+        self.tier2 = None if tier2 is None else PrefixHash(tier2)
+        self.chain = chain
+        self.prompt_tokens = prompt_tokens
 
 
 def draining(count: int) -> tuple[ReplicaConfig, ...]:

@@ -33,7 +33,7 @@ def test_a_change_is_followed() -> None:
     rate = PrefillRate()
     for _ in range(200):
         rate.learn(8000, 1.0)
-    for _ in range(200):
+    for _ in range(1000):
         rate.learn(8000, 0.1)
 
     assert rate.tokens_per_s == pytest.approx(80_000, rel=0.05)

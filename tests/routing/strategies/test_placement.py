@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +12,10 @@ from routing.core.types import NoReplicaError, Reason, ReplicaId, UnknownModelEr
 from routing.schema import (
     Boundary,
     LeastLoadSettings,
-    LowestCostSettings,
     PolicyConfig,
     PrefixHashSettings,
     ReplicaConfig,
     ReplicaState,
-    RoundRobinSettings,
-    SessionAffinitySettings,
     Settings,
     TaskGroupConfig,
 )
@@ -24,13 +23,7 @@ from routing.strategies.placement import CandidateLoad, Placement
 from tests.routing.building import SECRET, chat, config, names, pool, replicas, request
 
 A, B, C, D = names(4)
-EVERY_SETTINGS: list[Settings] = [
-    RoundRobinSettings(),
-    LeastLoadSettings(),
-    SessionAffinitySettings(),
-    PrefixHashSettings(),
-    LowestCostSettings(),
-]
+EVERY_SETTINGS: list[Settings] = [kind() for kind in get_args(Settings)]
 
 
 def placed(

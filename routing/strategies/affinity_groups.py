@@ -1,0 +1,132 @@
+"""Replicas of its own for each hot opening, as many as its share of the traffic; the others share the rest.
+
+Theory of operation. Openings are counted with decay. One with at least ``hot_ratio`` of the requests owns the first
+replicas of its home order that no hotter one owns, in proportion to its share; one replica at least stays for all
+others. The plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
+below ``COOL`` of the ratio, and gains or loses a replica only where its share is off by ``SLACK`` replicas, because
+every change makes somebody cold. On its own replicas a hot opening is warm everywhere, so there conversations are
+spread: the tier-2 key picks one by a jump hash, which moves few of them when replicas are added or taken away
+(Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where that one has more work than the
+least loaded by more than the whole prompt, moving is cheaper even if everything was cached. Any other opening goes by
+its home order among the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from routing.core.bounded_load import bounded_choice
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.ring import HashRing
+from routing.core.shares import Shares
+from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
+from routing.schema import AffinityGroupsSettings
+from routing.strategies.strategy import Keys
+
+REVIEW = 64  # requests between two looks at the plan
+COOL = 0.7  # of the ratio that made an opening hot, below which it no longer is
+SLACK = 0.75  # replicas that an opening's share may be off before its number changes
+FEW = 0.1  # replicas' worth of traffic below which the others need none of their own
+_WORD = (1 << 64) - 1
+
+
+class AffinityGroups:
+    """Divide the replicas among hot openings and the rest."""
+
+    def __init__(self, ring: HashRing, settings: AffinityGroupsSettings) -> None:
+        self._ring = ring
+        self._settings = settings
+        self._shares = Shares(settings.half_life)
+        self._requests = 0
+        self._reviewed_for: Candidates | None = None
+        self._sizes: dict[PrefixHash, int] = {}  # replicas of each hot opening
+        self._owned: Mapping[PrefixHash, Candidates] = {}
+        self._rest: Candidates | None = None
+
+    @classmethod
+    def build(cls, settings: AffinityGroupsSettings, fleet: Fleet) -> AffinityGroups:
+        """The strategy for one group."""
+        return cls(fleet.ring, settings)
+
+    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
+        """One of a hot opening's own replicas, else the opening's home among the rest."""
+        opening = keys.tier1
+        if opening is None:
+            return Choice(candidates.least_loaded(), Reason.NO_KEY)
+        self._shares.count(opening)
+        self._requests += 1
+        if candidates.whole is not self._reviewed_for or not self._requests % REVIEW:
+            self._review(candidates.whole)
+        owned = _untried(self._owned.get(opening), candidates)
+        if owned:
+            return _among(owned, keys)
+        rest = _untried(self._rest, candidates) or candidates
+        return bounded_choice(self._ring.walk(opening), rest, self._settings.load_factor, self._settings.min_bound)
+
+    def plan(self) -> dict[PrefixHash, list[ReplicaId]]:
+        """The replicas of each hot opening, the hottest first."""
+        return {opening: list(owned) for opening, owned in self._owned.items()}
+
+    # --- the plan ---
+
+    def _review(self, candidates: Candidates) -> None:
+        """Give hot openings as many replicas as their share, if that changes anything."""
+        sizes = self._wanted(len(candidates))
+        if candidates is self._reviewed_for and sizes == self._sizes:
+            return
+        self._reviewed_for, self._sizes = candidates, sizes
+        taken: set[ReplicaId] = set()
+        owned = {}
+        for opening, size in sizes.items():
+            mine = [replica for replica in self._ring.walk(opening) if replica in candidates and replica not in taken]
+            taken.update(mine[:size])
+            owned[opening] = candidates.only(mine[:size])
+        self._owned = owned
+        self._rest = candidates.without(taken) if 0 < len(taken) < len(candidates) else None
+
+    def _wanted(self, replicas: int) -> dict[PrefixHash, int]:
+        """Replicas of each hot opening, the hottest first; together they leave one for the others, if any come."""
+        hot_ratio = self._settings.hot_ratio
+        sizes: dict[PrefixHash, int] = {}
+        shares = self._shares.above(COOL * hot_ratio)
+        left = replicas if 1.0 - sum(share for _, share in shares) < FEW / replicas else replicas - 1
+        for key, share in shares:
+            opening = PrefixHash(key)
+            before = self._sizes.get(opening)
+            if left < 1 or (before is None and share < hot_ratio):
+                continue
+            wanted = share * replicas
+            size = before if before is not None and abs(wanted - before) < SLACK else max(1, round(wanted))
+            sizes[opening] = min(size, left)
+            left -= sizes[opening]
+        return sizes
+
+
+def _among(owned: Candidates, keys: Keys) -> Choice:
+    """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
+    idlest = owned.least_loaded()
+    conversation = keys.tier2
+    if conversation is None:
+        return Choice(idlest, Reason.HOT)
+    home = owned.members[jump(conversation, len(owned))].replica
+    if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:
+        return Choice(home, Reason.HOT)
+    return Choice(idlest, Reason.SPILL, (home,))
+
+
+def _untried(part: Candidates | None, candidates: Candidates) -> Candidates | None:
+    """The part of a plan that is among the candidates: all of it, unless some refused this request before."""
+    if part is None or candidates is candidates.whole:
+        return part
+    return part.only([replica for replica in part if replica in candidates])
+
+
+def jump(key: int, buckets: int) -> int:
+    """A number from 0 to below ``buckets`` (>= 1); with one bucket more, only 1 / buckets of all keys move."""
+    chosen, following = 0, 0
+    while following < buckets:
+        chosen = following
+        key = (key * 2862933555777941757 + 1) & _WORD
+        following = int((chosen + 1) * ((1 << 31) / ((key >> 33) + 1)))
+    return chosen

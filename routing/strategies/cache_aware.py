@@ -1,0 +1,77 @@
+"""The replica that holds most of the prompt, unless that one is full.
+
+Theory of operation. Of those who hold the longest known opening the least loaded is preferred. Whether it gets the
+request is a question of its own load alone: a gate on how far the fleet's loads lie apart would give up affinity
+everywhere as soon as one replica is hot. Where it is full, those who hold the next shorter opening follow, as long as
+that is ``min_hit_ratio`` of the prompt, and then the least loaded of all. That is also who gets a prompt of which
+nobody holds so much; among equally loaded ones it goes by the home order of its first unknown block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from routing.core.bounded_load import Room
+from routing.core.candidates import Candidates, Member
+from routing.core.cost import CostRule, home_key, window
+from routing.core.fleet import Fleet
+from routing.core.residency import Match, Residency
+from routing.core.types import Choice, Reason, ReplicaId
+from routing.schema import CacheAwareSettings
+from routing.strategies.strategy import Keys, Weighed
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAware:
+    """Follow the longest cached opening as far as load allows."""
+
+    by_load: CostRule  # for whoever has no preferred replica, or none with room
+    residency: Residency
+    min_hit_ratio: float  # of a prompt that must be held to count
+    load_factor: float  # ratio to the mean load that still counts as room, >= 1
+    min_bound: int  # requests that a replica may always hold
+
+    @classmethod
+    def build(cls, settings: CacheAwareSettings, fleet: Fleet) -> CacheAware:
+        """The strategy for one group."""
+        by_load = CostRule(fleet.ring, alpha=0.0, by_rate=False)
+        return cls(by_load, fleet.residency, settings.min_hit_ratio, settings.load_factor, settings.min_bound)
+
+    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
+        """The preferred replica with room, else the least loaded."""
+        chain = keys.chain
+        match = self.residency.match(chain)
+        key = home_key(chain, match, None if chain else keys.tier1)
+        room = Room(candidates, self.load_factor, self.min_bound)
+        refused: list[ReplicaId] = []
+        for member, hit_tokens in self._preferred(match, key, keys.prompt_tokens, candidates):
+            replica = member.replica
+            if room.at(replica):
+                return Choice(replica, Reason.HIT, tuple(refused), room.bound(replica), hit_tokens)
+            refused.append(replica)
+        other = self.by_load.choose(match, key, keys.prompt_tokens, candidates)
+        reason = Reason.SPILL if refused else Reason.COLD
+        return Choice(other.replica, reason, tuple(refused), hit_tokens=other.hit_tokens)
+
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+        """What each of some candidates holds of the prompt."""
+        match = self.residency.match(keys.chain)
+        return [Weighed(self._hit(match, candidates.by_name[name], keys)) for name in replicas]
+
+    def _preferred(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
+    ) -> Iterator[tuple[Member, int]]:
+        """Of each depth that counts, the deepest first, the least loaded holder, and the tokens that it holds."""
+        unseen = candidates.mask
+        for blocks, holders in reversed(match.levels):
+            hit_tokens = min(blocks * self.residency.block_tokens, prompt_tokens)
+            if hit_tokens < self.min_hit_ratio * prompt_tokens:
+                return
+            members = [candidates.by_bit[bit] for bit in window(holders & unseen, key)]
+            unseen &= ~holders
+            if members:
+                yield min(members, key=lambda member: candidates.work(member.replica)), hit_tokens
+
+    def _hit(self, match: Match, member: Member, keys: Keys) -> int:
+        return min(match.tokens(member.bit), keys.prompt_tokens)

@@ -1,0 +1,17 @@
+"""The replica where a request is likely to have its first token soonest."""
+
+from __future__ import annotations
+
+from routing.core.cost import CostRule
+from routing.core.fleet import Fleet
+from routing.schema import LeastTtftSettings
+from routing.strategies.lowest_cost import LowestCost
+
+
+class LeastTtft(LowestCost):
+    """Weigh what waits against what is cached, in seconds: by the prefill rate that each replica showed."""
+
+    @classmethod
+    def build(cls, settings: LeastTtftSettings, fleet: Fleet) -> LeastTtft:  # type: ignore[override]
+        """The strategy for one group."""
+        return cls(CostRule(fleet.ring, settings.alpha, by_rate=True), fleet.residency)

@@ -1,0 +1,33 @@
+"""Of two replicas drawn by chance the one with less outstanding work.
+
+Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.types import Choice, Reason
+from routing.schema import PowerOfTwoSettings
+from routing.strategies.strategy import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOfTwo:
+    """Draw two, and take the one with less work; of equal ones the first."""
+
+    rng: random.Random
+
+    @classmethod
+    def build(cls, _settings: PowerOfTwoSettings, fleet: Fleet) -> PowerOfTwo:
+        """The strategy for one group."""
+        return cls(random.Random(fleet.seed))  # noqa: S311 - no secret
+
+    def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
+        """The less loaded one of two, which may be the same."""
+        draw, work = self.rng.random, candidates.work
+        one, other = candidates.drawn(draw()).replica, candidates.drawn(draw()).replica
+        return Choice(other if work(other) < work(one) else one, Reason.LESS_OF_TWO)

@@ -1,0 +1,28 @@
+"""Any replica, by chance."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.types import Choice, Reason
+from routing.schema import RandomSettings
+from routing.strategies.strategy import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Draw among the candidates, each as likely as its weight says."""
+
+    rng: random.Random
+
+    @classmethod
+    def build(cls, _settings: RandomSettings, fleet: Fleet) -> Random:
+        """The strategy for one group."""
+        return cls(random.Random(fleet.seed))  # noqa: S311 - no secret
+
+    def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
+        """Whoever is drawn."""
+        return Choice(candidates.drawn(self.rng.random()).replica, Reason.RANDOM)

@@ -1,0 +1,56 @@
+"""Keep a prompt's opening on a few replicas, and each conversation on one of them.
+
+Theory of operation. The tier-1 prefix names its first ``replicas`` homes: together they hold the opening. Among these
+the conversation, the tier-2 key, has an order of its own, by the highest hash of key and name (Thaler and Ravishankar,
+"Using name-based mappings to increase hit rates", 1998), so that one that leaves moves only its own conversations.
+Where all of them are full the opening's later homes follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from xxhash import xxh3_64_intdigest
+
+from routing.core.bounded_load import bounded_choice
+from routing.core.candidates import Candidates
+from routing.core.fleet import Fleet
+from routing.core.ring import HashRing
+from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
+from routing.schema import TieredSettings
+from routing.strategies.strategy import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """Send an opening to its replicas, and a conversation to one of them."""
+
+    ring: HashRing
+    replicas: int  # that share one opening, >= 1
+    load_factor: float  # ratio to the mean load that still counts as room, >= 1
+    min_bound: int  # requests that a replica may always hold
+
+    @classmethod
+    def build(cls, settings: TieredSettings, fleet: Fleet) -> Tiered:
+        """The strategy for one group."""
+        return cls(fleet.ring, settings.replicas, settings.load_factor, settings.min_bound)
+
+    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
+        """The conversation's first home with room among the opening's, else the opening's next; or the least loaded."""
+        opening = keys.tier1
+        if opening is None:
+            return Choice(candidates.least_loaded(), Reason.NO_KEY)
+        order = self._order(opening, keys.tier2, candidates)
+        return bounded_choice(order, candidates, self.load_factor, self.min_bound)
+
+    def _order(
+        self, opening: PrefixHash, conversation: PrefixHash | None, candidates: Candidates
+    ) -> Iterator[ReplicaId]:
+        homes = (replica for replica in self.ring.walk(opening) if replica in candidates)
+        group = list(islice(homes, self.replicas))
+        if conversation is not None:
+            group.sort(key=lambda name: xxh3_64_intdigest(name.encode(), conversation), reverse=True)
+        yield from group
+        yield from homes

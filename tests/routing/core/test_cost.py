@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.core.candidates import REQUEST_TOKENS, Candidates
+from routing.core.cost import EVERYBODY, HOLDERS, TIE_TOKENS, CostRule, home_key, window
+from routing.core.load import LoadBook
+from routing.core.residency import Residency
+from routing.core.ring import HashRing
+from routing.core.types import Reason, ReplicaId
+from tests.routing.building import names
+
+PROMPT = list(range(1000, 1010))  # ten blocks
+
+
+class Fleet:
+    """Replicas with loads and with openings of one prompt, ten tokens a block."""
+
+    def __init__(self, count: int, weights: dict[str, float] | None = None) -> None:
+        self.names = names(count)
+        self.book = LoadBook(lambda: 0.0)
+        self.residency = Residency(block_tokens=10)
+        self.weights = {name: (weights or {}).get(name, 1.0) for name in self.names}
+        bits = {name: self.residency.settle(name).bit for name in self.names}
+        self.candidates = Candidates(self.weights, self.book, bits=bits)
+        self.ring = HashRing(self.weights)
+
+    def hold(self, replica: ReplicaId, blocks: int) -> None:
+        self.residency.insert(replica, PROMPT[:blocks], 0.0)
+
+    def wait(self, replica: ReplicaId, tokens: int) -> None:
+        self.book.dispatch(replica, tokens)
+
+    def choose(self, tokens: int = 100, alpha: float = 2.0, *, by_rate: bool = False):
+        match = self.residency.match(PROMPT)
+        return CostRule(self.ring, alpha, by_rate=by_rate).choose(
+            match, home_key(PROMPT, match, None), tokens, self.candidates
+        )
+
+
+loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
+holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
+
+
+@given(loads, holdings, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
+def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie(waiting, held, alpha: float, tokens: int) -> None:
+    fleet = Fleet(4)
+    for number, work in waiting:
+        fleet.wait(fleet.names[number], work)
+    for number, blocks in held:
+        fleet.hold(fleet.names[number], blocks)
+    longest = [max((blocks for at, blocks in held if at == number), default=0) for number in range(4)]
+
+    def cost(number: int) -> float:
+        requests = [work for at, work in waiting if at == number]
+        return sum(requests) + REQUEST_TOKENS * len(requests) + alpha * (tokens - 10 * longest[number])
+
+    choice = fleet.choose(tokens, alpha)
+    chosen = fleet.names.index(choice.replica)
+    assert cost(chosen) <= min(map(cost, range(4))) + TIE_TOKENS
+    assert choice.hit_tokens == 10 * longest[chosen]
+    assert choice.reason is (Reason.HIT if choice.hit_tokens else Reason.COLD)
+
+
+def test_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
+    fleet = Fleet(4)
+    a = fleet.names[0]
+    fleet.hold(a, 10)
+    fleet.wait(a, 2 * 100 - REQUEST_TOKENS)
+    assert fleet.choose(100).replica == a
+
+    fleet.wait(a, 100)
+    assert fleet.choose(100).replica != a
+
+
+def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
+    fleet = Fleet(2, {"replica-1": 2.0})
+    light, heavy = fleet.names
+    fleet.wait(light, 5000)
+    fleet.wait(heavy, 9000)
+
+    assert fleet.choose(100).replica == heavy
+
+
+def test_by_rate_the_faster_replica_bears_more() -> None:
+    fleet = Fleet(2)
+    slow, fast = fleet.names
+    fleet.book.load(slow).prefill.learn(10_000, 10.0)
+    fleet.book.load(fast).prefill.learn(10_000, 1.0)
+    fleet.wait(fast, 5000)
+
+    assert fleet.choose(3000, by_rate=True).replica == fast
+    assert fleet.choose(3000, by_rate=False).replica == slow
+
+
+def test_equal_costs_go_by_home_order_and_never_by_the_smallest_index() -> None:
+    fleet = Fleet(8)
+    homes = set()
+    for number in range(200):
+        match = fleet.residency.match([number * 7919 + 1])
+        rule = CostRule(fleet.ring, 2.0, by_rate=False)
+        key = home_key([number * 0x9E3779B97F4A7C15 & 2**64 - 1], match, None)
+        choice = rule.choose(match, key, 100, fleet.candidates)
+        assert choice.replica == next(fleet.ring.walk(key))
+        homes.add(choice.replica)
+
+    assert homes == set(fleet.names)
+
+
+def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
+    fleet = Fleet(EVERYBODY * 5)
+    *busy, holder, idle = fleet.names
+    for name in busy:
+        fleet.wait(name, 5000)
+    fleet.hold(holder, 10)
+    fleet.wait(holder, 500)
+    assert fleet.choose(1000, 10.0).replica == holder
+
+    fleet.wait(holder, 50_000)
+    assert fleet.choose(1000, 10.0).replica == idle
+
+
+def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
+    fleet = Fleet(EVERYBODY * 5)
+    for name in fleet.names:
+        fleet.hold(name, 10)
+        if name != fleet.names[33]:
+            fleet.wait(name, 1000)
+
+    assert (fleet.choose(100).replica, fleet.choose(100).hit_tokens) == (fleet.names[33], 100)
+
+
+@given(st.sets(st.integers(0, 300), max_size=60), st.integers(0, 2**64 - 1))
+def test_a_window_shows_as_many_as_it_can_of_a_mask_and_the_same_ones_each_time(numbers, key: int) -> None:
+    mask = sum(1 << number for number in numbers)
+    shown = list(window(mask, key))
+
+    assert len(shown) == len(set(shown)) == min(HOLDERS, len(numbers))
+    assert all(bit & mask and bit.bit_count() == 1 for bit in shown)
+    assert shown == list(window(mask, key))
+
+
+def test_windows_of_different_prompts_reach_everybody() -> None:
+    mask = (1 << 100) - 1
+
+    assert {bit for key in range(100) for bit in window(mask, key)} == {1 << number for number in range(100)}
+
+
+@pytest.mark.parametrize(("held", "key"), [(0, 1000), (4, 1004), (10, 1009)])
+def test_a_home_is_named_by_the_first_block_that_nobody_holds(held: int, key: int) -> None:
+    fleet = Fleet(2)
+    fleet.hold(fleet.names[0], held)
+
+    assert home_key(PROMPT, fleet.residency.match(PROMPT), None) == key
+
+
+def test_a_prompt_without_a_whole_block_goes_by_its_opening() -> None:
+    fleet = Fleet(2)
+
+    assert home_key([], fleet.residency.match([]), 77) == 77
+    assert home_key([], fleet.residency.match([]), None) == 0
