@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
@@ -33,7 +33,7 @@ from routing.schema import (
     TaskGroupConfig,
 )
 from routing.strategies.registry import build_strategy
-from routing.strategies.strategy import Strategy, Weighs
+from routing.strategies.strategy import Strategy, Weighed, Weighs
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):
@@ -51,6 +51,11 @@ class CandidateLoad(Struct, frozen=True, gc=False):
     replica: ReplicaId
     running: int
     waiting_tokens: int
+
+
+class CandidateCost(CandidateLoad, frozen=True, gc=False):
+    """The same with what a strategy makes of it for one request."""
+
     hit_tokens: int | None = None  # predicted cached tokens of the prompt; None where the strategy does not ask
     cost: float | None = None  # as the strategy compares it; None where it compares no figures
 
@@ -138,15 +143,14 @@ class Decision(Struct, frozen=True, gc=False):
         loads = self.candidates.loads
         return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in self._shown(limit)]
 
-    def explained(self, limit: int | None = None) -> list[CandidateLoad]:
-        """The same with the figures that the strategy compares, computed as it computed them, by present loads."""
-        plain = self.candidate_loads(limit)
-        if not isinstance(self.chooser, Weighs):
-            return plain
-        weighed = self.chooser.weigh(self.keys, self.candidates, [shown.replica for shown in plain])
+    def explained(self) -> list[CandidateCost]:
+        """All candidates with the figures that the strategy compares, as it computes them, by present loads."""
+        names, weighed = list(self.candidates.loads), [Weighed()] * len(self.candidates)
+        if isinstance(self.chooser, Weighs):
+            weighed = self.chooser.weigh(self.keys, self.candidates, names)
         return [
-            structs.replace(shown, hit_tokens=found.hit_tokens, cost=found.cost)
-            for shown, found in zip(plain, weighed, strict=True)
+            CandidateCost(load.replica, load.running, load.waiting_tokens, *found)
+            for load, found in zip(self.candidate_loads(), weighed, strict=True)
         ]
 
     def _shown(self, limit: int | None) -> Collection[ReplicaId]:

@@ -15,7 +15,14 @@ import msgspec
 import pytest
 
 from routing.proxy.last_known_good import CURRENT, PREVIOUS, LastKnownGood
-from routing.schema import HealthCheck, Limits, PrefixHashSettings, RoundRobinSettings, dump_snapshot
+from routing.schema import (
+    HealthCheck,
+    Limits,
+    LowestCostSettings,
+    PrefixHashSettings,
+    RoundRobinSettings,
+    dump_snapshot,
+)
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
 
@@ -182,6 +189,21 @@ async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeRepl
             assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
         bad_body = {"path": "/v1/completions", "body": []}
         assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
+
+
+async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeReplica]) -> None:
+    async with routed(config(two, settings=LowestCostSettings())) as harness:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 200}]}
+        first = await harness.chat(json.dumps(body).encode())
+        asked = {"path": "/v1/chat/completions", "body": body}
+        status, explained = await harness.admin("POST", "/admin/explain", json=asked)
+        shown = {candidate["replica"]: candidate for candidate in explained["candidates"]}
+
+        assert (status, explained["replica"], explained["reason"]) == (200, first.replica, "hit")
+        assert explained["hit_tokens"] == shown[first.replica]["hit_tokens"] > 800
+        (other,) = shown.keys() - {first.replica}
+        assert shown[other]["hit_tokens"] == 0
+        assert shown[first.replica]["cost"] < shown[other]["cost"]
 
 
 async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
