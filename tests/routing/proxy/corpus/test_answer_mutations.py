@@ -1,0 +1,117 @@
+"""The raw answers of the corpus with random damage: where the router sees an answer's end, another client does too."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import pytest
+
+from routing.proxy.answer import AnswerHead
+from routing.proxy.deadlines import Deadlines
+from routing.proxy.known_heads import KnownHeads
+from routing.proxy.outbox import Outbox
+from routing.proxy.upstream import Failure, Upstream
+from tests.routing.proxy.corpus.answers import VECTORS, Fate
+from tests.routing.proxy.corpus.test_boundaries import Wire
+from tests.routing.proxy.corpus.test_mutations import ROUNDS, damaged
+
+SHORT = [vector for vector in VECTORS if len(vector.raw) < 400]
+SEEDS = [vector.raw for vector in SHORT] + 3 * [one.raw for one in SHORT if one.fate in {Fate.KEPT, Fate.CLOSED}]
+
+Read = tuple[int, bytes] | None  # status and body of a complete answer
+
+
+class Link:
+    """The pool of one replica's connections, where nobody comes back to."""
+
+    name = "replica"
+
+    def park(self, upstream: Upstream) -> None:
+        """Take a connection back."""
+
+    closed = park
+
+
+@dataclass
+class Listening:
+    """Who waits for an answer, and pours its middle straight on as a delivery does."""
+
+    upstream: Upstream
+    status: int = 0
+    body: bytes = b""
+    is_complete: bool = False
+
+    def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        assert not self.is_complete
+        self.status, self.is_complete = answer.status, last
+        self.pour(data)
+        if not last:
+            self.upstream.pour_into(self.pour)
+
+    def pour(self, data: bytes) -> None:
+        self.body += data
+
+    def upstream_failed(self, failure: Failure, *, stale: bool) -> None:  # noqa: ARG002 - a listener's signature
+        assert not self.is_complete
+
+
+class Reader:
+    """Reads answers as the router does, one connection each; what it knows of heads stays."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(loop)
+        self.outbox = Outbox(loop)
+        self.known: KnownHeads[AnswerHead] = KnownHeads()
+
+    def read(self, *pieces: bytes) -> Read:
+        link: Any = Link()
+        wire: Any = Wire()
+        upstream = Upstream(link, self.deadlines, self.outbox, self.known)
+        listener = Listening(upstream)
+        upstream.connection_made(wire)
+        upstream.send(listener, b"", b"", first_byte_s=9, idle_s=9, bodyless=False)
+        for piece in pieces:
+            if piece and wire.is_open:
+                upstream.data_received(piece)
+        if wire.is_open:
+            upstream.eof_received()
+        return (listener.status, listener.body) if listener.is_complete else None
+
+
+def by_h11(raw: bytes) -> Read:
+    """The answer as h11 reads it for httpx; None if it refuses it, or if it has no end."""
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
+    connection.send(h11.EndOfMessage())
+    status, body = 0, b""
+    try:
+        connection.receive_data(raw)
+        connection.receive_data(b"")
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+    except h11.RemoteProtocolError:
+        return None
+    return (status, body) if isinstance(event, h11.EndOfMessage) else None
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_damage_moves_the_end_of_an_answer(seed: int) -> None:
+    chance, reader = random.Random(seed), Reader()
+    complete = 0
+    for _ in range(ROUNDS):
+        raw = damaged(chance.choice(SEEDS), chance)
+        read, expected = reader.read(raw), by_h11(raw)
+        assert read is None or expected is None or read == expected, raw
+        cut = chance.randrange(len(raw) + 1)
+        assert reader.read(raw[:cut], raw[cut:]) == read, (raw[:cut], raw[cut:])
+        complete += read is not None
+    assert complete > ROUNDS // 10
+    reader.deadlines.close()
