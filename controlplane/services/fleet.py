@@ -25,7 +25,7 @@ def create_pool(
     models: Iterable[str] = (),
     description: str = "",
     by: User | None = None,
-    strategy: str = "round_robin",
+    strategy: str = "lowest_cost",
 ) -> Pool:
     """Create a pool with a policy of its own, live from the start with the strategy's defaults.
 

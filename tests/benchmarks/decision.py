@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import get_args
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
@@ -21,15 +22,11 @@ from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
 from routing.schema import (
-    LeastLoadSettings,
-    LowestCostSettings,
     PolicyConfig,
     PoolConfig,
     PrefixHashSettings,
     ReplicaConfig,
-    RoundRobinSettings,
     RouterConfig,
-    SessionAffinitySettings,
     Settings,
 )
 from routing.strategies.placement import Decision, Placement, PlacementRequest
@@ -39,13 +36,7 @@ SECRET = "5ec2e7" * 8
 OPENINGS = 512
 IN_FLIGHT = 8  # requests at each replica
 ROUNDS = 7
-SETTINGS: tuple[Settings, ...] = (
-    RoundRobinSettings(),
-    LeastLoadSettings(),
-    SessionAffinitySettings(),
-    PrefixHashSettings(),
-    LowestCostSettings(),
-)
+SETTINGS: tuple[Settings, ...] = tuple(kind() for kind in reversed(get_args(Settings)))
 LIMITS_US = {8: 20.0, 128: 200.0}  # of a full decision, by the prompt's KiB
 
 

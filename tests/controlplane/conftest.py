@@ -15,7 +15,7 @@ def operator(db, django_user_model):
 @pytest.fixture
 def pool(db) -> Pool:
     """The pool ``default`` with a live round_robin policy and no replicas."""
-    return create_pool("default")
+    return create_pool("default", strategy="round_robin")
 
 
 @pytest.fixture

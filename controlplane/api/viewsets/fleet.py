@@ -32,7 +32,7 @@ class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
 
     @extend_schema(request=s.PoolInput, responses={201: s.PoolSerializer})
     def create(self, request: Request) -> Response:
-        """Create a pool; its policy is round_robin until another is published."""
+        """Create a pool; its policy is lowest_cost until another is published."""
         pool = fleet.create_pool(**parsed(s.PoolInput, request), by=signed_in_user(request))
         return Response(s.PoolSerializer(pool).data, status.HTTP_201_CREATED)
 

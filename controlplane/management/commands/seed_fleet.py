@@ -44,8 +44,8 @@ class Command(BaseCommand):
         self._admin()
         try:
             pool = Pool.objects.filter(name=POOL).first() or create_pool(
-                POOL, description="Where every model is served."
-            )
+                POOL, description="Where every model is served.", strategy="round_robin"
+            )  # so that whoever looks sees what a better policy changes
             for url in options["replica"]:
                 self._replica(pool, url.rstrip("/"))
             for name, description in GROUPS.items():

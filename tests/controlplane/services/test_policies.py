@@ -3,6 +3,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.errors import ConflictError, FrozenError, InvalidError, NotADraftError, StaleDraftError
 from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
+from controlplane.services.fleet import create_pool
 from controlplane.services.policies import (
     create_policy,
     discard_draft,
@@ -20,6 +21,10 @@ def test_a_pool_is_born_with_a_live_policy(policy):
     live = policy.live()
     assert (live.number, live.strategy, live.published_at is not None) == (1, "round_robin", True)
     assert policy.draft() is None
+
+
+def test_a_new_pool_begins_with_lowest_cost(db):
+    assert create_pool("another").policies.get().live().settings == {"strategy": "lowest_cost", "alpha": 2.0}
 
 
 def test_publishing_retires_the_live_revision_and_numbers_the_configuration(policy, operator):
