@@ -110,6 +110,11 @@ class Candidates:
         """The bits of all."""
         return sum(self.by_bit)
 
+    @cached_property
+    def greatest_weight(self) -> float:
+        """Of the candidate with the most capacity."""
+        return max(self.weights.values())
+
     def only(self, names: Collection[ReplicaId]) -> Candidates:
         """Some of them, in this order. O(names)."""
         return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits)

@@ -2,18 +2,22 @@
 
 Theory of operation. The cost at a replica is ``remaining + 80 * running + alpha * uncached``, in tokens, divided by
 the replica's speed. Whatever the figures are, that grows with the load and falls with what the replica holds of the
-prompt, so the least is found among few: up to ``EVERYBODY`` candidates all are compared; of more, the least loaded of
-all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest known opening and of those who hold the
-next shorter one. Where more hold it than are compared, a window is cut out of them that the prompt's key places, so
-that routers look at the same ones and a prompt's requests stay together.
+prompt, so the least is found among few. Where those who hold the longest known opening are few, and one of them costs
+less than an idle replica without it would, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all are
+compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest known
+opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of them
+that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
 
-Costs within ``TIE_TOKENS`` of the least count as equal and go by the home order of the first block that nobody holds.
-So a new prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded.
+Costs within ``TIE_TOKENS`` of the least count as equal, and a key decides: the first block that nobody holds. So a new
+prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded; where
+its home on the ring is not among the equal ones, a hash of their names and the key tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+
+from xxhash import xxh3_64_intdigest
 
 from routing.core.candidates import REQUEST_TOKENS, Candidates, Member
 from routing.core.residency import Match
@@ -21,7 +25,7 @@ from routing.core.ring import HashRing
 from routing.core.types import Choice, PrefixHash, Reason
 
 EVERYBODY = 16  # candidates up to which all are compared
-HOLDERS = 8  # compared of each of two depths
+HOLDERS = 4  # compared of each of two depths
 TIE_TOKENS = 80.0  # a step's fixed cost: less than the estimates are off
 
 
@@ -37,16 +41,13 @@ class CostRule:
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the first in the key's home order."""
-        members = candidates.members
-        if len(members) > EVERYBODY:
-            members = self._shortlist(match, key, candidates)
-        costs = self.costs(members, match, prompt_tokens, candidates.now_s())
+        members, costs = self._compared(match, key, prompt_tokens, candidates)
         least = min(costs)
         best = members[costs.index(least)]
         limit = least + TIE_TOKENS / self._speed(best)
-        tied = {member.replica: member for member, cost in zip(members, costs, strict=True) if cost <= limit}
+        tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
         if len(tied) > 1:
-            best = next(tied[replica] for replica in self.ring.walk(PrefixHash(key)) if replica in tied)
+            best = self._first_home(tied, key)
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
         return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
 
@@ -63,22 +64,46 @@ class CostRule:
             found.append(work / (load.prefill.tokens_per_s if by_rate else weight))
         return found
 
+    def _compared(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
+    ) -> tuple[list[Member], list[float]]:
+        """Candidates and their costs, the least of all among them."""
+        now_s = candidates.now_s()
+        holders = match.levels[-1][1] & candidates.mask if match.levels else 0
+        if holders and holders.bit_count() <= HOLDERS and not self.by_rate:
+            by_bit = candidates.by_bit
+            members = [by_bit[bit] for bit in window(holders, key)]
+            costs = self.costs(members, match, prompt_tokens, now_s)
+            next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
+            elsewhere = self.alpha * (prompt_tokens - next_blocks * match.block_tokens) - TIE_TOKENS
+            if min(costs) * candidates.greatest_weight < elsewhere:
+                return members, costs
+        members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
+        return members, self.costs(members, match, prompt_tokens, now_s)
+
+    def _first_home(self, tied: Iterable[Member], key: int) -> Member:
+        """The key's home if that is among them, else whoever has the highest hash with it."""
+        home = next(self.ring.walk(PrefixHash(key)))
+        by_name = {member.replica: member for member in tied}
+        return by_name.get(home) or by_name[max(by_name, key=lambda name: xxh3_64_intdigest(name, key))]
+
     def _speed(self, member: Member) -> float:
         return member.load.prefill.tokens_per_s if self.by_rate else member.weight
 
     def _shortlist(self, match: Match, key: int, candidates: Candidates) -> list[Member]:
-        """Whom to compare where there are many, each once."""
+        """Whom to compare where there are many; some perhaps twice."""
         by_name, by_bit = candidates.by_name, candidates.by_bit
-        replica = candidates.least_loaded()
-        home = next(replica for replica in self.ring.walk(PrefixHash(key)) if replica in by_name)
-        chosen = {replica: by_name[replica], home: by_name[home]}
-        mask, seen = candidates.mask, 0
-        for _blocks, holders in reversed(match.levels[-2:]):
-            for bit in window(mask & holders & ~seen, key):
-                member = by_bit[bit]
-                chosen[member.replica] = member
-            seen = holders
-        return list(chosen.values())
+        chosen = [by_name[candidates.least_loaded()]]
+        for replica in self.ring.walk(PrefixHash(key)):
+            if replica in by_name:
+                chosen.append(by_name[replica])
+                break
+        unseen = candidates.mask
+        for _blocks, holders in match.levels[:-3:-1]:
+            if found := holders & unseen:
+                chosen += [by_bit[bit] for bit in window(found, key)]
+                unseen ^= found
+        return chosen
 
 
 def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:
@@ -86,21 +111,21 @@ def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> in
     return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or 0
 
 
-def window(mask: int, key: int) -> Iterator[int]:
+def window(mask: int, key: int) -> list[int]:
     """Up to ``HOLDERS`` bits of a mask, from a place on that the key names, and around."""
-    if mask.bit_count() <= HOLDERS:
-        yield from _lowest(mask, HOLDERS)
-        return
-    start = key % mask.bit_length()
-    above = mask >> start << start
-    yield from _lowest(above, HOLDERS)
-    yield from _lowest(mask ^ above, HOLDERS - above.bit_count())
+    shown: list[int] = []
+    if mask.bit_count() > HOLDERS:
+        start = key % mask.bit_length()
+        above = mask >> start << start
+        _add_lowest(above, shown)
+        mask ^= above
+    _add_lowest(mask, shown)
+    return shown
 
 
-def _lowest(mask: int, limit: int) -> Iterator[int]:
-    """Its lowest bits, at most so many."""
-    while mask and limit > 0:
+def _add_lowest(mask: int, shown: list[int]) -> None:
+    """Add the lowest bits of a mask, up to ``HOLDERS`` in all."""
+    while mask and len(shown) < HOLDERS:
         bit = mask & -mask
-        yield bit
+        shown.append(bit)
         mask ^= bit
-        limit -= 1

@@ -54,11 +54,11 @@ class Run:
 class Match:
     """How much of a prompt each replica holds, by its longest known opening."""
 
-    __slots__ = ("_block_tokens", "levels")
+    __slots__ = ("block_tokens", "levels")
 
     def __init__(self, levels: list[tuple[int, int]], block_tokens: int) -> None:
         self.levels = levels  # (blocks, mask of those who hold at least so many), both descending in what they name
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
 
     @property
     def blocks(self) -> int:
@@ -74,7 +74,7 @@ class Match:
         """Tokens that the replica with this bit holds."""
         for blocks, mask in reversed(self.levels):
             if mask & bit:
-                return blocks * self._block_tokens
+                return blocks * self.block_tokens
         return 0
 
 
