@@ -25,6 +25,7 @@ _NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
 _READ = frozenset({b"content-encoding", b"x-session-id", b"x-task-group"})  # ours to read, and to pass on
 _SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
 _NAMES_KNOWN = 1000  # header names whose treatment is remembered
+_NAME_BYTES = 64  # of a longest one
 
 _host = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
 _request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
@@ -120,7 +121,7 @@ class _Treatments(dict[bytes, tuple[bytes, bool]]):
             read_by_cgi in _SPECIAL or read_by_cgi.startswith(_NOT_FOR_CLIENTS_PREFIXES)
         )
         treatment = (lower if is_special else b"", goes_on)
-        if len(self) < _NAMES_KNOWN:
+        if len(self) < _NAMES_KNOWN and len(name) <= _NAME_BYTES:
             self[name] = treatment
         return treatment
 
