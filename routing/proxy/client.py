@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
+PIECE_BYTES = 4096  # of a body; a shorter one is joined to the next
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
 _RESET = struct.pack("ii", 1, 0)  # close by a reset, which no client takes for an orderly end
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -209,6 +210,7 @@ class Client(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         self._raw_bytes += len(data)
+        kept = len(self._parts)
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -217,10 +219,19 @@ class Client(asyncio.Protocol):
             if not self._is_deaf:  # what follows a last request is nobody's
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RefusalError) else _malformed(error))
+        if len(self._parts) > kept:
+            self._join_parts(kept)
         if self._exchange:
             self._ahead_bytes += len(data)
         if self._raw_bytes > self._router.limits.max_header_bytes:
             self._check_overhead()
+
+    def _join_parts(self, kept: int) -> None:
+        """Keep what a read brought as one piece: an object for each tiny chunk or read is many times its bytes."""
+        parts = self._parts
+        start = kept - 1 if kept and len(parts[kept - 1]) < PIECE_BYTES else kept
+        if len(parts) > start + 1:
+            parts[start:] = [b"".join(parts[start:])]
 
     def _learn(self, data: bytes) -> None:
         """Remember a head, if this read brought one request and nothing else."""

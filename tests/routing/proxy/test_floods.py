@@ -80,13 +80,14 @@ async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes
     [
         (START + b"Content-Length: 104857600\r\n\r\n", b"x" * 65_536),
         (START + b"Transfer-Encoding: chunked\r\n\r\n", CHUNK),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nxxxxx\r\n" * 6000),
         (START + b"Transfer-Encoding: chunked\r\n\r\n1;", b"e" * 65_536),
         (START + b"X: ", b"y" * 65_536),
         (START, b"X: y\r\n" * 10_000),
         (b"GET /", b"y" * 65_536),
         (b"", b"\r\n" * 32_768),
     ],
-    ids=["length", "chunks", "chunk extension", "header", "headers", "target", "empty lines"],
+    ids=["length", "chunks", "tiny chunks", "chunk extension", "header", "headers", "target", "empty lines"],
 )
 async def test_a_hundred_mebibytes_cost_sixteen(
     head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path

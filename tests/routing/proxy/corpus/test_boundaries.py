@@ -13,7 +13,17 @@ from routing.proxy.errors import LocalAnswer
 from routing.proxy.request import Request
 from routing.proxy.router import Router
 from routing.schema import Limits
-from tests.routing.proxy.corpus.requests import FOLLOWER, MAX_BODY_BYTES, MAX_HEADER_BYTES, VECTORS, Vector
+from tests.routing.proxy.corpus.requests import (
+    CHUNKED,
+    END,
+    FOLLOWER,
+    HOST,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    START,
+    VECTORS,
+    Vector,
+)
 
 CUTS = 600  # at most, of a long one
 
@@ -97,3 +107,21 @@ async def test_what_was_asked_before_makes_no_difference() -> None:
         assert await outcome(warm, raw) == before
     cold.deadlines.close()
     warm.deadlines.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 5000])
+async def test_a_body_in_tiny_reads_and_chunks_is_kept_in_few_pieces(size: int) -> None:
+    router = Listening()
+    client = Client(router)
+    client.connection_made(Wire())  # type: ignore[arg-type]
+    body = bytes(range(256)) * 120
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    sent = START + HOST + CHUNKED + END + chunks + b"0\r\n\r\n"
+    most = 0
+    for start in range(0, len(sent), size):
+        client.data_received(sent[start : start + size])
+        most = max(most, len(client._parts))
+    client.connection_lost(None)
+    assert [heard[3] for heard in router.heard] == [body]
+    assert most <= 2 + len(body) // 2048
+    router.deadlines.close()
