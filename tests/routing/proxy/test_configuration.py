@@ -295,7 +295,9 @@ def test_killing_the_writer_at_any_moment_leaves_a_whole_document(tmp_path: Path
         for _ in range(chance.randrange(20_000)):
             pass  # somewhere inside a write
         writer.send_signal(signal.SIGKILL)
-        reported = writer.communicate(timeout=10)[0].split()
+        reported = writer.stdout.read().split()  # what was read ahead too, which communicate() passes over
+        writer.stdout.close()
+        writer.wait(timeout=10)
         saved = int(reported[-1]) if reported else saved
         documents = files.load()
         numbers = [int(document.partition(b":")[0]) for document in documents]
