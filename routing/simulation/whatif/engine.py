@@ -46,15 +46,17 @@ class Job:
         "output_tokens",
         "path",
         "prompt_tokens",
+        "recompute",
         "ticket",
     )
 
-    def __init__(self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int, path: list[Run]) -> None:
+    def __init__(self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int) -> None:
         self.index = index  # in the trace
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.path = path  # runs of its prompt
+        self.path: tuple[Run, ...] = ()  # runs that its prompt has in common with others
+        self.recompute = False  # the last of them is not looked up: it is the end of a prompt of whole blocks
         self.cached_tokens = 0  # known from admission on
         self.first_token_s = 0.0
         self.held: list[Segment] = []
@@ -119,19 +121,30 @@ class FastEngine:
         """Queue a job that fits into an empty cache; True if ``end_s`` is another now."""
         self.waiting.append(job)
         if self.end_s == math.inf:
-            self.begin(now_s)
+            self._begin(now_s)
             return True
-        if self._prefilled or self._partial is not None or self._blocked or self._steps == 1:
-            return False
-        steps = int((now_s - self.start_s) / self._step_s) + 1
-        if steps >= self._steps:
+        steps = self._step_at(now_s)
+        if steps >= self._steps or not self._is_cut_short():
             return False
         self._steps = steps
         self.end_s = self.start_s + self._step_s * steps
         return True
 
-    def finish(self) -> None:
-        """Take the results of the steps that end now."""
+    @property
+    def left_tokens(self) -> int:
+        """Tokens to prefill, beyond the present steps, of the prompt that is prefilled in part."""
+        return self._left if self._partial is not None else 0
+
+    def next_step_s(self, now_s: float) -> float:
+        """When the next step begins that a request arriving now could be part of."""
+        if self.end_s == math.inf:
+            return now_s
+        if self._is_cut_short():
+            return self.start_s + self._step_s * self._step_at(now_s)
+        return self.end_s
+
+    def go_on(self) -> None:
+        """Take the results of the steps that end now, and plan the next ones."""
         now_s = self.end_s
         if self.decoding:
             self._ticks += self._steps
@@ -143,13 +156,17 @@ class FastEngine:
             for job in self._prefilled:
                 self._first_token(job, now_s)
             self._prefilled.clear()
+        self._begin(now_s)
 
-    def begin(self, now_s: float) -> None:
+    # --- planning --------------------------------------------------------------------------------------
+
+    def _begin(self, now_s: float) -> None:
         """Plan the next steps, or idle."""
         model, steps, tokens = self.model, 1, 0
         if self._partial is not None:
             if self._left > model.chunk_tokens:
-                self._go_on(now_s)
+                steps = self._full_chunks()
+                self._take(now_s, steps, model.chunk_tokens)
                 return
             tokens = self._left
             self._prefilled.append(self._partial)
@@ -163,16 +180,22 @@ class FastEngine:
             steps = self._ends[0][0] - self._ticks
         self._take(now_s, steps, tokens)
 
-    # --- planning --------------------------------------------------------------------------------------
+    def _is_cut_short(self) -> bool:
+        """Whether the present steps end earlier when a request arrives: while all that runs is decoding."""
+        return not (self._prefilled or self._partial or self._blocked)
 
-    def _go_on(self, now_s: float) -> None:
-        """Full chunks of the prompt that is prefilled in part, as long as all steps are equal."""
+    def _step_at(self, now_s: float) -> int:
+        """Which of the present steps is in progress, counted from 1."""
+        return int((now_s - self.start_s) / self._step_s) + 1
+
+    def _full_chunks(self) -> int:
+        """How many equal steps the prompt that is prefilled in part fills."""
         chunk = self.model.chunk_tokens
         steps = (self._left - 1) // chunk
         if self.decoding:
             steps = min(steps, self._ends[0][0] - self._ticks)
         self._left -= steps * chunk
-        self._take(now_s, steps, chunk)
+        return steps
 
     def _take(self, now_s: float, steps: int, tokens: int) -> None:
         model = self.model
@@ -189,7 +212,7 @@ class FastEngine:
             job = waiting[0]
             total = job.prompt_tokens + job.output_tokens
             admitted = (
-                self.pool.admit(job.path, -(-total // block_tokens), recompute=not job.prompt_tokens % block_tokens)
+                self.pool.admit(job.path, -(-total // block_tokens), recompute=job.recompute)
                 if self.running < model.max_running
                 else None
             )

@@ -20,23 +20,28 @@ class ForestError(ValueError):
 class Run:
     """Blocks that occur together in every prompt that has any of them."""
 
-    __slots__ = ("above", "length", "start", "visits")
+    __slots__ = ("_path", "above", "length", "start", "visits")
 
     def __init__(self, start: int, length: int, above: Run | None, visits: int) -> None:
         self.start = start  # where its ids are in the trace's column
         self.length = length  # blocks
         self.above = above  # the run before it in every prompt; None: prompts begin with it
         self.visits = visits  # prompts that have it
+        self._path: tuple[Run, ...] | None = None
+
+    @property
+    def path(self) -> tuple[Run, ...]:
+        """All runs of a prompt that ends with this one, in order; for use once the forest is whole."""
+        if self._path is None:
+            self._path = (*self.above.path, self) if self.above else (self,)
+        return self._path
 
 
-def path_to(run: Run | None) -> list[Run]:
-    """The runs of a prompt that ends with this one, in order."""
-    path = []
-    while run is not None:
-        path.append(run)
-        run = run.above
-    path.reverse()
-    return path
+def shared_path(last: Run | None) -> tuple[Run, ...]:
+    """The runs that a prompt which ends with ``last`` has in common with others, in order."""
+    while last is not None and last.visits == 1:
+        last = last.above
+    return () if last is None else last.path
 
 
 class Forest:

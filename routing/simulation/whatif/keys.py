@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, OpeningSettings, Settings
@@ -55,8 +56,12 @@ class KeyBook:
     def __init__(self, settings: Settings, columns: Columns) -> None:
         self.depth = tier1_depth(settings, columns.block_tokens)
         self.block_tokens = columns.block_tokens
-        self.hashes = array("Q", [id_ * _SPREAD & _WORD for id_ in columns.ids])
         self._columns = columns
+
+    @cached_property
+    def hashes(self) -> array[int]:
+        """The ids of all requests, spread over 64 bits as hashes are."""
+        return array("Q", [id_ * _SPREAD & _WORD for id_ in self._columns.ids])
 
     def of(self, index: int) -> TraceKeys:
         """The keys of one request."""

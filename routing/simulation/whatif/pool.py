@@ -53,8 +53,8 @@ class RunPool:
     def admit(self, path: Sequence[Run], blocks: int, *, recompute: bool) -> tuple[int, list[Segment]] | None:
         """Hold ``blocks`` for a request, cached ones first; the blocks that hit and what is held, None if too few.
 
-        ``path`` is its prompt's runs, those of this prompt alone left out or in; ``recompute``: the last run's one
-        block is not looked up. One block is the request's last, which stays blank.
+        ``path`` is the runs that its prompt has in common with others; ``recompute``: the last one's single block is
+        not looked up. One of the blocks is the request's last, which stays blank.
         """
         cached = self._cached
         held: list[Segment] = []
@@ -98,13 +98,11 @@ class RunPool:
         for number, run in enumerate(path):
             if number < len(held):
                 held[number].blocks = run.length
-            elif run.visits > 1:
+            else:
                 segment = Segment(run, run.length)
                 if self._cached.setdefault(run, segment) is not segment:
                     self._duplicates.setdefault(run, []).append(segment)
                 held.append(segment)
-            else:
-                break
             blocks -= run.length
         if blocks:
             held.append(Segment(None, blocks))

@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol
 
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job, Watcher
-from routing.simulation.whatif.forest import Forest, path_to
+from routing.simulation.whatif.forest import Forest, shared_path
 from routing.workload.columns import Columns
 
 PROGRESS_EVERY = 10_000  # requests
@@ -45,22 +45,20 @@ class Outcome:
     ended_s: float = 0.0  # when the last request had all its tokens
 
 
-class _Watch:
-    """Notes what happens to jobs and passes it on."""
+class _Notes:
+    """Notes what became of jobs, and passes on what happens to them."""
 
     def __init__(self, outcome: Outcome, decider: Decider) -> None:
         self._outcome = outcome
-        self._decider = decider
-
-    def first_token(self, job: Job, now_s: float) -> None:
-        self._outcome.ttft_s[job.index] = now_s - job.arrived_s
-        self._decider.first_token(job, now_s)
+        self._ended = decider.ended
+        self.first_token = decider.first_token
 
     def ended(self, job: Job, now_s: float) -> None:
         outcome, index = self._outcome, job.index
+        outcome.ttft_s[index] = job.first_token_s - job.arrived_s
         outcome.cached_tokens[index] = job.cached_tokens
         outcome.ended_s = now_s
-        self._decider.ended(job, now_s)
+        self._ended(job, now_s)
 
 
 def replay(
@@ -77,15 +75,17 @@ def replay(
     check_that_all_fit(columns, model)
     nothing = bytes(8 * len(columns))
     outcome = Outcome(replicas, array("d", nothing), array("q", nothing), array("q", nothing))
-    engines = [FastEngine(model, _Watch(outcome, decider)) for _ in range(replicas)]
+    engines = [FastEngine(model, _Notes(outcome, decider)) for _ in range(replicas)]
     steps: list[tuple[float, int]] = []  # heap of (end, engine)
-    place, placed = decider.place, outcome.placed
+    place, placed, block_tokens = decider.place, outcome.placed, columns.block_tokens
     rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last, strict=True)
     for index, (at_s, prompt_tokens, output_tokens, last) in enumerate(rows):
         now_s = at_s / time_scale
         if steps and steps[0][0] <= now_s:
             _advance(engines, steps, now_s)
-        job = Job(index, now_s, prompt_tokens, output_tokens, path_to(last))
+        job = Job(index, now_s, prompt_tokens, output_tokens)
+        job.path = shared_path(last)
+        job.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
         placed[index] = chosen = place(job, engines, now_s)
         engine = engines[chosen]
         if engine.submit(job, now_s):
@@ -117,8 +117,7 @@ def _advance(engines: Sequence[FastEngine], steps: list[tuple[float, int]], unti
         if engine.end_s != end_s:
             heappop(steps)
             continue
-        engine.finish()
-        engine.begin(end_s)
+        engine.go_on()
         if engine.end_s == inf:
             heappop(steps)
         else:

@@ -37,7 +37,7 @@ class Routed:
         self.reasons: Counter[Reason] = Counter()
         self._now_s = 0.0
         self.book = LoadBook(lambda: self._now_s)
-        self.residency = Residency(block_tokens=model.block_tokens)
+        self.residency = Residency(block_tokens=model.block_tokens, run_tokens=16 * model.block_tokens)
         self._asks_residency = isinstance(settings, ResidencySettings)
         self._keys = KeyBook(settings, columns)
         self._number = {member.name: number for number, member in enumerate(members)}

@@ -7,8 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 
-from routing.simulation.whatif.forest import Forest, ForestError, path_to
+from routing.simulation.whatif.forest import Forest, ForestError, Run
 from tests.routing.simulation.whatif.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
+
+
+def path_to(last: Run | None) -> tuple[Run, ...]:
+    return () if last is None else last.path
 
 
 @given(plans=plans)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.simulation.blocks import BlockPool
-from routing.simulation.whatif.forest import Forest, Run, path_to
+from routing.simulation.whatif.forest import Forest, Run, shared_path
 from routing.simulation.whatif.pool import RunPool, Segment
 from tests.routing.simulation.whatif.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 
@@ -35,9 +35,9 @@ class Single:
         return [bool(self.pool.lookup([key], 1)) for key in keys]
 
 
-def cached_by_runs(pool: RunPool, path: list[Run]) -> list[bool]:
+def cached_by_runs(pool: RunPool, path: tuple[Run, ...]) -> list[bool]:
     """Which blocks of a path are cached, as far as others may match them."""
-    return [index < pool.cached(run) for run in path for index in range(run.length) if run.visits > 1]
+    return [index < pool.cached(run) for run in path for index in range(run.length)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -47,15 +47,16 @@ def test_hits_refusals_and_what_stays_cached_are_those_of_single_blocks(
 ) -> None:
     rows = rows_of(plans)
     forest = Forest(columns_of(rows))
-    paths = [path_to(last) for last in forest.last]
+    paths = [shared_path(last) for last in forest.last]
     single, runs = Single(capacity), RunPool(capacity)
     running: list[tuple[list[int], list[Segment]]] = []
     pauses = iter(ends * 3)
-    for row, path in zip(rows, paths, strict=True):
+    for row, path, last in zip(rows, paths, forest.last, strict=True):
         total = -(-(row.prompt_tokens + row.output_tokens) // BLOCK)
         while True:
             expected = single.admit(row)
-            found = runs.admit(path, total, recompute=not row.prompt_tokens % BLOCK)
+            again = bool(last and last.visits > 1 and not row.prompt_tokens % BLOCK)
+            found = runs.admit(path, total, recompute=again)
             assert (expected is None) == (found is None)
             assert runs.free == single.pool.available
             if expected and found:
@@ -70,8 +71,7 @@ def test_hits_refusals_and_what_stays_cached_are_those_of_single_blocks(
             single.pool.release(blocks)
             runs.release(held)
         for other in paths:
-            shared = [run for run in other if run.visits > 1]
-            keys = [forest.columns.ids[run.start + index] for run in shared for index in range(run.length)]
+            keys = [forest.columns.ids[run.start + index] for run in other for index in range(run.length)]
             assert cached_by_runs(runs, other) == single.cached(keys)
 
 
@@ -79,14 +79,14 @@ def test_eviction_shortens_a_run_from_its_tail() -> None:
     rows = [Row(0.0, 9, 1, (1, 2, 3)), Row(1.0, 9, 1, (1, 2, 4)), Row(2.0, 5, 1, (9, 10))]
     forest = Forest(columns_of(rows))
     pool = RunPool(4)
-    first = pool.admit(path_to(forest.last[0]), 3, recompute=False)
+    first = pool.admit(shared_path(forest.last[0]), 3, recompute=False)
     assert first is not None
     pool.release(first[1])
-    assert pool.cached(path_to(forest.last[0])[0]) == 2
+    assert pool.cached(shared_path(forest.last[0])[0]) == 2
 
-    pool.admit(path_to(forest.last[2]), 3, recompute=False)
+    pool.admit(shared_path(forest.last[2]), 3, recompute=False)
 
-    assert pool.cached(path_to(forest.last[0])[0]) == 1
+    assert pool.cached(shared_path(forest.last[0])[0]) == 1
     assert pool.evicted == 1
 
 

@@ -1,0 +1,193 @@
+"""Seeded traces for replays: one with the statistics of a chat service, and workloads that are hard to place.
+
+``chat`` follows the first 30 minutes of Mooncake's conversation trace (FAST25-release): Poisson arrivals, 3.18/s;
+every prompt begins with one system prompt of one block; 35 % of the requests go on with a conversation, median 120 s
+after its last turn, with the answer and a new message, mostly of some hundred tokens but every fourth of some
+thousand; openings are log-normal. ``hot_prefix`` and ``session_pool`` are the two workloads behind the figures that
+the literature gives for affinity. The others each have one property that misleads some strategy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from array import array
+from collections.abc import Iterator
+
+from routing.workload.columns import Columns
+from routing.workload.trace import BLOCK_TOKENS
+
+CHAT_RATE = 3.18  # requests/s
+CHAT_OPENINGS = 0.645  # of the requests
+CHAT_LONGEST = 123_192  # tokens
+SMALL_BLOCK_TOKENS = 16  # of the workloads that are not chat
+
+
+class _Blocks:
+    """Hands out ids that nobody has."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def fresh(self, count: int) -> array[int]:
+        """So many new ids."""
+        self._next += count
+        return array("Q", range(self._next - count, self._next))
+
+
+# --- chat --------------------------------------------------------------------------------------------
+
+
+def chat(requests: int, seed: int, rate: float = CHAT_RATE) -> Columns:
+    """A chat service's traffic; 10 us a request."""
+    rng = random.Random(f"{seed} chat")  # noqa: S311 -- traffic, not secrets
+    columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
+    system = blocks.fresh(1)
+    pending: list[
+        tuple[float, int, int, array[int]]
+    ] = []  # heap of (time, number, tokens so far, ids of their whole blocks)
+    opening_s = 0.0
+    for number in range(requests):
+        if not pending or opening_s < pending[0][0]:
+            at_s, known_tokens, ids = opening_s, 0, system
+            message = int(rng.lognormvariate(math.log(6900), 1.02))
+            opening_s += rng.expovariate(rate * CHAT_OPENINGS)
+        else:
+            at_s, _, known_tokens, ids = heapq.heappop(pending)
+            message = _message(rng)
+        prompt_tokens = min(CHAT_LONGEST, known_tokens + max(8, message))
+        output_tokens = max(1, int(min(2000.0, rng.lognormvariate(math.log(270), 0.75))))
+        whole = prompt_tokens // BLOCK_TOKENS
+        known = ids[:whole]
+        ids = known + blocks.fresh(-(-prompt_tokens // BLOCK_TOKENS) - len(known))
+        columns.append(at_s, prompt_tokens, output_tokens, ids)
+        if rng.random() >= CHAT_OPENINGS and prompt_tokens < CHAT_LONGEST:
+            pause_s = rng.lognormvariate(math.log(120), 0.95)
+            heapq.heappush(pending, (at_s + pause_s, number, prompt_tokens + output_tokens, ids[:whole] or system))
+    return columns
+
+
+def _message(rng: random.Random) -> int:
+    """Tokens of a user's further message."""
+    median = 9000 if rng.random() < 0.25 else 450
+    return int(min(40_000.0, rng.lognormvariate(math.log(median), 0.6)))
+
+
+# --- the literature's two workloads ------------------------------------------------------------------
+
+
+def hot_prefix(requests: int, seed: int) -> Columns:
+    """80 requests/s: 80 % have one hot prefix, 15 % one of 320 rare ones, 5 % their own; and bursts of 40 hot ones."""
+    rng = random.Random(f"{seed} hot prefix")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    hot, *rare = (prompts.prefix() for _ in range(321))
+    burst_s, at_s = 15.0, 0.0
+    while len(prompts.columns) < requests:
+        at_s += rng.expovariate(80.0)
+        while burst_s < at_s:
+            for _ in range(40):
+                prompts.ask(burst_s, hot)
+            burst_s += 15.0
+        kind = rng.random()
+        prompts.ask(at_s, hot if kind < 0.8 else rng.choice(rare) if kind < 0.95 else prompts.prefix())
+    return prompts.columns
+
+
+def session_pool(requests: int, seed: int) -> Columns:
+    """137 requests/s: 98 % have one of 1,600 prefixes, each as often as the others, 2 % one of their own."""
+    rng = random.Random(f"{seed} session pool")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    pool = [prompts.prefix() for _ in range(1600)]
+    for at_s in _poisson(rng, 137.0, requests):
+        prompts.ask(at_s, rng.choice(pool) if rng.random() < 0.98 else prompts.prefix())
+    return prompts.columns
+
+
+class _Prefixed:
+    """Requests that are a prefix and something of their own, in small blocks."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.columns = Columns(SMALL_BLOCK_TOKENS)
+        self._blocks = _Blocks()
+        self._rng = rng
+
+    def prefix(self, tokens: int = 2000) -> array[int]:
+        """A new prefix."""
+        return self._blocks.fresh(tokens // SMALL_BLOCK_TOKENS)
+
+    def ask(self, at_s: float, prefix: array[int], own_tokens: int = 100, output_tokens: int = 16) -> None:
+        """A request with this prefix."""
+        own = self._blocks.fresh(-(-own_tokens // SMALL_BLOCK_TOKENS))
+        self.columns.append(at_s, len(prefix) * SMALL_BLOCK_TOKENS + own_tokens, output_tokens, prefix + own)
+
+
+# --- what misleads -----------------------------------------------------------------------------------
+
+
+def nothing_shared(requests: int, seed: int) -> Columns:
+    """Prompts of which no two begin alike, of very different lengths."""
+    rng = random.Random(f"{seed} nothing shared")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    for at_s in _poisson(rng, 10.0, requests):
+        prompts.ask(at_s, prompts.prefix(0), int(min(60_000.0, rng.lognormvariate(math.log(1500), 1.2))), 100)
+    return prompts.columns
+
+
+def bursts(requests: int, seed: int) -> Columns:
+    """Every few seconds an agent asks 5 to 40 questions at once about something of 8,000 tokens that is new."""
+    rng = random.Random(f"{seed} bursts")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    at_s = 0.0
+    while len(prompts.columns) < requests:
+        at_s += rng.expovariate(1.0)
+        context = prompts.prefix(8000)
+        for _ in range(rng.randint(5, 40)):
+            prompts.ask(at_s + rng.random() * 0.1, context, rng.randint(20, 400), 60)
+    return _in_order(prompts.columns)
+
+
+def agents(requests: int, seed: int) -> Columns:
+    """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, behind one of 12 tool lists of 6,000 tokens."""
+    rng = random.Random(f"{seed} agents")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    tools = [prompts.prefix(6000) for _ in range(12)]
+    for start_s in _poisson(rng, 1.0, -(-requests // 20)):
+        at_s, known = start_s, rng.choice(tools)
+        for _ in range(20):
+            own = rng.randint(200, 1500)
+            prompts.ask(at_s, known, own, 80)
+            ids = prompts.columns.ids[prompts.columns.starts[-2] :]
+            known = ids[: (len(known) * SMALL_BLOCK_TOKENS + own) // SMALL_BLOCK_TOKENS]
+            at_s += rng.expovariate(0.2) + 2.0
+    return _in_order(prompts.columns)
+
+
+def mixed_lengths(requests: int, seed: int) -> Columns:
+    """Short questions about 200 shared documents of 3,000 tokens; every tenth request 50,000 tokens of its own."""
+    rng = random.Random(f"{seed} mixed lengths")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    documents = [prompts.prefix(3000) for _ in range(200)]
+    for at_s in _poisson(rng, 10.0, requests):
+        if rng.random() < 0.1:
+            prompts.ask(at_s, prompts.prefix(0), rng.randint(20_000, 80_000), 100)
+        else:
+            prompts.ask(at_s, documents[int(200 * rng.random() ** 3)], rng.randint(50, 300), 100)
+    return prompts.columns
+
+
+def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
+    """So many arrivals, seconds."""
+    at_s = 0.0
+    for _ in range(count):
+        at_s += rng.expovariate(rate)
+        yield at_s
+
+
+def _in_order(columns: Columns) -> Columns:
+    """The same requests, ascending in time."""
+    ordered = Columns(columns.block_tokens)
+    for index in sorted(range(len(columns)), key=columns.at_s.__getitem__):
+        ids = columns.ids[columns.starts[index] : columns.starts[index + 1]]
+        ordered.append(columns.at_s[index], columns.prompt_tokens[index], columns.output_tokens[index], ids)
+    return ordered
