@@ -75,7 +75,7 @@ class Mock(asyncio.Protocol):
         if len(data) < end + 4 + length:
             return
         self._data = b""
-        if data.find(b'"stream": true', end, end + 64) > 0:
+        if data.find(b'"stream": true', end, end + 64) > 0 or data.find(b'"stream":true', end) > 0:  # or re-encoded
             self._transport.write(STREAM_HEAD)
             self._beat.left[self._transport] = EVENTS
         else:

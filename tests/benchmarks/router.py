@@ -1,4 +1,4 @@
-"""The router against direct access and against nginx, on the same replicas, side by side in one run.
+"""The router against direct access and against other proxies, on the same replicas, side by side in one run.
 
 CPU is user + system time of the proxy alone (``/proc``), which holds on a busy machine too; requests/s, latency and
 events/s share the machine's cores with the load and the replicas. Rounds are interleaved; figures are medians, with
@@ -11,11 +11,9 @@ everybody it writes to. So CPU is also compared at one rate for all, half of wha
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,76 +21,49 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
-from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, dump_snapshot
+from routing.schema import (
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    RouterConfig,
+    Settings,
+    dump_snapshot,
+)
 from tests.benchmarks.load import SESSIONS, request, warm_s
+from tests.benchmarks.peers import installed
+from tests.benchmarks.proxy import DEADLINE_S, Proxy
 
+POLICIES: tuple[Settings, ...] = (LowestCostSettings(), PrefixHashSettings())
 REPLICAS = 4
 ROUNDS = 3
 LATENCY_ROUNDS = 5  # whatever else the machine does only ever adds to a latency: the least round counts
 SECONDS = 4.0
 CONNECTIONS = 32
 STREAMS = 200  # with the replicas' beat: 20,000 events/s
-DEADLINE_S = 30.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass
-class Proxy:
-    """Something that listens, and the processes whose time it costs."""
-
-    name: str
-    port: int
-    pids: list[int]
-    figures: dict[str, list[float]] = field(default_factory=dict)
-
-    def note(self, **figures: float) -> None:
-        for name, value in figures.items():
-            self.figures.setdefault(name, []).append(value)
-
-    def figure(self, name: str) -> float | None:
-        return median(self.figures[name]) if name in self.figures else None
-
-    def text(self, name: str) -> str:
-        """The median, and from where to where the rounds went."""
-        if name not in self.figures:
-            return "-"
-        return f"{self.figure(name):.4g} ({min(self.figures[name]):.3g}-{max(self.figures[name]):.3g})"
-
-    def cpu_s(self) -> float:
-        total = 0
-        for pid in self.pids:
-            after_name = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-            total += int(after_name[11]) + int(after_name[12])
-        return total / _TICKS
-
-    def memory_mib(self) -> float:
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self.pids)
-        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = stack.enter_context(replicas())
-        router = stack.enter_context(our_router(folder, ports))
-        proxies = [Proxy("direct", ports[0], []), router]
-        if shutil.which("nginx"):
-            proxies.insert(1, stack.enter_context(nginx(folder, ports)))
+        routers = [stack.enter_context(our_router(folder, ports, settings)) for settings in POLICIES]
+        peers = [stack.enter_context(start(folder, ports)) for start in installed()]
+        proxies = [Proxy("direct", ports[0], None), *peers, *routers]
         for _ in range(ROUNDS):
             for proxy in proxies:
                 measure_requests(proxy, folder)
-        rate = (router.figure("requests_per_s") or 0) / 2
+        rate = (routers[0].figure("requests_per_s") or 0) / 2
         for _ in range(LATENCY_ROUNDS):
             for proxy in proxies:
                 measure_latency(proxy, rate)
         for _ in range(ROUNDS):
             for proxy in proxies:
                 measure_streams(proxy)
-        report(proxies, rate)
+        report(proxies[0], peers, routers, rate)
 
 
 # --- what is measured --------------------------------------------------------------------------------
@@ -104,7 +75,7 @@ def measure_requests(proxy: Proxy, folder: Path) -> None:
     answered, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
     spent = proxy.cpu_s() - before
     proxy.note(requests_per_s=answered / seconds)
-    if proxy.pids:
+    if proxy.pid is not None:
         proxy.note(us_per_request=1e6 * spent / answered, memory_mib=proxy.memory_mib())
 
 
@@ -113,7 +84,7 @@ def measure_latency(proxy: Proxy, rate: float) -> None:
     before = proxy.cpu_s()
     seen = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
     proxy.note(p50_ms=1e3 * seen["p50_s"], p99_ms=1e3 * seen["p99_s"])
-    if proxy.pids:  # the warm-up counts as well, at the same rate
+    if proxy.pid is not None:  # the warm-up counts as well, at the same rate
         proxy.note(us_paced=1e6 * (proxy.cpu_s() - before) / (rate * (seen["seconds"] + warm_s(SECONDS))))
 
 
@@ -122,27 +93,29 @@ def measure_streams(proxy: Proxy) -> None:
     before, begun = proxy.cpu_s(), time.perf_counter()
     seen = load("streams", proxy.port, SECONDS, STREAMS)
     spent, took = proxy.cpu_s() - before, time.perf_counter() - begun
+    if not seen["events"]:
+        return
     proxy.note(events_per_s=seen["events"] / seen["seconds"])
-    if proxy.pids:  # the warm-up and the opening count as well, at the same rate
+    if proxy.pid is not None:  # the warm-up and the opening count as well, at the same rate
         streamed = seen["events"] / seen["seconds"] * min(took, seen["seconds"] + warm_s(SECONDS))
         proxy.note(us_per_event=1e6 * spent / streamed)
 
 
-def report(proxies: list[Proxy], rate: float) -> None:
+def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float) -> None:
     columns = ["us_per_request", "requests_per_s", "us_paced", "p50_ms", "p99_ms", "us_per_event", "memory_mib"]
     print(f"8 KiB chat bodies, {CONNECTIONS} connections; paced: {rate:.0f} requests/s; {STREAMS} streams; {python()}")
-    print(f"{'':8}" + "".join(f"{name:>26}" for name in columns))
-    for proxy in proxies:
-        print(f"{proxy.name:8}" + "".join(f"{proxy.text(name):>26}" for name in columns))
-    direct, router = proxies[0], proxies[-1]
-    added = [min(router.figures[name]) - min(direct.figures[name]) for name in ("p50_ms", "p99_ms")]
-    print(f"router, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, least rounds of both")
-    for proxy in proxies[1:-1]:
-        most, paced, events = (
-            (router.figure(name) or 0) / (proxy.figure(name) or 1)
-            for name in ("us_per_request", "us_paced", "us_per_event")
-        )
-        print(f"router / {proxy.name}, CPU: {most:.2f} a request, {paced:.2f} paced, {events:.2f} a streamed event")
+    print(f"{'':14}" + "".join(f"{name:>26}" for name in columns))
+    for proxy in (direct, *peers, *routers):
+        print(f"{proxy.name:14}" + "".join(f"{proxy.text(name):>26}" for name in columns))
+    for router in routers:
+        added = [min(router.figures[name]) - min(direct.figures[name]) for name in ("p50_ms", "p99_ms")]
+        print(f"{router.name}, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, least rounds of both")
+        for peer in peers:
+            most, paced, events = (
+                (router.figure(name) or 0) / (peer.figure(name) or 1)
+                for name in ("us_per_request", "us_paced", "us_per_event")
+            )
+            print(f"  CPU / {peer.name}: {most:.2f} a request, {paced:.2f} paced, {events:.2f} a streamed event")
 
 
 def python() -> str:
@@ -204,11 +177,13 @@ def replicas() -> Iterator[list[int]]:
 
 
 @contextmanager
-def our_router(folder: Path, ports: list[int]) -> Iterator[Proxy]:
+def our_router(folder: Path, ports: list[int], settings: Settings) -> Iterator[Proxy]:
+    folder = folder / settings.name
+    folder.mkdir()
     members = tuple(
         ReplicaConfig(name=f"replica-{port}", url=f"http://127.0.0.1:{port}", block_tokens=16) for port in ports
     )
-    policy = PolicyConfig(name="bench", revision=1, settings=PrefixHashSettings())
+    policy = PolicyConfig(name="bench", revision=1, settings=settings)
     snapshot = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     file = folder / "config.json"
     file.write_bytes(dump_snapshot(snapshot, 1).document)
@@ -216,7 +191,7 @@ def our_router(folder: Path, ports: list[int]) -> Iterator[Proxy]:
     process = subprocess.Popen([*command, f"--state-dir={folder}/state"], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr
-        yield Proxy("router", _ready_port(process.stderr), [process.pid])
+        yield Proxy(settings.name, _ready_port(process.stderr), process.pid)
     finally:
         process.terminate()
         process.communicate(timeout=DEADLINE_S)
@@ -227,41 +202,3 @@ def _ready_port(lines: Iterator[str]) -> int:
         if found := re.search(r"is ready: http://127\.0\.0\.1:(\d+)", line):
             return int(found[1])
     raise RuntimeError("the router ended before it was ready")
-
-
-@contextmanager
-def nginx(folder: Path, ports: list[int]) -> Iterator[Proxy]:
-    port = _free_port()
-    servers = "".join(f"server 127.0.0.1:{one};" for one in ports)
-    config = folder / "nginx.conf"
-    config.write_text(
-        f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n"
-        "events { worker_connections 4096; }\n"
-        "http {\n access_log off; keepalive_requests 100000000; client_body_buffer_size 1m; client_max_body_size 8m;\n"
-        + "".join(f" {kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        + f"\n upstream replicas {{ hash $http_x_session_id consistent; {servers} keepalive 512; }}\n"
-        f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://replicas; proxy_http_version 1.1;\n"
-        '  proxy_set_header Connection ""; proxy_buffering off; }\n }\n}\n'
-    )
-    process = subprocess.Popen(["nginx", "-c", str(config), "-p", str(folder)], stderr=subprocess.DEVNULL)
-    try:
-        yield Proxy("nginx", port, _workers(process.pid))
-    finally:
-        process.terminate()
-        process.wait(timeout=DEADLINE_S)
-
-
-def _workers(master: int) -> list[int]:
-    children = Path(f"/proc/{master}/task/{master}/children")
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if workers := [int(pid) for pid in children.read_text("ascii").split()]:
-            return workers
-        time.sleep(0.01)
-    raise RuntimeError("nginx did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,116 @@
+"""Other proxies before the same replicas, each set up for the least work that still keeps a session on its replica.
+
+Whichever of them is on the PATH takes part. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
+``envoy``, and ``vllm-router`` and ``sglang-router`` are packages of those names.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from tests.benchmarks.proxy import Proxy, free_port, listening
+
+Start = Callable[[Path, Sequence[int]], AbstractContextManager[Proxy]]
+
+
+def installed() -> Iterator[Start]:
+    """The peers that this machine has, nginx first."""
+    for program, start in PEERS.items():
+        if shutil.which(program):
+            yield start
+
+
+def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """One worker, the hash of a header."""
+    port, config = free_port(), folder / "nginx.conf"
+    servers = "".join(f"server 127.0.0.1:{one};" for one in ports)
+    config.write_text(
+        f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n"
+        "events { worker_connections 4096; }\n"
+        "http {\n access_log off; keepalive_requests 100000000; client_body_buffer_size 1m; client_max_body_size 8m;\n"
+        + "".join(f" {kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        + f"\n upstream replicas {{ hash $http_x_session_id consistent; {servers} keepalive 512; }}\n"
+        f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://replicas; proxy_http_version 1.1;\n"
+        '  proxy_set_header Connection ""; proxy_buffering off; }\n }\n}\n'
+    )
+    return listening("nginx", ["nginx", "-c", str(config), "-p", str(folder)], port)
+
+
+def haproxy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """One thread, the hash of a header."""
+    port, config = free_port(), folder / "haproxy.cfg"
+    servers = "".join(f"  server replica-{one} 127.0.0.1:{one}\n" for one in ports)
+    config.write_text(
+        "global\n  nbthread 1\n  maxconn 4096\n"
+        "defaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n"
+        f"frontend clients\n  bind 127.0.0.1:{port}\n  default_backend replicas\n"
+        f"backend replicas\n  balance hdr(X-Session-ID)\n  hash-type consistent\n{servers}"
+    )
+    return listening("haproxy", ["haproxy", "-f", str(config)], port)
+
+
+def envoy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """One worker, the hash of a header."""
+    port, config = free_port(), folder / "envoy.json"
+    config.write_text(json.dumps(_envoy_config(port, ports)))
+    options = ["--concurrency", "1", "--disable-hot-restart", "-l", "error"]
+    return listening("envoy", ["envoy", "-c", str(config), *options], port)
+
+
+def _envoy_config(port: int, ports: Sequence[int]) -> dict[str, object]:
+    action = {"cluster": "replicas", "timeout": "0s", "hash_policy": [{"header": {"header_name": "x-session-id"}}]}
+    host = {"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": action}]}
+    router = {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}
+    manager = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network."
+        "http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "route_config": {"virtual_hosts": [host]},
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": router}],
+    }
+    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+    cluster = {
+        "name": "replicas",
+        "type": "STATIC",
+        "lb_policy": "RING_HASH",
+        "load_assignment": {
+            "cluster_name": "replicas",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(one)}} for one in ports]}],
+        },
+    }
+    return {"static_resources": {"listeners": [{"address": _address(port), "filter_chains": [chain]}],
+                                 "clusters": [cluster]}}  # fmt: skip
+
+
+def _address(port: int) -> dict[str, object]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+
+def vllm_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """Its consistent hash, which reads a session from a header or the body."""
+    return _rust_router("vllm-router", "consistent_hash", ports)
+
+
+def sglang_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """Its default, a tree of prompts."""
+    return _rust_router("sglang-router", "cache_aware", ports, "launch")
+
+
+def _rust_router(program: str, policy: str, ports: Sequence[int], *verb: str) -> AbstractContextManager[Proxy]:
+    port = free_port()
+    urls = [f"http://127.0.0.1:{one}" for one in ports]
+    command = [program, *verb, "--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--worker-urls", *urls]
+    return listening(program, [*command, "--prometheus-port", str(free_port()), "--log-level", "error"], port)
+
+
+PEERS: dict[str, Start] = {
+    "nginx": nginx,
+    "haproxy": haproxy,
+    "envoy": envoy,
+    "vllm-router": vllm_router,
+    "sglang-router": sglang_router,
+}

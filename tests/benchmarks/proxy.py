@@ -1,0 +1,96 @@
+"""Something that stands before the replicas, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+DEADLINE_S = 30.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Proxy:
+    """Something that listens, and the process whose time, with all its children's, it costs; None costs nothing."""
+
+    name: str
+    port: int
+    pid: int | None
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, **figures: float) -> None:
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def figure(self, name: str) -> float | None:
+        return median(self.figures[name]) if name in self.figures else None
+
+    def text(self, name: str) -> str:
+        """The median, and from where to where the rounds went."""
+        if name not in self.figures:
+            return "-"
+        return f"{self.figure(name):.4g} ({min(self.figures[name]):.3g}-{max(self.figures[name]):.3g})"
+
+    def cpu_s(self) -> float:
+        total = 0
+        for pid in self._pids():
+            after_name = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+            total += int(after_name[11]) + int(after_name[12])
+        return total / _TICKS
+
+    def memory_mib(self) -> float:
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self._pids())
+        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+    def _pids(self) -> Iterator[int]:
+        return iter(()) if self.pid is None else _family(self.pid)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its children, and theirs."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text("ascii").split():
+            yield from _family(int(child))
+
+
+@contextmanager
+def listening(name: str, command: Sequence[str], port: int) -> Iterator[Proxy]:
+    """Run a program until it accepts connections, and to the end of the block."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(name, port, process)
+        yield Proxy(name, port, process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=DEADLINE_S)
+
+
+def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"{name} does not listen: {process.args!r} ended with {process.poll()}")
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
