@@ -1,4 +1,7 @@
-"""Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``."""
+"""Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``.
+
+One that is named alone may be given its own options: ``python -m tests.benchmarks quality --trace FILE``.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,28 @@ import sys
 BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
+    "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
 }
+TAKE_OPTIONS = {"quality"}
 
 
-def main(chosen: list[str]) -> int:
-    """Print the chosen tables; 2 for a name that is none."""
+def main(arguments: list[str]) -> int:
+    """Print the chosen tables; 2 for a name that is none, or options that nobody takes."""
+    start = next((place for place, text in enumerate(arguments) if text.startswith("--")), len(arguments))
+    chosen, options = arguments[:start], arguments[start:]
     if unknown := set(chosen) - set(BENCHMARKS):
         print(
             f"no benchmark is named {', '.join(sorted(unknown))}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr
         )
         return 2
+    if options and not (len(chosen) == 1 and chosen[0] in TAKE_OPTIONS):
+        print(f"options are for one benchmark of its own: {', '.join(sorted(TAKE_OPTIONS))}", file=sys.stderr)
+        return 2
     for name in chosen or BENCHMARKS:
         print(f"\n== {name}\n", flush=True)
-        importlib.import_module(BENCHMARKS[name]).main()
+        run = importlib.import_module(BENCHMARKS[name]).main
+        run(options) if options else run()
     return 0
 
 

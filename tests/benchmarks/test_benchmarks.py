@@ -6,6 +6,8 @@ import pytest
 
 from routing.core.types import Reason
 from routing.schema import PrefixHashSettings, Settings
+from routing.strategies.registry import STRATEGIES
+from tests.benchmarks import quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 
@@ -13,6 +15,30 @@ from tests.benchmarks.decision import SETTINGS, Router, chat_body
 def test_a_benchmark_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-benchmark"]) == 2
     assert "decision" in capsys.readouterr().err
+
+
+def test_options_are_for_one_benchmark_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decision", "--trace", "x"]) == 2
+    assert main(["quality", "decision", "--trace", "x"]) == 2
+    assert "quality" in capsys.readouterr().err
+
+
+def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quality, "CHAT_REQUESTS", 300)
+    monkeypatch.setattr(quality, "LITERATURE_REQUESTS", 300)
+    quality.forest_of.cache_clear()
+    chat, *_ = quality.chat_cells("chat")
+    hot, _ = quality.literature_cells()
+
+    tables = {cell.title: quality.lines_of(cell) for cell in (chat, hot)}
+
+    names = {kind.name for kind in STRATEGIES} - {"session_affinity"}
+    assert {line.split()[0] for line in tables[chat.title][2:]} == names | {"clairvoyant", "pooled", "shared"}
+    assert {line.split()[0] for line in tables[hot.title][3:-2]} == set(quality.LITERATURE)
+    assert tables[chat.title][2].split()[-3:] == ["1.000", "1.000", "1.000"]
+    quality.forest_of.cache_clear()
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.name)

@@ -1,0 +1,175 @@
+"""How good each strategy's choices are: ``python -m tests.benchmarks quality [--trace FILE]``.
+
+Replays in virtual time (``routing/simulation/whatif``): the trace given, or a seeded one of its statistics, over 4,
+8 and 16 replicas with caches of 600, 4,000 and 16,000 blocks, at the pace that offers 0.7 of what the replicas could
+prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, on 8 replicas.
+``x`` columns are ratios to ``clairvoyant``, which sees every cache and all work; ``max/mean`` is of requests.
+Strategies that go by an opening get one of two blocks in chat, where all prompts share the first. A trace knows no
+sessions, so ``session_affinity`` is not there. ``shared`` is one cache without limit, ``pooled`` one as large as all.
+The last table says how fast replays are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from routing.schema import Boundary, OpeningSettings, SessionAffinitySettings, Settings
+from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
+from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.forest import Forest
+from routing.simulation.whatif.replay import Decider, replay
+from routing.simulation.whatif.report import report
+from routing.simulation.whatif.routed import Routed
+from routing.strategies.registry import STRATEGIES
+from routing.workload.columns import Columns
+from routing.workload.synthetic import chat, hot_prefix, session_pool
+from routing.workload.trace import read_columns
+
+REPLICAS = (4, 8, 16)
+BLOCKS = (600, 4000, 16_000)
+LOAD = 0.7  # offered prompt tokens / what the replicas can prefill
+CHAT_REQUESTS = 5719
+LITERATURE_REQUESTS = 60_000
+WARM_UP = 0.2  # of the literature's requests, left out
+LITERATURE = ("round_robin", "prefix_hash", "cache_aware", "affinity_groups", "lowest_cost")
+FAST_REPLICA = {
+    "block_tokens": 16,
+    "prefill_rate": 47_600.0,
+    "step_s": 0.005,
+    "decode_s": 0.00002,
+    "chunk_tokens": 8192,
+}
+SPEED_REQUESTS = 100_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload over one fleet."""
+
+    title: str
+    workload: str  # "chat", "hot_prefix", "session_pool", or a trace's path
+    replicas: int
+    model: EngineModel
+    strategies: tuple[Settings, ...]
+    load: float | None = None  # None: the workload's own pace
+    first: int = 0  # requests before this one are left out
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks quality")
+    parser.add_argument("--trace", type=Path, help="in Mooncake's format; without it a seeded one is made")
+    trace = parser.parse_args(argv).trace
+    cells = [*chat_cells("chat" if trace is None else str(trace)), *literature_cells()]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as workers:
+        for lines in workers.map(lines_of, cells):
+            print("\n".join(lines), end="\n\n", flush=True)
+    print_speed()
+
+
+def all_settings(names: Sequence[str] = (), boundary_bytes: int | None = None) -> Iterator[Settings]:
+    """Every strategy with its defaults, or those named; openings of so many bytes where that is said."""
+    for kind in STRATEGIES:
+        if kind is SessionAffinitySettings or (names and kind.name not in names):
+            continue
+        if issubclass(kind, OpeningSettings) and boundary_bytes is not None:
+            yield kind(boundary=Boundary.BYTES, boundary_bytes=boundary_bytes)
+        else:
+            yield kind()
+
+
+def chat_cells(workload: str) -> Iterator[Cell]:
+    """Chat over fleets and caches of three sizes each."""
+    strategies = tuple(all_settings(boundary_bytes=4096))
+    name = "chat" if workload == "chat" else Path(workload).name
+    for blocks in BLOCKS:
+        for replicas in REPLICAS:
+            title = f"{name}: {replicas} replicas of {blocks} blocks"
+            yield Cell(title, workload, replicas, EngineModel(blocks), strategies, LOAD)
+
+
+def literature_cells() -> Iterator[Cell]:
+    """The literature's two workloads."""
+    strategies = tuple(all_settings(LITERATURE))
+    first = int(WARM_UP * LITERATURE_REQUESTS)
+    for title, workload, blocks in (
+        ("S1, hot prefix: 80 % of the requests have one of 2,000 tokens; bursts of 40", "hot_prefix", 22_000),
+        ("S2, session pool: 1,600 prefixes of 2,000 tokens, about what 8 caches hold", "session_pool", 27_500),
+    ):
+        yield Cell(title, workload, 8, EngineModel(blocks, **FAST_REPLICA), strategies, first=first)
+
+
+@cache
+def forest_of(workload: str) -> Forest:
+    """A workload, made or read once in each process."""
+    makers: dict[str, Callable[[], Columns]] = {
+        "chat": lambda: chat(CHAT_REQUESTS, seed=1),
+        "hot_prefix": lambda: hot_prefix(LITERATURE_REQUESTS, seed=1),
+        "session_pool": lambda: session_pool(LITERATURE_REQUESTS, seed=1),
+    }
+    return Forest(makers[workload]() if workload in makers else read_columns(Path(workload)))
+
+
+def lines_of(cell: Cell) -> list[str]:
+    """A cell's table."""
+    forest = forest_of(cell.workload)
+    best = figures(cell, forest, Clairvoyant())
+    rows = {"clairvoyant": best}
+    for settings in cell.strategies:
+        rows[settings.name] = figures(cell, forest, Routed(settings, forest.columns, cell.model, cell.replicas))
+    lines = [cell.title, HEADER, *(line_of(name, row, best) for name, row in rows.items())]
+    for name, capacity in (("pooled", cell.replicas * cell.model.blocks), ("shared", None)):
+        lines.append(f"{name:<16} {100 * (pooled_hit_rate(forest, capacity) or 0):6.1f}")
+    return lines
+
+
+def figures(cell: Cell, forest: Forest, decider: Decider) -> dict[str, Any]:
+    """What ``routing simulate`` reports."""
+    scale = 1.0
+    if cell.load is not None:
+        scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.prefill_rate()
+    return report(replay(forest, cell.model, cell.replicas, decider, scale), forest.columns, cell.first)
+
+
+HEADER = (
+    f"{'':<16} {'hit %':>6} {'requests':>8} {'mean s':>8} {'p50':>8} {'p95':>8} {'p99':>8} {'max/mean':>8}"
+    f"   {'x hit':>6} {'x mean':>6} {'x p99':>6}"
+)
+
+
+def line_of(name: str, row: dict[str, Any], best: dict[str, Any]) -> str:
+    """One strategy's figures, and their ratios to the best there could be."""
+    ttft, bests = row["ttft_s"], best["ttft_s"]
+    waits = " ".join(f"{ttft[key]:8.4f}" for key in ("mean", "p50", "p95", "p99"))
+    hits = row["token_hit_rate"] / best["token_hit_rate"] if best["token_hit_rate"] else 1.0
+    return (
+        f"{name:<16} {100 * row['token_hit_rate']:6.1f} {100 * row['request_hit_rate']:8.1f} {waits}"
+        f" {row['load_max_over_mean']:8.2f}"
+        f"   {hits:6.3f} {ttft['mean'] / bests['mean']:6.3f} {ttft['p99'] / bests['p99']:6.3f}"
+    )
+
+
+def print_speed() -> None:
+    """How long a replay of chat takes, on one core, without reading the trace."""
+    begun = time.process_time()
+    columns = chat(SPEED_REQUESTS, seed=1)
+    made = time.process_time()
+    forest = Forest(columns)
+    built = time.process_time()
+    print(f"us of CPU a request of {len(columns.ids) / len(columns):.0f} blocks, 8 replicas of 4000 blocks")
+    print(f"{'making it':<16} {1e6 * (made - begun) / len(columns):6.1f}")
+    print(f"{'runs':<16} {1e6 * (built - made) / len(columns):6.1f}")
+    for settings in all_settings(boundary_bytes=4096):
+        begun = time.process_time()
+        cell = Cell("", "chat", 8, EngineModel(4000), (), LOAD)
+        figures(cell, forest, Routed(settings, columns, cell.model, cell.replicas))
+        print(f"{settings.name:<16} {1e6 * (time.process_time() - begun) / len(columns):6.1f}", flush=True)
