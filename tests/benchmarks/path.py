@@ -17,11 +17,21 @@ import uvloop
 from routing.proxy.client import Client
 from routing.proxy.router import Router
 from routing.proxy.upstream import Upstream
-from routing.schema import PolicyConfig, PoolConfig, PrefixHashSettings, ReplicaConfig, RouterConfig, dump_snapshot
+from routing.schema import (
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    RouterConfig,
+    Settings,
+    dump_snapshot,
+)
 from routing.server import spare_the_collector
 from tests.benchmarks.load import SESSIONS, request
 from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
 
+POLICIES: tuple[Settings, ...] = (LowestCostSettings(), PrefixHashSettings())
 REPLICAS = 4
 CLIENTS = 32
 ROUNDS = 150
@@ -99,9 +109,9 @@ def timed_s(step: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - begun
 
 
-async def started_router() -> Router:
+async def started_router(settings: Settings) -> Router:
     members = tuple(ReplicaConfig(name=f"replica-{n}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS))
-    policy = PolicyConfig(name="bench", revision=1, settings=PrefixHashSettings())
+    policy = PolicyConfig(name="bench", revision=1, settings=settings)
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     router = Router("bench")
     await router.store.start(dump_snapshot(config, 1).document)
@@ -109,18 +119,20 @@ async def started_router() -> Router:
     return router
 
 
-async def measure() -> None:
-    """Print the table."""
-    router = await started_router()
+async def measure(settings: Settings) -> None:
+    """Print the rows of one policy."""
+    router = await started_router(settings)
     bench = Bench(router)
     spare_the_collector()
     there, back = bench.request_us()
-    print(f"8 KiB chat request, to the replica        {there:7.2f} us")
-    print(f"its answer, to the end of the accounting  {back:7.2f} us")
-    print(f"both                                      {there + back:7.2f} us")
-    print(f"one event of a stream                     {bench.event_us():7.2f} us")
+    print(f"{settings.name}")
+    print(f"  8 KiB chat request, to the replica        {there:7.2f} us")
+    print(f"  its answer, to the end of the accounting  {back:7.2f} us")
+    print(f"  both                                      {there + back:7.2f} us")
+    print(f"  one event of a stream                     {bench.event_us():7.2f} us")
     router.deadlines.close()
 
 
 def main() -> None:
-    uvloop.run(measure())
+    for settings in POLICIES:
+        uvloop.run(measure(settings))
