@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
+UNFINISHED_BYTES = 256 << 20  # of bodies that are still coming, of all clients together
 PIECE_BYTES = 4096  # of a body; a shorter one is joined to the next
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
 _RESET = struct.pack("ii", 1, 0)  # close by a reset, which no client takes for an orderly end
@@ -54,6 +55,7 @@ class Client(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._body_bytes = 0
+        self._unfinished_bytes = 0  # of those, counted with all other clients'
         self._raw_bytes = 0  # read since the last complete request, framing included
         self._ahead_bytes = 0
         self._is_deaf = False  # whatever still comes is not read
@@ -133,6 +135,8 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = self._is_deaf = True
+        self._head = None
+        self._count_unfinished()
         self._router.clients.discard(self)
         self._router.deadlines.forget(self)
         self._queue.clear()
@@ -221,10 +225,21 @@ class Client(asyncio.Protocol):
                 self._refuse(cause if isinstance(cause, RefusalError) else _malformed(error))
         if len(self._parts) > kept:
             self._join_parts(kept)
+        if self._in_message or self._unfinished_bytes:
+            self._count_unfinished()
         if self._exchange:
             self._ahead_bytes += len(data)
         if self._raw_bytes > self._router.limits.max_header_bytes:
             self._check_overhead()
+
+    def _count_unfinished(self) -> None:
+        """Share what may be held of bodies that are still coming; one that came whole in a read needs no share."""
+        router = self._router
+        held = self._body_bytes if self._head is not None else 0
+        router.unfinished_bytes += held - self._unfinished_bytes
+        self._unfinished_bytes = held
+        if held and router.unfinished_bytes > UNFINISHED_BYTES:
+            self._refuse(RefusalError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True))
 
     def _join_parts(self, kept: int) -> None:
         """Keep what a read brought as one piece: an object for each tiny chunk or read is many times its bytes."""
@@ -267,6 +282,7 @@ class Client(asyncio.Protocol):
         self._in_message = False
         self._head = None
         self._parts = []
+        self._count_unfinished()
         self._is_deaf = self._was_refused = True
 
     def _settle(self) -> None:

@@ -70,6 +70,7 @@ class Router:
         self.store = ConfigStore(self.prepare, files)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
+        self.unfinished_bytes = 0  # of bodies that are still coming
         self.limits = Limits()
         self.is_draining = False
         self._in_flight = 0

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import pytest
 
+from routing.proxy.client import UNFINISHED_BYTES
 from routing.schema import Limits, dump_snapshot
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post
@@ -134,3 +135,30 @@ async def _p99_s(router: Process) -> float:
             assert (await client.answer()).status == 200
             took.append(perf_counter() - begun)
     return sorted(took)[-3]
+
+
+async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, tmp_path: Path) -> None:
+    async with started(replica, tmp_path, Limits()) as router:
+        before = router.memory_bytes("VmRSS")
+        held = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(60)]
+        for _, writer in held:
+            writer.write(START + b"Content-Length: 8388608\r\n\r\n")
+            writer.write(b"x" * (8_388_608 - 1))
+        waiting = {asyncio.create_task(reader.readline()) for reader, _ in held}
+        refused: set[asyncio.Task[bytes]] = set()
+        async with asyncio.timeout(20):
+            while len(refused) < 60 - UNFINISHED_BYTES // Limits().max_body_bytes:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                refused |= done
+        assert {task.result() for task in refused} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
+        assert router.memory_bytes("VmHWM") - before <= UNFINISHED_BYTES + 128 * MIB
+        async with connect(router.port) as other:  # whole in one read, it needs no share
+            await other.send(post(CHAT))
+            assert (await other.answer()).status == 200
+        for _, writer in held:
+            writer.transport.abort()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        async with connect(router.port) as other:
+            big = b'{"prompt":"%b"}' % (b"x" * 8_000_000)
+            await other.send(post(b"/v1/completions", big))
+            assert (await other.answer()).status == 200
