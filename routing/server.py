@@ -1,61 +1,88 @@
-"""A router process from start to end: bind, serve, drain.
+"""A router from start to end: bind, serve, drain; in one process, or as the parent of several.
 
 It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
 data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once.
+SIGHUP replaces the workers, where there are any, one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import uvloop
-from aiohttp import web
 
 from routing import __version__
-from routing.proxy.admin import Admin
+from routing.proxy.admin import AdminPort
 from routing.proxy.announce import Announcement, keep_announcing
-from routing.proxy.client import Client
+from routing.proxy.collector import spare_the_collector
 from routing.proxy.config_store import NackError
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
-from routing.proxy.view import RouterView
+from routing.proxy.single import SingleProcess
+from routing.proxy.view import View
 from routing.settings import ServeSettings, SettingsError, read_settings
-
-BACKLOG = 2048  # connections that the kernel may hold until they are accepted
 
 logger = logging.getLogger(__name__)
 
 
-class Server:
-    """A router with its two ports open."""
+class DataSide(Protocol):
+    """Whatever serves the data port."""
 
-    def __init__(self, settings: ServeSettings, router: Router) -> None:
+    port: int  # the real one, once open
+
+    @property
+    def view(self) -> View:
+        """What the admin port shows of it."""
+        ...
+
+    async def start(self, document: bytes | None) -> None:
+        """Take the configuration that there is."""
+        ...
+
+    async def open(self, host: str, port: int, *, beside_others: bool) -> None:
+        """Accept requests; OSError where the port is taken. ``beside_others``: another router may have it too."""
+        ...
+
+    def roll(self) -> None:
+        """Begin to put new processes in the place of old ones."""
+        ...
+
+    async def drain(self) -> None:
+        """Accept nothing more, and let what runs finish."""
+        ...
+
+    async def close(self) -> None:
+        """End everything that is left."""
+        ...
+
+
+class Server:
+    """A router with its two ports."""
+
+    def __init__(self, settings: ServeSettings, data: DataSide) -> None:
         self.settings = settings
-        self.router = router
-        self.data_port = self.admin_port = 0  # the real ones, once open
-        self._data: asyncio.Server | None = None
-        self._admin: web.AppRunner | None = None
+        self.data = data
+        self._admin = AdminPort(data.view)
 
     async def open(self) -> None:
-        """Bind both ports; OSError where one is taken."""
-        settings, router = self.settings, self.router
-        app = Admin(RouterView(router, __version__)).application(settings.admin_token)
-        self._admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._admin.setup()
-        await web.TCPSite(self._admin, settings.admin_host, settings.admin_port).start()
-        self.admin_port = self._admin.addresses[0][1]
-        self._data = await router.loop.create_server(
-            lambda: Client(router), settings.host, settings.port, backlog=BACKLOG
-        )
-        self.data_port = self._data.sockets[0].getsockname()[1]
+        """Take the configuration, and bind both ports; NackError or OSError where that fails."""
+        settings = self.settings
+        await self.data.start(await asyncio.to_thread(_document, settings.config_file))
+        await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token)
+        await self.data.open(settings.host, settings.port, beside_others=settings.reuse_port)
+
+    @property
+    def data_port(self) -> int:
+        """The real port."""
+        return self.data.port
 
     @property
     def data_url(self) -> str:
@@ -65,39 +92,30 @@ class Server:
     @property
     def admin_url(self) -> str:
         """Where the control plane sends configurations."""
-        return _url(self.settings.admin_host, self.admin_port)
+        return _url(self.settings.admin_host, self._admin.port)
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
-        event(logger, "draining", in_flight=self.router.in_flight, limit_s=self.router.limits.drain_timeout_s)
-        if self._data is not None:
-            self._data.close()
-        await self.router.drain()
+        await self.data.drain()
 
     async def close(self) -> None:
         """End everything that is left."""
-        if self._data is not None:
-            self._data.close()
-        self.router.close()
-        if self._admin is not None:
-            await self._admin.cleanup()
+        await self.data.close()
+        await self._admin.close()
 
 
 @asynccontextmanager
 async def running(settings: ServeSettings) -> AsyncIterator[Server]:
     """A server that has loaded what configuration it can and has opened its ports."""
-    router = Router(settings.name, LastKnownGood(settings.state_dir))
-    server = Server(settings, router)
+    server = Server(settings, _data_side(settings))
     announcing: asyncio.Task[None] | None = None
     try:
-        document = await asyncio.to_thread(_document, settings.config_file)
-        await router.store.start(document)
         await server.open()
         if settings.control_plane_url:
             what = Announcement(
                 settings.control_plane_url, server.admin_url, server.data_url, __version__, settings.admin_token
             )
-            announcing = asyncio.create_task(keep_announcing(router, what))
+            announcing = asyncio.create_task(keep_announcing(server.data.view, what))
         yield server
     finally:
         if announcing is not None:
@@ -107,11 +125,13 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
         await server.close()
 
 
-def spare_the_collector() -> None:
-    """Let requests be freed by their reference counts: they form no cycles worth looking for every 700 objects."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+def _data_side(settings: ServeSettings) -> DataSide:
+    files = LastKnownGood(settings.state_dir)
+    if settings.workers == 1:
+        return SingleProcess(Router(settings.name, files), __version__)
+    from routing.workers.parent import Parent  # noqa: PLC0415 - most routers need nothing of it
+
+    return Parent(settings.name, files, __version__, settings.workers)
 
 
 async def serve(settings: ServeSettings) -> None:
@@ -125,6 +145,8 @@ async def serve(settings: ServeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with running(settings) as server:
+        if settings.workers > 1:
+            loop.add_signal_handler(signal.SIGHUP, server.data.roll)
         spare_the_collector()
         _say_ready(server)
         await stop.wait()
@@ -156,7 +178,7 @@ def _document(path: Path | None) -> bytes | None:
 
 
 def _say_ready(server: Server) -> None:
-    revision = server.router.store.revision
+    revision = server.data.view.store.revision
     state = "no configuration yet" if revision is None else f"revision {revision}"
     line = f"Router {server.settings.name} is ready: {server.data_url} (admin {server.admin_url}, {state})"
     sys.stderr.write(line + "\n")

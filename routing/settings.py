@@ -10,9 +10,11 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+MAX_WORKERS = 64
 
 _name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
 
@@ -34,6 +36,8 @@ class ServeSettings:
     admin_port: int
     state_dir: Path
     admin_token: str | None  # None: the admin port is open, and must be on the loopback
+    workers: int = 1  # processes that serve the data port
+    reuse_port: bool = False  # whether another router may have the data port as well
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
@@ -59,6 +63,8 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         admin_port=given.admin_port,
         state_dir=given.state_dir or data_dir / f"router-{name}",
         admin_token=token,
+        workers=given.workers,
+        reuse_port=given.reuse_port,
     )
 
 
@@ -85,26 +91,46 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", help="this router's name; the host's name unless given")
     parser.add_argument("--host", default=bind, help="address of the data port")
-    parser.add_argument("--port", type=_port, default=_port_from(environ, "WARMPATH_ROUTER_PORT", 8080))
+    parser.add_argument("--port", type=_port, default=_from(environ, "WARMPATH_ROUTER_PORT", _port, 8080))
     parser.add_argument("--admin-host", default=bind, help="address of the admin port")
-    parser.add_argument("--admin-port", type=_port, default=_port_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", 8081))
+    parser.add_argument("--admin-port", type=_port, default=_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081))
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where the last known good configuration is kept")
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        default=_from(environ, "WARMPATH_ROUTER_WORKERS", _workers, 1),
+        metavar="N",
+        help="processes that serve the data port; about one for each core",
+    )
+    parser.add_argument(
+        "--reuse-port",
+        action="store_true",
+        default=bool(from_environment(environ, "WARMPATH_ROUTER_REUSE_PORT")),
+        help="let another router have the data port too, as one does that takes over",
+    )
     return parser
 
 
-def _port_from(environ: Mapping[str, str], name: str, default: int) -> int:
+def _from(environ: Mapping[str, str], name: str, read: Callable[[str], int], default: int) -> int:
     text = from_environment(environ, name)
     try:
-        return default if text is None else _port(text)
-    except ValueError:
-        raise SettingsError(f"{name}: expected a port number") from None
+        return default if text is None else read(text)
+    except argparse.ArgumentTypeError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65_535:
-        raise ValueError(text)
-    return port
+    return _whole(text, 0, 65_535, "a port number")
+
+
+def _workers(text: str) -> int:
+    return _whole(text, 1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
+
+
+def _whole(text: str, least: int, most: int, what: str) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"expected {what}")
+    return int(text)
 
 
 def _default_name() -> str:

@@ -11,6 +11,9 @@ Engines prefill in the order of arrival, so of what waits at a replica the oldes
 come follows from the time since then and from the rate that the replica's answers showed; of a long prompt that is
 nearly done little remains, and a choice that knows it is a tenth better in TTFT. Scraped gauges play no part: they are
 too old to steer bursts.
+
+Where several processes share one port, each counts what it dispatched itself and is told now and then what the others
+did (``tell_elsewhere``). A load then is of all of them, so that whoever chooses sees the whole replica.
 """
 
 from __future__ import annotations
@@ -34,16 +37,18 @@ class Load:
     """Outstanding work at one replica."""
 
     replica: ReplicaId
-    running: int = 0  # requests sent and not ended
+    running: int = 0  # requests sent and not ended, from everywhere
     waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
     waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
     oldest_since_s: float = 0.0  # when the oldest of them came to be it
     prefill: PrefillRate = field(default_factory=PrefillRate)
+    elsewhere_running: int = 0  # of ``running``, what other processes sent
+    elsewhere_tokens: int = 0  # of ``waiting_tokens``, what theirs still wait for
 
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
-        if not self.waiting_tokens:
-            return 0.0
+        if not self.waiting:
+            return float(self.waiting_tokens)
         oldest = ALMOST_DONE * next(iter(self.waiting.values()))
         done = (now_s - self.oldest_since_s) * self.prefill.tokens_per_s
         return self.waiting_tokens - min(done, oldest)
@@ -149,6 +154,14 @@ class LoadBook:
         self.changed(load)
         return ticket
 
+    def tell_elsewhere(self, replica: ReplicaId, running: int, waiting_tokens: int) -> None:
+        """What other processes have at a replica now: requests, and tokens of theirs that still wait."""
+        load = self.load(replica)
+        load.running += running - load.elsewhere_running
+        load.waiting_tokens += waiting_tokens - load.elsewhere_tokens
+        load.elsewhere_running, load.elsewhere_tokens = running, waiting_tokens
+        self.changed(load)
+
     def forget_all_but(self, replicas: Iterable[ReplicaId]) -> None:
         """Drop the loads of other replicas, once nothing runs at them."""
         kept = set(replicas)
@@ -156,7 +169,10 @@ class LoadBook:
 
     def audit(self) -> dict[ReplicaId, tuple[int, int]]:
         """Replicas whose load differs from the sum of their live tickets, by how much; empty when all is well."""
-        off = {load.replica: [load.running, load.waiting_tokens] for load in self._loads.values()}
+        off = {
+            load.replica: [load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens]
+            for load in self._loads.values()
+        }
         for ticket in self._tickets:
             running, waiting_tokens = ticket.share
             difference = off.setdefault(ticket.load.replica, [0, 0])

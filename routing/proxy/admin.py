@@ -108,6 +108,27 @@ class Admin:
         return _json(await self._view.explain(await request.read()))
 
 
+class AdminPort:
+    """The handlers, bound to an address."""
+
+    def __init__(self, view: View) -> None:
+        self._admin = Admin(view)
+        self._runner: web.AppRunner | None = None
+        self.port = 0  # the real one, once open
+
+    async def open(self, host: str, port: int, token: str | None) -> None:
+        """Serve; OSError where the port is taken."""
+        self._runner = web.AppRunner(self._admin.application(token), access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Serve no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
 def _guard(token: str | None) -> Any:
     """Ask for the token, comparing in constant time."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from routing.proxy.log import event
-from routing.proxy.router import Router
+from routing.proxy.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Announcement:
     token: str | None
 
 
-async def keep_announcing(router: Router, what: Announcement) -> None:
+async def keep_announcing(router: View, what: Announcement) -> None:
     """Announce for ever; a heartbeat once the control plane has accepted."""
     url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
     headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
@@ -48,7 +48,7 @@ async def keep_announcing(router: Router, what: Announcement) -> None:
             await asyncio.sleep(_pause_s(failures))
 
 
-async def _announce(session: aiohttp.ClientSession, url: str, router: Router, what: Announcement) -> str | None:
+async def _announce(session: aiohttp.ClientSession, url: str, router: View, what: Announcement) -> str | None:
     """Say it once; why it was not accepted, or None if it was."""
     applied = router.store.applied
     body = {

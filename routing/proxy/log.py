@@ -16,9 +16,13 @@ _bare = re.compile(r"[A-Za-z0-9._:/+@-]+").fullmatch
 class LineFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z WARNING replica_down replica=a reason="connection refused"``."""
 
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._end = "" if worker is None else f" worker={worker}"
+
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}"
+        line = f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{self._end}"
         if record.exc_info:
             line += " exception=" + json.dumps(self.formatException(record.exc_info))
         return line
@@ -38,10 +42,10 @@ def defect(logger: logging.Logger, error: Exception, where: str) -> None:
     event(logger, "defect", level=logging.ERROR, where=where, error=type(error).__name__, at=at)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Send everything to stderr, one line each."""
+def log_to_stderr(level: int = logging.INFO, *, worker: int | None = None) -> None:
+    """Send everything to stderr, one line each; ``worker`` where several processes write there."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(LineFormatter(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 

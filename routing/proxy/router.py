@@ -74,6 +74,7 @@ class Router:
         self.limits = Limits()
         self.is_draining = False
         self._in_flight = 0
+        self.in_flight_elsewhere = 0  # in other processes that share the port
         self._idle = asyncio.Event()  # set by the last request of a draining router
         self._retired: set[ReplicaLink] = set()
         self._ids = count(1)
@@ -106,7 +107,7 @@ class Router:
             return models
         if self.is_draining:
             raise RefusalError(503, "this router is shutting down", retry_after_s=RETRY_AFTER_S)
-        if self._in_flight >= serving.limits.max_in_flight:
+        if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self._in_flight += 1
         return Exchange(self, serving, client, request)

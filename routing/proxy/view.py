@@ -155,8 +155,8 @@ class RouterView:
                     "state": replica.state,
                     "health": finding.health,
                     "reason": finding.reason,
-                    "running": load.running,
-                    "waiting_tokens": load.waiting_tokens,
+                    "running": load.running - load.elsewhere_running,
+                    "waiting_tokens": load.waiting_tokens - load.elsewhere_tokens,
                     "connections": serving.links[replica.name].connections if serving else 0,
                     "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
                 }

@@ -15,6 +15,7 @@ from typing import Any, cast
 import uvloop
 
 from routing.proxy.client import Client
+from routing.proxy.collector import spare_the_collector
 from routing.proxy.router import Router
 from routing.proxy.upstream import Upstream
 from routing.schema import (
@@ -27,7 +28,6 @@ from routing.schema import (
     Settings,
     dump_snapshot,
 )
-from routing.server import spare_the_collector
 from tests.benchmarks.load import SESSIONS, request
 from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
 

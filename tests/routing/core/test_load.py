@@ -52,6 +52,26 @@ def test_a_ticket_may_be_told_twice() -> None:
     assert held(book, A) == (0, 0)
 
 
+def test_a_load_holds_what_others_sent_and_the_books_still_balance() -> None:
+    book = LoadBook()
+    candidates = Candidates({A: 1.0, B: 1.0}, book)
+    mine = book.dispatch(A, 10)
+    book.tell_elsewhere(A, 3, 500)
+    book.tell_elsewhere(B, 1, 0)
+
+    assert held(book, A) == (4, 510)
+    assert candidates.running == 5
+    assert candidates.least_loaded() == B
+    assert book.audit() == {}
+
+    mine.end()
+    assert book.load(A).remaining_tokens(book.clock()) == 500
+    book.tell_elsewhere(A, 0, 0)
+    book.tell_elsewhere(B, 0, 0)
+    assert (held(book, A), held(book, B)) == ((0, 0), (0, 0))
+    assert candidates.running == 0
+
+
 def test_a_prompt_of_no_tokens_still_runs() -> None:
     book = LoadBook()
     ticket = book.dispatch(A, 0)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from routing.proxy.router import Router
+from routing.proxy.single import SingleProcess
 from routing.schema import (
     HealthCheck,
     Limits,
@@ -62,7 +63,9 @@ class Harness:
 
     @property
     def router(self) -> Router:
-        return self.server.router
+        data = self.server.data
+        assert isinstance(data, SingleProcess)
+        return data.router
 
     @property
     def port(self) -> int:

@@ -1,0 +1,114 @@
+"""Listening sockets that several processes share, and how one of them leaves without a connection being refused.
+
+Theory of operation. With SO_REUSEPORT the kernel gives each listening socket a queue of its own, and closing one resets
+whatever waits in its queue. So sockets that leave while others stay first send newcomers to them: a small program,
+attached to the group, names the socket to use by its place in it. Places are given in the order of listening, hence
+those who leave come first; a place that does not exist means the usual choice by hash. When handshakes under way are
+over and the queues are empty, the program is taken off, because it would outlive those who leave, and they close. What
+arrives between these two calls, a microsecond or two, is still reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from routing.proxy.log import event
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048  # connections that the kernel may hold until they are accepted
+HANDSHAKE_S = 1.0  # in which a connection that was begun towards a socket ends in its queue
+QUEUE_DEADLINE_S = 5.0
+_LOOK_S = 0.02
+
+_SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h
+_SO_DETACH_REUSEPORT_BPF = 68
+_LOAD_RANDOM = (0x20, 0, 0, 0xFFFFF000 + 56)  # linux/filter.h: ld [SKF_AD_OFF + SKF_AD_RANDOM]
+_RETURN_A = (0x16, 0, 0, 0)
+_TCP_INFO_QUEUED = 24  # linux/tcp.h: tcpi_unacked, which for a listening socket is the length of its queue
+
+
+async def bind(host: str, port: int, *, count: int, beside_others: bool) -> list[list[socket.socket]]:
+    """``count`` sockets for each address of ``host``, by socket and then by address; OSError if the port is taken.
+
+    ``beside_others``: the port may be another process's too. Otherwise that is an error, as it is without sharing.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    by_address: list[list[socket.socket]] = []
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        if not beside_others:
+            _open(family, address, shared=False).close()
+        first = _open(family, address)
+        rest = [_open(family, first.getsockname()) for _ in range(count - 1)]
+        by_address.append([first, *rest])
+    return [list(sockets) for sockets in zip(*by_address, strict=True)]
+
+
+def _open(family: int, address: tuple[object, ...], *, shared: bool = True) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+async def send_newcomers_to_others(leaving: Sequence[socket.socket]) -> None:
+    """Wait until nothing comes to these sockets any more and nothing waits there; they are accepted from meanwhile.
+
+    The sockets are of one address and were the first to listen at it. Where the kernel cannot do this, nothing
+    happens: what waits in a queue at its end is reset then.
+    """
+    try:
+        _send_beyond(leaving[0], len(leaving))
+    except OSError as error:
+        event(logger, "newcomers_not_sent_on", level=logging.WARNING, reason=error.strerror)
+        return
+    deadline = asyncio.get_running_loop().time() + QUEUE_DEADLINE_S
+    await asyncio.sleep(HANDSHAKE_S)
+    while any(map(queued, leaving)) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(_LOOK_S)
+
+
+def leave(leaving: Sequence[socket.socket]) -> None:
+    """Close sockets, after others have stopped accepting from them."""
+    for listening in leaving:
+        with suppress(OSError):  # nothing was attached
+            listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_REUSEPORT_BPF, 0)
+        listening.close()
+
+
+def queued(listening: socket.socket) -> int:
+    """Connections that wait to be accepted."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_QUEUED + 4)
+    return int.from_bytes(info[_TCP_INFO_QUEUED:], sys.byteorder)
+
+
+def _send_beyond(member: socket.socket, count: int) -> None:
+    """Of the group's sockets, pass over the first ``count``: choose among as many behind them."""
+    program = [
+        _LOAD_RANDOM,
+        (0x94, 0, 0, count),  # mod count
+        (0x04, 0, 0, count),  # add count
+        _RETURN_A,
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    filter_ = struct.pack("HP", len(program), ctypes.addressof(code))
+    member.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, filter_)

@@ -1,0 +1,1 @@
+"""Several router processes behind one data port and one admin port."""

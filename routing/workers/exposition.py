@@ -1,0 +1,122 @@
+"""Workers' metrics, summed.
+
+Theory of operation. A worker's text is taken apart into samples that may be added: a bucket's count is made its own
+instead of cumulative, since each worker shows only the buckets that hold something. Counters and histograms add up, and
+what a worker had counted when it was last seen stays in the sum after its end, so that no sum goes backwards. Gauges
+add up too, over the workers that are there, except where ``GAUGES`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from routing.proxy.metrics import SeriesKey
+
+Rule = Callable[[float, float], float]
+GAUGES: Mapping[str, Rule] = {
+    "warmpath_router_replica_up": min,  # a worker that holds it for down sends it nothing
+    "process_start_time_seconds": min,
+}
+_label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer
+_escape = re.compile(r"\\(.)")
+
+
+class Family(Struct):
+    """One metric: its kind, its help, and its samples by name and labels as they are written."""
+
+    kind: str
+    text: str
+    samples: dict[str, float]
+
+
+Families = dict[str, Family]
+
+
+def parse(text: str) -> Families:
+    """A worker's text; buckets no longer cumulative."""
+    families: Families = {}
+    family, text_of_next, series, cumulative = Family("", "", {}), "", "", 0.0
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            text_of_next = line.split(" ", 3)[3]
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            family = families[name] = Family(kind, text_of_next, {})
+        elif line:
+            key, _, number = line.rpartition(" ")
+            value = _number(number)
+            if family.kind == "histogram" and 'le="' in key:
+                if (now := key.rpartition('le="')[0]) != series:
+                    series, cumulative = now, 0.0
+                value, cumulative = value - cumulative, value
+            family.samples[key] = value
+    return families
+
+
+def add(total: Families, more: Families, *, gauges: bool = True) -> None:
+    """Add to a total; gauges only of workers that are there."""
+    for name, family in more.items():
+        if family.kind == "gauge" and not gauges:
+            continue
+        mine = total.setdefault(name, Family(family.kind, family.text, {})).samples
+        rule = GAUGES.get(name, _plus)
+        for key, value in family.samples.items():
+            mine[key] = rule(mine[key], value) if key in mine else value
+
+
+def lines(families: Families) -> Iterator[str]:
+    """Prometheus text."""
+    for name, family in families.items():
+        yield f"# HELP {name} {family.text}"
+        yield f"# TYPE {name} {family.kind}"
+        if family.kind == "histogram":
+            yield from _histogram_lines(name, family.samples)
+        else:
+            yield from _sample_lines(family.samples.items())
+
+
+def series_key(sample: str) -> SeriesKey:
+    """What a sample's labels say of the configuration."""
+    found = {match[1]: _escape.sub(_unescaped, match[2]) for match in _label(sample)}
+    revision = int(found.get("revision") or 0)
+    return found.get("pool", ""), found.get("group", ""), found.get("replica", ""), found.get("policy", ""), revision
+
+
+def _histogram_lines(name: str, samples: Mapping[str, float]) -> Iterator[str]:
+    """Series by series: buckets in order and cumulative again, then sum and count."""
+    buckets: dict[str, list[tuple[float, str, float]]] = {}
+    for key, value in samples.items():
+        series, found, edge = key.rpartition('le="')
+        if found:
+            buckets.setdefault(series, []).append((float(edge[:-2]), key, value))
+    for series, counts in buckets.items():
+        cumulative = 0.0
+        for _, key, value in sorted(counts):
+            cumulative += value
+            yield f"{key} {_text(cumulative)}"
+        labels = series.removeprefix(f"{name}_bucket{{").rstrip(",")
+        of_all = [f"{name}_{what}{{{labels}}}" for what in ("sum", "count")]
+        yield from _sample_lines((key, samples[key]) for key in of_all if key in samples)
+
+
+def _sample_lines(samples: Iterable[tuple[str, float]]) -> Iterator[str]:
+    return (f"{key} {_text(value)}" for key, value in samples)
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _plus(one: float, other: float) -> float:
+    return one + other
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]

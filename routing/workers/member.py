@@ -1,0 +1,136 @@
+"""One worker, as its parent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from routing.proxy.errors import RefusalError
+from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
+from routing.workers.exposition import Families, parse
+from routing.workers.orders import Orders, Seen, Snapshot, as_plain
+from routing.workers.sequence import KeptBook
+
+START_S = 30.0  # in which a worker begins to answer
+ANSWER_S = 10.0  # in which it answers anything but a new configuration and a drain
+PREPARE_S = 60.0
+END_S = 5.0  # in which it ends, once nothing runs
+_CHUNK = 1000  # records at a time
+
+GONE = (ChannelClosedError, TimeoutError)
+
+
+class Member:
+    """A process and the channel to it. Its decisions are a ``Book``."""
+
+    def __init__(self, orders: Orders, process: asyncio.subprocess.Process, channel: Channel) -> None:
+        self.number = orders.number
+        self.row = orders.row
+        self.process = process
+        self.channel = channel
+        self.is_ready = False  # has the configuration, if there is one, and may accept
+        self.listening: list[int] = []  # slots, as it was last told
+        self.figures: Families = {}
+        self.rows: list[dict[str, Any]] = []  # its replicas
+        self.in_flight = 0
+        self.first, self.last = 1, 0  # decisions
+        self.noted = 0  # of them, those that have a number in the sequence
+        self.seen_at = asyncio.get_running_loop().time()
+        self._running = asyncio.create_task(channel.run())
+
+    @classmethod
+    async def start(cls, orders: Orders, end: socket.socket, inherited: Sequence[int]) -> Member:
+        """A worker that answers; OSError where it does not."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "routing.workers.worker",
+            msgspec.json.encode(orders).decode(),
+            pass_fds=inherited,
+            start_new_session=True,  # a terminal's Ctrl-C is the parent's
+        )
+        member = cls(orders, process, await Channel.open(end, _answer_nothing))
+        try:
+            await member.look(timeout_s=START_S)
+        except (*GONE, DeclinedError):
+            await member.end(0)
+            raise OSError(f"worker {orders.number} did not start") from None
+        return member
+
+    async def look(self, *, timeout_s: float = ANSWER_S) -> None:
+        """See how it is."""
+        seen = msgspec.convert(await self.channel.ask("look", timeout_s=timeout_s), Seen)
+        self.figures = parse(seen.metrics)
+        self.rows, self.in_flight = seen.replicas, seen.in_flight
+        self.first, self.last = seen.first_decision, max(self.last, seen.last_decision)
+        self.seen_at = asyncio.get_running_loop().time()
+
+    async def prepare(self, snapshot: Snapshot) -> None:
+        """Let it make a configuration ready."""
+        await self.channel.ask("prepare", as_plain(snapshot), timeout_s=PREPARE_S)
+
+    async def commit(self) -> None:
+        """Let it put that into force."""
+        await self.channel.ask("commit", timeout_s=ANSWER_S)
+
+    async def listen(self, slots: list[int]) -> None:
+        """Let it accept from these slots' sockets alone."""
+        if slots != self.listening:
+            self.listening = slots
+            await self.channel.ask("listen", slots, timeout_s=ANSWER_S)
+
+    async def explain(self, asked: bytes) -> dict[str, Any]:
+        """The decision that a request would get there."""
+        try:
+            explained: dict[str, Any] = await self.channel.ask("explain", asked, timeout_s=ANSWER_S)
+        except DeclinedError as error:
+            status, message = error.facts.get("status", 500), error.facts.get("message", "internal error")
+            raise RefusalError(status, message) from None
+        return explained
+
+    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+        """Its decisions from one number to another; none if it is gone."""
+        try:
+            found: list[dict[str, Any]] = await self.channel.ask("decisions", [first, last], timeout_s=ANSWER_S)
+        except (*GONE, DeclinedError):
+            return []
+        return found
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Let it accept nothing more and wait until it is idle; then see it a last time."""
+        with suppress(*GONE, DeclinedError):
+            await self.channel.ask("drain", timeout_s=timeout_s)
+            await self.look()
+
+    async def kept(self) -> KeptBook:
+        """Its decisions, to be read when it has ended."""
+        records: list[dict[str, Any]] = []
+        for first in range(self.first, self.last + 1, _CHUNK):
+            records += await self.read(first, min(first + _CHUNK - 1, self.last))
+        return KeptBook(records)
+
+    async def end(self, within_s: float = END_S) -> None:
+        """Close the channel, which ends an idle one; kill it if that takes longer."""
+        self.channel.close()
+        try:
+            async with asyncio.timeout(within_s):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+        self._running.cancel()
+
+    def kill(self) -> None:
+        """End it now."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+
+async def _answer_nothing(question: str, _: Any) -> None:
+    raise DeclinedError(reason=f"a parent does not answer {question}")

@@ -1,0 +1,43 @@
+"""What a parent tells a worker: how it begins, and the questions it is asked later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class Orders(Struct, frozen=True):
+    """How a worker begins; descriptors are inherited."""
+
+    name: str  # the router's
+    number: int  # the worker's slot, from 0 on
+    workers: int
+    channel_fd: int
+    board_fd: int
+    rows: int  # of the board
+    row: int  # this worker's
+    listening_fds: list[list[int]]  # by slot, one for each address
+
+
+class Snapshot(Struct, frozen=True):
+    """A configuration to make ready."""
+
+    document: bytes
+    columns: dict[str, int]  # of the board, by replica
+
+
+class Seen(Struct, frozen=True):
+    """A worker at one moment."""
+
+    metrics: str
+    replicas: list[dict[str, Any]]
+    in_flight: int
+    first_decision: int  # the oldest that is there
+    last_decision: int
+
+
+def as_plain(message: Struct) -> Any:
+    """For the channel."""
+    return msgspec.to_builtins(message, builtin_types=(bytes,))

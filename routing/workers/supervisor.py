@@ -1,0 +1,317 @@
+"""The parent of all workers: starts, watches, restarts and drains them, and gives all of them one configuration.
+
+Theory of operation. The parent opens every worker's listening sockets and keeps them, so that a queue outlives the
+worker that accepts from it. A slot is a worker's place with its sockets; the worker in it may change. Whenever one ends
+unasked, another takes over accepting from its sockets until the slot has a worker again. A restart in good order starts
+the new worker in a slot first, lets it accept from the same sockets, and then drains the old one.
+
+A configuration is made ready by all workers, written to disk, and then put into force by all. A worker that does not
+manage that is killed; a new worker gets what is in force before it accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Coroutine
+from itertools import chain
+from typing import Any
+
+from routing.proxy.config_store import ConfigStore, NackError, Swap
+from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
+from routing.proxy.log import defect, event
+from routing.proxy.router import placed_names
+from routing.schema import Limits, LoadedSnapshot
+from routing.workers.board import Board, assign_columns
+from routing.workers.channel import DeclinedError
+from routing.workers.counts import Counts
+from routing.workers.member import ANSWER_S, GONE, Member
+from routing.workers.orders import Orders, Snapshot
+from routing.workers.sequence import Sequence
+
+LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
+SILENT_S = 30.0  # after which a worker that does not answer is killed
+FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
+LAST_PAUSE_S = 5.0
+STABLE_S = 10.0  # a worker that lived longer than this is replaced without a pause
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """All workers of one router."""
+
+    def __init__(self, name: str, files: LastKnownGood, workers: int) -> None:
+        self.name = name
+        self.store = ConfigStore(self._prepare, files)
+        self.counts = Counts()
+        self.sequence = Sequence()
+        self.restarts = 0
+        self.is_draining = False
+        self._is_open = False  # whether workers may accept
+        self.workers = workers
+        self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
+        self._board = Board.create(2 * workers)  # each slot may have a worker that drains beside its present one
+        self._columns: dict[str, int] = {}
+        self._slots: list[Member | None] = [None] * workers
+        self._members: set[Member] = set()  # those that drain included
+        self._rows = set(range(self._board.rows))  # free ones
+        self._rows_changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sharing = asyncio.Lock()
+        self._is_rolling = False
+        self._pauses_s = [0.0] * workers
+
+    # --- what there is ---
+
+    @property
+    def members(self) -> list[Member]:
+        """Workers whose figures count, those that drain included."""
+        return list(self._members)
+
+    @property
+    def ready(self) -> list[Member]:
+        """Workers that accept, by slot."""
+        return [member for member in self._slots if member is not None and member.is_ready]
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that had not ended when the workers were last seen."""
+        return sum(member.in_flight for member in self._members)
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """How long a worker may take to end what runs."""
+        applied = self.store.applied
+        return (applied.snapshot.config.limits if applied else Limits()).drain_timeout_s
+
+    # --- from start to end ---
+
+    async def open(self, sockets: list[list[socket.socket]], document: bytes | None) -> None:
+        """Start all workers, give them what configuration there is, and let them accept from these sockets."""
+        self._sockets = sockets
+        for listening in chain(*sockets):
+            listening.listen(BACKLOG)
+        await asyncio.gather(*(self._fill(slot) for slot in range(self.workers)))
+        await self.store.start(document)
+        self._is_open = True
+        await self._share_sockets()
+        self._spawn(self._keep_looking())
+
+    def roll(self) -> None:
+        """Begin to replace every worker, unless that is under way."""
+        if self._is_rolling or self.is_draining:
+            event(logger, "roll_ignored", level=logging.WARNING)
+        else:
+            self._is_rolling = True
+            self._spawn(self._roll())
+
+    async def _roll(self) -> None:
+        """One after the other, each once the one in its place accepts; the rest stay if one does not start."""
+        try:
+            for slot in range(self.workers):
+                if self.is_draining:
+                    return
+                await self._fill(slot)
+            event(logger, "workers_rolled", workers=self.workers)
+        except OSError as error:
+            event(logger, "roll_stopped", level=logging.ERROR, reason=str(error))
+        finally:
+            self._is_rolling = False
+
+    async def drain(self, *, to_others: bool) -> None:
+        """Accept nothing more, and let what runs finish; ``to_others``: first send newcomers to another process."""
+        event(logger, "draining", in_flight=self.in_flight, limit_s=self.drain_timeout_s)
+        if to_others:
+            for sockets in zip(*self._sockets, strict=True):
+                await send_newcomers_to_others(sockets)
+        self.is_draining = True
+        await self._share_sockets()
+        self._leave()
+        timeout_s = self.drain_timeout_s + ANSWER_S
+        await asyncio.gather(*(member.drain(timeout_s=timeout_s) for member in self.members))
+
+    async def close(self) -> None:
+        """End everything that is left."""
+        self.is_draining = True
+        self._leave()
+        for task in list(self._tasks):
+            task.cancel()
+        for member in self.members:
+            member.kill()
+        await asyncio.gather(*(member.end() for member in self.members))
+
+    def _leave(self) -> None:
+        leave(list(chain(*self._sockets)))
+        self._sockets = [[] for _ in self._sockets]
+
+    # --- workers ---
+
+    async def _fill(self, slot: int) -> None:
+        """Put a new worker in a slot and drain the one that was there; OSError where the new one does not start."""
+        member = await self._start(slot)
+        try:
+            async with self.store.lock:
+                await self._bring_up_to_date(member)
+                member.is_ready = True
+                before, self._slots[slot] = self._slots[slot], member
+        except (*GONE, DeclinedError) as error:
+            member.kill()
+            raise OSError(f"worker {slot} did not take the configuration: {error!r}") from None
+        await self._share_sockets()
+        if before is not None and before in self._members:
+            self._spawn(self._retire(before))
+
+    async def _start(self, slot: int) -> Member:
+        async with self._rows_changed:
+            await self._rows_changed.wait_for(lambda: self._rows)
+            row = self._rows.pop()
+        mine, theirs = socket.socketpair()
+        try:
+            orders = self._orders(slot, row, theirs.fileno())
+            fds = [orders.channel_fd, orders.board_fd, *chain(*orders.listening_fds)]
+            member = await Member.start(orders, mine, fds)
+        except BaseException:
+            await self._free(row)
+            raise
+        finally:
+            theirs.close()
+        self._members.add(member)
+        self._spawn(self._watch(member, slot))
+        event(logger, "worker_started", worker=slot, pid=member.process.pid)
+        return member
+
+    def _orders(self, slot: int, row: int, channel_fd: int) -> Orders:
+        listening = [[listening.fileno() for listening in sockets] for sockets in self._sockets]
+        return Orders(self.name, slot, self.workers, channel_fd, self._board.fd, self._board.rows, row, listening)
+
+    async def _watch(self, member: Member, slot: int) -> None:
+        """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""
+        born_at = asyncio.get_running_loop().time()
+        status = await member.process.wait()
+        member.channel.close()
+        self._members.discard(member)
+        self.counts.bury(member.figures)
+        self.sequence.replace(member, None)
+        await self._free(member.row)
+        if self._slots[slot] is not member or self.is_draining:
+            return
+        self._slots[slot] = None
+        self.restarts += 1
+        event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=member.process.pid, status=status)
+        await self._share_sockets()
+        lived_s = asyncio.get_running_loop().time() - born_at
+        await self._refill(slot, 0.0 if lived_s > STABLE_S else self._pauses_s[slot])
+
+    async def _refill(self, slot: int, pause_s: float) -> None:
+        """Start a worker anew until one stands, with growing pauses."""
+        while not self.is_draining and self._slots[slot] is None:
+            await asyncio.sleep(pause_s)
+            pause_s = self._pauses_s[slot] = min(LAST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+            try:
+                await self._fill(slot)
+            except OSError as error:
+                event(logger, "worker_not_started", level=logging.ERROR, worker=slot, reason=str(error))
+
+    async def _free(self, row: int) -> None:
+        """Let a row be used again: its worker is gone."""
+        self._board.clear(row)
+        async with self._rows_changed:
+            self._rows.add(row)
+            self._rows_changed.notify_all()
+
+    async def _retire(self, member: Member) -> None:
+        """Drain a worker, take over its decisions, and end it."""
+        await member.drain(timeout_s=self.drain_timeout_s + ANSWER_S)
+        self._note(member)
+        self.sequence.replace(member, await member.kept())
+        await member.end()
+
+    async def _share_sockets(self) -> None:
+        """Every slot's sockets to its worker, those of an empty slot to another; whoever takes over goes first."""
+        async with self._sharing:
+            ready = self.ready if self._is_open and not self.is_draining else []
+            wanted: dict[Member, list[int]] = {member: [] for member in self._members}
+            for slot, member in enumerate(self._slots if ready else ()):
+                owner = member if member is not None and member.is_ready else ready[slot % len(ready)]
+                if owner in wanted:
+                    wanted[owner].append(slot)
+            for takes_over in (True, False):
+                chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
+                await asyncio.gather(*(_or_kill(member, member.listen(slots)) for member, slots in chosen))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self, timeout_s: float = ANSWER_S) -> None:
+        """See how everybody is; who has been silent for too long is killed."""
+        await asyncio.gather(*(self._look_at(member, timeout_s) for member in self.members))
+
+    async def _look_at(self, member: Member, timeout_s: float) -> None:
+        try:
+            await member.look(timeout_s=timeout_s)
+        except (*GONE, DeclinedError):
+            if asyncio.get_running_loop().time() - member.seen_at > SILENT_S:
+                event(logger, "worker_silent", level=logging.ERROR, worker=member.number, pid=member.process.pid)
+                member.kill()
+        self._note(member)
+
+    def _note(self, member: Member) -> None:
+        """Number the decisions that are new."""
+        self.sequence.note(member, member.noted)
+        member.noted = member.last
+
+    # --- the configuration ---
+
+    async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
+        """Let every worker make it ready; NackError if one refuses or there is none."""
+        columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
+        order = Snapshot(snapshot.document, columns)
+        members = self.ready
+        results = await asyncio.gather(*(member.prepare(order) for member in members), return_exceptions=True)
+        prepared = [member for member, result in zip(members, results, strict=True) if result is None]
+        for result in results:
+            if isinstance(result, DeclinedError):
+                reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
+                raise NackError(reason, path=path, revision=snapshot.revision)
+            if isinstance(result, TimeoutError):
+                raise NackError("a worker did not answer", revision=snapshot.revision)
+        if not prepared:
+            raise NackError("no worker is running", revision=snapshot.revision)
+
+        async def swap() -> None:
+            self._columns = columns
+            await asyncio.gather(*(_or_kill(member, member.commit()) for member in prepared))
+
+        return swap
+
+    async def _bring_up_to_date(self, member: Member) -> None:
+        applied = self.store.applied
+        if applied is not None:
+            await member.prepare(Snapshot(applied.snapshot.document, self._columns))
+            await member.commit()
+
+    # --- tasks ---
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            defect(logger, error, "supervisor")
+
+
+async def _or_kill(member: Member, order: Awaitable[None]) -> None:
+    """Let an order be carried out, or end the worker; its successor begins with what is in force."""
+    try:
+        await order
+    except (*GONE, DeclinedError) as error:
+        event(logger, "worker_disobeyed", level=logging.ERROR, worker=member.number, reason=repr(error))
+        member.kill()

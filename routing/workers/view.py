@@ -1,0 +1,110 @@
+"""What the admin port shows of all workers together.
+
+Of a replica's health the worst counts that any worker found: one that holds it for down sends it nothing. A worker
+that has not asked yet does not count. Loads and connections add up.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from routing.proxy import metrics
+from routing.proxy.config_store import ConfigStore
+from routing.proxy.errors import RefusalError
+from routing.proxy.metrics import SeriesKey
+from routing.proxy.router import knows
+from routing.proxy.view import about_lines
+from routing.workers.exposition import lines, parse
+from routing.workers.member import GONE
+from routing.workers.supervisor import Supervisor
+
+LOOK_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
+_BY_HEALTH = ("down", "up", "unknown")  # the first that any worker found
+_SUMS = ("running", "waiting_tokens", "connections")
+
+
+class WorkersView:
+    """One router of several processes, seen from outside."""
+
+    def __init__(self, supervisor: Supervisor, version: str) -> None:
+        self.boot = secrets.token_hex(8)  # of the parent's life
+        self._supervisor = supervisor
+        self._version = version
+        self._turn = count()
+
+    @property
+    def name(self) -> str:
+        """The router's name."""
+        return self._supervisor.name
+
+    @property
+    def store(self) -> ConfigStore:
+        """Where configurations go."""
+        return self._supervisor.store
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why no traffic should come here; None when it may."""
+        if self._supervisor.is_draining:
+            return "draining"
+        if self.store.applied is None:
+            return "no configuration yet"
+        return None if self._supervisor.ready else "no worker is running"
+
+    async def metrics(self) -> str:
+        """Everything counted, as Prometheus text."""
+        supervisor = self._supervisor
+        await supervisor.look(LOOK_S)
+        present = [member.figures for member in supervisor.members]
+        total = supervisor.counts.total([*present, parse("\n".join(metrics.process_lines()))], self._knows)
+        return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Every configured replica, its health and its load."""
+        await self._supervisor.look(LOOK_S)
+        return merged_rows(member.rows for member in self._supervisor.members)
+
+    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
+        """Decisions after a sequence number, oldest first by when the parent learned of them."""
+        await self._supervisor.look(LOOK_S)
+        return await self._supervisor.sequence.after(after, limit)
+
+    async def explain(self, asked: bytes) -> dict[str, Any]:
+        """The decision that a request would get now, by the next worker in turn; RefusalError if it gets none."""
+        ready = self._supervisor.ready
+        turn = next(self._turn)
+        for member in [*ready[turn % len(ready) :], *ready[: turn % len(ready)]] if ready else ():
+            try:
+                return await member.explain(asked)
+            except GONE:
+                continue
+        raise RefusalError(503, "no worker is running")
+
+    def _knows(self, key: SeriesKey) -> bool:
+        applied = self.store.applied
+        return not key[0] or (applied is not None and knows(applied.snapshot.config, key))
+
+    def _worker_lines(self) -> Iterator[str]:
+        supervisor = self._supervisor
+        yield from metrics.header("workers", "gauge", "Worker processes that accept requests.")
+        yield f"{metrics.PREFIX}workers {len(supervisor.ready)}"
+        yield from metrics.header("worker_restarts_total", "counter", "Worker processes that ended unasked.")
+        yield f"{metrics.PREFIX}worker_restarts_total {supervisor.restarts}"
+
+
+def merged_rows(by_worker: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each replica, out of every worker's."""
+    by_replica: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for rows in by_worker:
+        for row in rows:
+            by_replica.setdefault((row["pool"], row["name"]), []).append(row)
+    return [_merged(rows) for rows in by_replica.values()]
+
+
+def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    worst = min(rows, key=lambda row: _BY_HEALTH.index(row["health"]))
+    last_ok_at = max((row["last_ok_at"] for row in rows if row["last_ok_at"]), default=None)
+    return worst | {name: sum(row[name] for row in rows) for name in _SUMS} | {"last_ok_at": last_ok_at}

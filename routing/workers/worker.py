@@ -1,0 +1,153 @@
+"""One worker: a router with its part of the data port, told what to do by its parent.
+
+It has no admin port and no files. When its parent dies, it accepts no more, lets running answers finish and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import uvloop
+
+from routing.proxy.client import Client
+from routing.proxy.collector import spare_the_collector
+from routing.proxy.config_store import Swap
+from routing.proxy.decisions import MAX_BYTES, MAX_RECORDS, DecisionRing
+from routing.proxy.errors import RefusalError
+from routing.proxy.listening import BACKLOG
+from routing.proxy.log import event, log_to_stderr
+from routing.proxy.router import Router
+from routing.proxy.view import RouterView
+from routing.schema import ConfigError, load_snapshot
+from routing.workers.board import Board
+from routing.workers.channel import Channel, DeclinedError
+from routing.workers.orders import Orders, Seen, Snapshot, as_plain
+from routing.workers.shared_loads import SharedLoads
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[Any], Awaitable[Any]]
+
+
+class Worker:
+    """What a worker answers its parent."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.router = Router(orders.name)
+        self.router.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
+        self._orders = orders
+        self._view = RouterView(self.router, "")
+        self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)
+        self._prepared: tuple[Swap, Snapshot] | None = None
+        self._listening: dict[int, list[asyncio.Server]] = {}
+        self._questions: dict[str, Answer] = {
+            "prepare": self._prepare,
+            "commit": self._commit,
+            "listen": self._listen,
+            "look": self._look,
+            "decisions": self._decisions,
+            "explain": self._explain,
+            "drain": self._drain,
+        }
+
+    async def run(self) -> None:
+        """Answer the parent until it goes away or closes the channel."""
+        channel = await Channel.open(socket.socket(fileno=self._orders.channel_fd), self.answer)
+        self._loads.start()
+        spare_the_collector()
+        await channel.run()
+        if not self.router.is_draining:
+            event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.in_flight)
+        await self._drain(None)
+        self._loads.stop()
+        self.router.close()
+
+    async def answer(self, question: str, content: Any) -> Any:
+        """The answer to one question; DeclinedError where there is none."""
+        return await self._questions[question](content)
+
+    async def _prepare(self, content: Any) -> None:
+        """Make a configuration ready beside the one in force."""
+        snapshot = msgspec.convert(content, Snapshot)
+        try:
+            loaded = await asyncio.to_thread(load_snapshot, snapshot.document)
+            self._prepared = await self.router.prepare(loaded), snapshot
+        except ConfigError as error:
+            raise DeclinedError(reason=error.reason, path=error.path) from None
+        except (ValueError, OSError) as error:
+            raise DeclinedError(reason=str(error), path="$") from None
+
+    async def _commit(self, _: Any) -> None:
+        """Put what was made ready last into force."""
+        if self._prepared is None:
+            raise DeclinedError(reason="nothing is prepared")
+        (swap, snapshot), self._prepared = self._prepared, None
+        self._loads.use(snapshot.columns)
+        await swap()
+
+    async def _listen(self, slots: list[int]) -> None:
+        """Accept from the sockets of these slots, and of no others."""
+        for slot in self._listening.keys() - set(slots):
+            for server in self._listening.pop(slot):
+                server.close()
+        for slot in slots:
+            if slot not in self._listening:
+                self._listening[slot] = [await self._accept(fd) for fd in self._orders.listening_fds[slot]]
+
+    async def _accept(self, fd: int) -> asyncio.Server:
+        """Accept from a copy: closing it leaves the socket and its queue to others."""
+        copy = socket.socket(fileno=os.dup(fd))
+        router = self.router
+        return await router.loop.create_server(lambda: Client(router), sock=copy, backlog=BACKLOG)
+
+    async def _look(self, _: Any) -> Any:
+        """What there is to see."""
+        ring = self.router.decisions
+        dropped = ring.after(0, 0)["dropped"]
+        text = "\n".join(self._view.figures())
+        rows = list(self._view.replica_rows())
+        return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
+
+    async def _decisions(self, content: Any) -> list[dict[str, Any]]:
+        """Those from one number to another that are still there."""
+        first, last = content
+        found = self.router.decisions.after(first - 1, last - first + 1)["decisions"]
+        plain: list[dict[str, Any]] = msgspec.to_builtins([one for one in found if one["seq"] <= last])
+        return plain
+
+    async def _explain(self, asked: bytes) -> Any:
+        """The decision that a request would get here now."""
+        try:
+            return msgspec.to_builtins(await self._view.explain(asked))
+        except RefusalError as error:
+            raise DeclinedError(status=error.status, message=error.message) from None
+
+    async def _drain(self, _: Any) -> None:
+        """Accept nothing more, and let what runs finish."""
+        await self._listen([])
+        await self.router.drain()
+
+
+def main() -> None:
+    """Begin as the parent says; signals are the parent's business."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    orders = msgspec.json.decode(sys.argv[1], type=Orders)
+    log_to_stderr(worker=orders.number)
+    uvloop.run(_run(orders))
+
+
+async def _run(orders: Orders) -> None:
+    await Worker(orders).run()
+
+
+if __name__ == "__main__":
+    main()
