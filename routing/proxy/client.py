@@ -104,9 +104,14 @@ class Client(asyncio.Protocol):
             socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         self.transport.abort()
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether a first request or the rest of one is still to come, which a client may count on being answered."""
+        return not self._is_closing and (self._awaits_head or self._in_message)
+
     def drain(self) -> None:
-        """Close if nothing is being answered; else the present answer is the last one."""
-        if self._exchange is None and not self._queue:
+        """Close if nothing is being answered or still owed; else the next answer is the last one."""
+        if self._exchange is None and not self._queue and not self.is_owed:
             self._close()
 
     # --- what the event loop does ---

@@ -31,6 +31,7 @@ from routing.proxy.request import Head, Request
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
 
+OWED_S = 1.0  # that a stopping router waits for requests on new connections
 HEALTH = b"/health"
 MODELS = b"/v1/models"
 _METHODS = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
@@ -105,8 +106,6 @@ class Router:
             raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if head.path == MODELS and (models := _models_of(serving.config)) is not None:
             return models
-        if self.is_draining:
-            raise RefusalError(503, "this router is shutting down", retry_after_s=RETRY_AFTER_S)
         if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self._in_flight += 1
@@ -182,17 +181,26 @@ class Router:
     # --- the end ---
 
     async def drain(self) -> None:
-        """Take no more requests, and wait until the running ones have ended, up to the configured limit."""
+        """Answer what is here or was begun, each as its connection's last, up to the configured limit.
+
+        A connection that was accepted just now may still bring its first request, for ``OWED_S``.
+        """
         self.is_draining = True
         for client in list(self.clients):
             client.drain()
-        if not self._in_flight:
-            return
         try:
             async with asyncio.timeout(self.limits.drain_timeout_s):
-                await self._idle.wait()
+                await self._take_what_is_owed()
+                while self._in_flight:
+                    self._idle.clear()
+                    await self._idle.wait()
         except TimeoutError:
             return
+
+    async def _take_what_is_owed(self) -> None:
+        until = self.loop.time() + OWED_S
+        while any(client.is_owed for client in self.clients) and self.loop.time() < until:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(OWED_S / 50)
 
     def close(self) -> None:
         """End everything at once."""

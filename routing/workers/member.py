@@ -102,6 +102,11 @@ class Member:
             return []
         return found
 
+    async def leave(self) -> None:
+        """Let it accept nothing more."""
+        self.listening = []
+        await self.channel.ask("leave", timeout_s=ANSWER_S)
+
     async def drain(self, *, timeout_s: float) -> None:
         """Let it accept nothing more and wait until it is idle; then see it a last time."""
         with suppress(*GONE, DeclinedError):

@@ -128,7 +128,8 @@ class Supervisor:
             for sockets in zip(*self._sockets, strict=True):
                 await send_newcomers_to_others(sockets)
         self.is_draining = True
-        await self._share_sockets()
+        async with self._sharing:
+            await asyncio.gather(*(_or_kill(member, member.leave()) for member in self.members))
         self._leave()
         timeout_s = self.drain_timeout_s + ANSWER_S
         await asyncio.gather(*(member.drain(timeout_s=timeout_s) for member in self.members))

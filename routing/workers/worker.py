@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ class Worker:
         self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)
         self._prepared: tuple[Swap, Snapshot] | None = None
         self._listening: dict[int, list[asyncio.Server]] = {}
+        self._inherited = list(chain(*orders.listening_fds))
         self._questions: dict[str, Answer] = {
             "prepare": self._prepare,
             "commit": self._commit,
@@ -55,6 +57,7 @@ class Worker:
             "look": self._look,
             "decisions": self._decisions,
             "explain": self._explain,
+            "leave": self._leave,
             "drain": self._drain,
         }
 
@@ -130,9 +133,15 @@ class Worker:
         except RefusalError as error:
             raise DeclinedError(status=error.status, message=error.message) from None
 
-    async def _drain(self, _: Any) -> None:
-        """Accept nothing more, and let what runs finish."""
+    async def _leave(self, _: Any) -> None:
+        """Accept nothing more, and hold no socket open that nobody accepts from."""
         await self._listen([])
+        while self._inherited:
+            os.close(self._inherited.pop())
+
+    async def _drain(self, _: Any) -> None:
+        """The same, and let what runs finish."""
+        await self._leave(None)
         await self.router.drain()
 
 

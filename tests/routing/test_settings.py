@@ -20,6 +20,7 @@ def test_the_defaults_bind_the_loopback_and_the_contracts_ports() -> None:
     )
     assert settings.state_dir == Path(".warmpath/router-one")
     assert settings.admin_token is None
+    assert (settings.workers, settings.reuse_port) == (1, False)
 
 
 def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -29,12 +30,15 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         "WARMPATH_ROUTER_ADMIN_PORT": "9001",
         "WARMPATH_BIND": "0.0.0.0",
         "WARMPATH_DATA_DIR": "/data",
+        "WARMPATH_ROUTER_WORKERS": "4",
+        "WARMPATH_ROUTER_REUSE_PORT": "1",
         "WARMPATH_ROUTER_ADMIN_TOKEN_FILE": str(tmp_path / "token"),
     }
     settings = read_settings(["--control-plane", "http://cp", "--name", "one", "--port", "7000"], environ)
     assert (settings.host, settings.port, settings.admin_port) == ("0.0.0.0", 7000, 9001)
     assert (settings.admin_token, settings.state_dir) == ("s3cret", Path("/data/router-one"))
     assert settings.control_plane_url == "http://cp"
+    assert (settings.workers, settings.reuse_port) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,8 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         (["--config", "c", "--admin-host", "0.0.0.0"], {}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
         (["--config", "c"], {"WARMPATH_BIND": "0.0.0.0"}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
         (["--config", "c"], {"WARMPATH_ROUTER_PORT": "many"}, "WARMPATH_ROUTER_PORT"),
+        (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "0"}, "WARMPATH_ROUTER_WORKERS"),
+        (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "65"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/nowhere"}, "WARMPATH_ROUTER_ADMIN_TOKEN_FILE"),
     ],
 )
@@ -53,7 +59,13 @@ def test_settings_that_make_no_sense_are_named(arguments: list[str], environ: di
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--config", "c", "--control-plane", "http://x"], ["--config", "c", "--port", "-1"]]
+    "arguments",
+    [
+        [],
+        ["--config", "c", "--control-plane", "http://x"],
+        ["--config", "c", "--port", "-1"],
+        ["--config", "c", "--workers", "many"],
+    ],
 )
 def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

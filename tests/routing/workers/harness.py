@@ -1,0 +1,173 @@
+"""A router as an operator starts it, with its workers, and load that notices every lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from routing.schema import RouterConfig, dump_snapshot
+from tests.routing.proxy.harness import BODY, CHAT, Answer, connect, post
+
+DEADLINE_S = 20.0
+_ready = re.compile(r" is ready: http://[\d.]+:(\d+) \(admin (http://[\d.:]+)")
+
+
+class Process:
+    """A running ``python -m routing serve``."""
+
+    def __init__(self, process: asyncio.subprocess.Process, http: aiohttp.ClientSession) -> None:
+        self.process = process
+        self.http = http
+        self.lines: list[str] = []
+        self.port = 0
+        self.admin_url = ""
+        self._has_ended = False
+        self._arrived = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stderr
+        async for line in self.process.stderr:
+            self.lines.append(line.decode())
+            async with self._arrived:
+                self._arrived.notify_all()
+        self._has_ended = True
+        async with self._arrived:
+            self._arrived.notify_all()
+
+    async def line(self, part: str, count: int = 1) -> str:
+        """Wait for the log line that has this in it; the last of so many."""
+        try:
+            async with asyncio.timeout(DEADLINE_S), self._arrived:
+                await self._arrived.wait_for(lambda: self._has_ended or self._count(part) >= count)
+        except TimeoutError:
+            pass
+        assert self._count(part) >= count, f"no {part!r} in\n" + "".join(self.lines)
+        return [line for line in self.lines if part in line][count - 1]
+
+    def _count(self, part: str) -> int:
+        return sum(part in line for line in self.lines)
+
+    async def ready(self) -> None:
+        found = _ready.search(await self.line(" is ready: "))
+        assert found
+        self.port, self.admin_url = int(found[1]), found[2]
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of the workers, which end before they vanish from here."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children]
+
+    async def admin(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        async with asyncio.timeout(DEADLINE_S), self.http.request(method, self.admin_url + path, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    async def push(self, config: RouterConfig, revision: int) -> tuple[int, Any]:
+        return await self.admin("PUT", "/admin/config", data=dump_snapshot(config, revision).document)
+
+    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Answer:
+        """One request on a connection of its own."""
+        async with connect(self.port) as client:
+            await client.send(post(CHAT, body, headers))
+            return await client.answer()
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not await holds():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"waited {DEADLINE_S} s for {what}\n" + "".join(self.lines)) from None
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        async with asyncio.timeout(DEADLINE_S):
+            status = await self.process.wait()
+            await self._reading
+        return status
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, config: RouterConfig | None, *options: str, revision: int = 1, port: int = 0, name: str = "tested"
+) -> AsyncIterator[Process]:
+    """A router with these options, until the block ends."""
+    source = ["--control-plane=http://127.0.0.1:9"]
+    if config is not None:
+        file = folder / f"{name}.json"
+        file.write_bytes(dump_snapshot(config, revision).document)
+        source = [f"--config={file}"]
+    ports = [f"--port={port}", "--admin-port=0", "--host=127.0.0.1", "--admin-host=127.0.0.1"]
+    where = [f"--name={name}", f"--state-dir={folder / name}"]
+    command = [sys.executable, "-m", "routing", "serve", *source, *ports, *where, *options]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with aiohttp.ClientSession() as http:
+        running = Process(process, http)
+        try:
+            await running.ready()
+            yield running
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await asyncio.wait([running._reading], timeout=DEADLINE_S)
+
+
+def worker_of(answer: Answer) -> str:
+    """Which worker answered: the ids that it gives to requests begin with its own."""
+    return answer.headers["x-request-id"].partition("-")[0]
+
+
+class Load:
+    """Clients that open a connection for every request, and count what became of them."""
+
+    def __init__(self, router: Process, clients: int = 4) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.seen_workers: set[str] = set()
+        self._router = router
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._keep_asking()) for _ in range(clients)]
+
+    async def _keep_asking(self) -> None:
+        while not self._is_over:
+            try:
+                answer = await self._router.chat()
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.outcomes[type(error).__name__] += 1
+            else:
+                self.outcomes[str(answer.status)] += 1
+                self.seen_workers.add(worker_of(answer))
+
+    async def more(self, count: int = 200) -> None:
+        """Wait until so many further requests have ended."""
+        wanted = self.outcomes.total() + count
+        async with asyncio.timeout(DEADLINE_S):
+            while self.outcomes.total() < wanted:
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        self._is_over = True
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*self._tasks)
+
+
+@asynccontextmanager
+async def loaded(router: Process, clients: int = 4) -> AsyncIterator[Load]:
+    load = Load(router, clients)
+    await load.more(20)
+    try:
+        yield load
+    finally:
+        await load.stop()

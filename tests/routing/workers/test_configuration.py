@@ -1,0 +1,176 @@
+"""One admin port for all workers: a configuration is in force in all of them or in none, and figures are of all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from routing.proxy.last_known_good import CURRENT, PREVIOUS
+from routing.schema import HealthCheck, PrefixHashSettings, dump_snapshot
+from tests.fakes.replica import FakeReplica, answering
+from tests.routing.proxy.harness import config
+from tests.routing.workers.harness import Process, loaded, serving, worker_of
+
+EXPLAIN = {"path": "/v1/completions", "body": {"prompt": "Say something."}}
+USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
+
+
+async def replicas_by_worker(router: Process, requests: int = 24) -> dict[str, set[str]]:
+    """Where each worker sends the same prompt."""
+    chosen: dict[str, set[str]] = {}
+    for _ in range(requests):
+        answer = await router.chat()
+        chosen.setdefault(worker_of(answer), set()).add(answer.replica)
+    return chosen
+
+
+async def test_a_configuration_is_taken_by_all_workers_and_by_their_successors(
+    four: list[FakeReplica], tmp_path: Path
+) -> None:
+    async with serving(tmp_path, None, "--workers=2") as router:
+        assert (await router.admin("GET", "/readyz"))[0] == 503
+        assert (await router.chat()).status == 503
+        status, ack = await router.push(config(four[:1]), 4)
+        assert (status, ack["status"], ack["revision"]) == (200, "ack", 4)
+        assert set(map(tuple, (await replicas_by_worker(router)).values())) == {("replica-0",)}
+
+        os.kill(router.workers[0], signal.SIGKILL)
+        await router.line("worker_died")
+        status, _ = await router.push(config(four[1:2]), 5)
+        assert status == 200
+        await router.line("worker_started", 3)
+        chosen = await replicas_by_worker(router, 48)
+        assert set(map(tuple, chosen.values())) == {("replica-1",)}
+        _, shown = await router.admin("GET", "/admin/config")
+        assert (shown["revision"], shown["source"], shown["config"]["hash_secret"]) == (5, "push", "***")
+
+
+async def test_what_is_refused_changes_no_worker(four: list[FakeReplica], tmp_path: Path) -> None:
+    async with serving(tmp_path, config(four[:1]), "--workers=2", revision=5) as router:
+        for document, expected in ((dump_snapshot(config(four[1:2]), 4).document, 409), (b"{", 422)):
+            status, nack = await router.admin("PUT", "/admin/config", data=document)
+            assert (status, nack["status"], nack["running_revision"]) == (expected, "nack", 5)
+            assert set(map(tuple, (await replicas_by_worker(router, 8)).values())) == {("replica-0",)}
+        _, shown = await router.admin("GET", "/admin/config")
+        assert shown["last_nack"]["path"] == "$"
+
+
+async def test_a_configuration_that_cannot_be_kept_is_taken_by_no_worker(
+    four: list[FakeReplica], tmp_path: Path
+) -> None:
+    (tmp_path / "tested").write_text("a file where the folder should be")
+    async with serving(tmp_path, None, "--workers=2") as router:
+        status, nack = await router.push(config(four), 1)
+        assert (status, nack["status"], nack["running_revision"]) == (422, "nack", None)
+        assert (await router.chat()).status == 503
+
+
+async def test_the_last_known_good_one_is_written_once_and_served_after_a_restart(
+    four: list[FakeReplica], tmp_path: Path
+) -> None:
+    async with serving(tmp_path, None, "--workers=2") as router:
+        await router.push(config(four[:1]), 6)
+        assert {path.name for path in (tmp_path / "tested").iterdir()} == {CURRENT}
+        await router.push(config(four[1:2]), 7)
+        assert {path.name for path in (tmp_path / "tested").iterdir()} == {CURRENT, PREVIOUS}
+        _, before = await router.admin("GET", "/admin/config")
+        await router.end(signal.SIGKILL)
+    async with serving(tmp_path, None, "--workers=2") as router:
+        assert (await router.chat()).replica == "replica-1"
+        _, after = await router.admin("GET", "/admin/config")
+        assert (after["revision"], after["source"]) == (7, "last_known_good")
+        assert after["boot"] != before["boot"]
+
+
+async def test_configurations_and_workers_change_under_load(four: list[FakeReplica], tmp_path: Path) -> None:
+    async with serving(tmp_path, config(four), "--workers=2") as router, loaded(router) as load:
+        router.process.send_signal(signal.SIGHUP)
+        for revision in range(2, 12):
+            status, _ = await router.push(config(four[revision % 3 :]), revision)
+            assert status == 200
+            await load.more(20)
+        await router.line("workers_rolled")
+        await load.more(20)
+        assert set(load.outcomes) == {"200"}
+
+
+async def test_figures_are_of_all_workers_and_the_boot_is_the_parents(replica: FakeReplica, tmp_path: Path) -> None:
+    replica.script = answering(USAGE)
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        workers = {worker_of(await router.chat()) for _ in range(24)}
+        assert len(workers) == 2
+        _, text = await router.admin("GET", "/metrics")
+        values = {
+            (sample.name, sample.labels.get("replica")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        assert values["warmpath_router_requests_total", "replica-0"] == 24
+        assert values["warmpath_router_ttft_seconds_count", "replica-0"] == 24
+        assert values["warmpath_router_prompt_tokens_total", "replica-0"] == 24 * 431
+        assert values["warmpath_router_workers", None] == 2
+        assert text.count("warmpath_router_info{") == 1
+        _, shown = await router.admin("GET", "/admin/decisions")
+        assert f'boot="{shown["boot"]}"' in text
+        assert shown["boot"] not in workers
+
+        _, first = await router.admin("GET", "/admin/decisions", params={"limit": "10"})
+        _, rest = await router.admin("GET", "/admin/decisions", params={"after": str(first["next"])})
+        assert [one["seq"] for one in first["decisions"] + rest["decisions"]] == list(range(1, 25))
+        assert len({one["request_id"] for one in first["decisions"] + rest["decisions"]}) == 24
+        assert (first["next"], rest["next"], rest["dropped"]) == (10, 24, 0)
+        _, none = await router.admin("GET", "/admin/decisions", params={"after": "24"})
+        assert (none["decisions"], none["next"], none["dropped"]) == ([], 24, 0)
+        status, explained = await router.admin("POST", "/admin/explain", json=EXPLAIN)
+        assert (status, explained["replica"]) == (200, "replica-0")
+        assert (await router.admin("POST", "/admin/explain", json={}))[0] == 422
+
+
+async def test_a_replica_is_down_once_a_worker_finds_it_so(four: list[FakeReplica], tmp_path: Path) -> None:
+    four[1].health_status = 500
+    fast = HealthCheck(failures=1, interval_s=0.05)
+    async with serving(tmp_path, config(four[:2], health=fast), "--workers=2") as router:
+
+        async def found() -> bool:
+            _, shown = await router.admin("GET", "/admin/replicas")
+            return [one["health"] for one in shown["replicas"]] == ["up", "down"]
+
+        await router.until(found, "the findings")
+        _, shown = await router.admin("GET", "/admin/replicas")
+        assert [one["reason"] for one in shown["replicas"]] == [None, "health check answered 500"]
+        assert [one["name"] for one in shown["replicas"]] == ["replica-0", "replica-1"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_token_guards_the_admin_port(workers: int, four: list[FakeReplica], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    os.environ["WARMPATH_ROUTER_ADMIN_TOKEN_FILE"] = str(token)
+    try:
+        async with serving(tmp_path, config(four), f"--workers={workers}") as router:
+            assert (await router.admin("GET", "/admin/config"))[0] == 401
+            assert (await router.admin("GET", "/metrics"))[0] == 200
+            headers = {"Authorization": "Bearer s3cret"}
+            assert (await router.admin("GET", "/admin/config", headers=headers))[0] == 200
+    finally:
+        del os.environ["WARMPATH_ROUTER_ADMIN_TOKEN_FILE"]
+
+
+async def test_the_same_cold_prefix_has_one_home_whoever_decides(four: list[FakeReplica], tmp_path: Path) -> None:
+    affine = config(four, settings=PrefixHashSettings())
+    async with (
+        serving(tmp_path, affine, "--workers=2", name="one") as one,
+        serving(tmp_path, affine, "--workers=1", name="other") as other,
+    ):
+        by_worker = await replicas_by_worker(one)
+        by_worker |= await replicas_by_worker(other, 4)
+        assert len(by_worker) == 3
+        homes = set().union(*by_worker.values())
+        assert len(homes) == 1
+        _, explained = await one.admin("POST", "/admin/explain", json=EXPLAIN)
+        _, again = await other.admin("POST", "/admin/explain", json=EXPLAIN)
+        assert explained["replica"] == again["replica"]

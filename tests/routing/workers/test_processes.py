@@ -1,0 +1,199 @@
+"""Workers may die, be replaced and be drained; whoever is not on one of them notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from routing.schema import Limits
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.workers.harness import Load, Process, loaded, serving, worker_of
+
+
+async def total(router: Process, name: str) -> float:
+    _, text = await router.admin("GET", "/metrics")
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+async def replaced(router: Process, before: list[int]) -> None:
+    async def all_new() -> bool:
+        return len(router.workers) == len(before) and not set(router.workers) & set(before)
+
+    await router.until(all_new, "new workers in the place of all old ones")
+
+
+async def test_connections_go_to_all_workers_and_end_with_their_own_alone(replica: FakeReplica, tmp_path: Path) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    replica.script = script
+    async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(router.port)) for _ in range(24)]
+        heads = []
+        for client in clients:
+            await client.send(post(CHAT))
+            heads.append(await client.read_until(b"\n\n"))
+        workers = [head.lower().partition(b"x-request-id: ")[2][:16] for head in heads]
+        assert len(set(workers)) == 2
+        os.kill(router.workers[0], signal.SIGKILL)
+        await router.line("worker_died")
+        ended = [asyncio.create_task(client.reader.read()) for client in clients]
+
+        async def one_half_ended() -> bool:
+            gone = {worker for worker, task in zip(workers, ended, strict=True) if task.done()}
+            return len(gone) == 1 and all(
+                task.done() for worker, task in zip(workers, ended, strict=True) if worker in gone
+            )
+
+        await router.until(one_half_ended, "the dead worker's connections to end")
+        await router.line("worker_started", 3)
+        assert await one_half_ended()
+        for task in ended:
+            task.cancel()
+
+
+async def test_a_killed_worker_costs_its_own_requests_and_no_connection_is_refused(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        async with loaded(router) as load:
+            for kills in range(1, 4):
+                before = await total(router, "warmpath_router_requests_total")
+                assert before <= load.outcomes.total()
+                os.kill(router.workers[0], signal.SIGKILL)
+                await router.line("worker_died", kills)
+                await load.more(50)  # while there may be one worker only
+                assert await total(router, "warmpath_router_requests_total") >= before
+                await router.line("worker_started", 2 + kills)
+                await load.more(50)
+        assert load.outcomes["ConnectionRefusedError"] == 0
+        lost = load.outcomes.total() - load.outcomes["200"]
+        assert lost <= 3 * 4, load.outcomes  # at most what the clients had under way at each kill
+        assert await total(router, "warmpath_router_worker_restarts_total") == 3
+        assert await router.admin("GET", "/readyz") == (200, {"status": "ready", "revision": 1})
+
+
+async def test_workers_are_replaced_one_by_one_without_losing_a_request(replica: FakeReplica, tmp_path: Path) -> None:
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        before = router.workers
+        async with loaded(router) as load:
+            router.process.send_signal(signal.SIGHUP)
+            await router.line("workers_rolled")
+            await replaced(router, before)
+            await load.more()
+        assert set(load.outcomes) == {"200"}
+        assert len(load.seen_workers) == 4
+        assert await total(router, "warmpath_router_requests_total") == load.outcomes["200"]
+        _, shown = await router.admin("GET", "/admin/decisions", params={"limit": "1000"})
+        assert shown["dropped"] == 0
+        numbers = [one["seq"] for one in shown["decisions"]]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) == min(1000, load.outcomes["200"])
+        assert not [line for line in router.lines if "worker_died" in line]
+
+
+async def test_a_stream_outlives_the_replacement_of_its_worker(replica: FakeReplica, tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+    replica.script = script
+    async with serving(tmp_path, config([replica]), "--workers=2") as router, connect(router.port) as client:
+        before = router.workers
+        await client.send(post(CHAT))
+        await replica.wait_calls(1)
+        router.process.send_signal(signal.SIGHUP)
+        await router.line("workers_rolled")
+        assert set(router.workers) & set(before)
+        go.set()
+        assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
+        await replaced(router, before)
+
+
+async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+    replica.script = script
+    async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(router.port)) for _ in range(8)]
+        for client in clients:
+            await client.send(post(CHAT))
+        await replica.wait_calls(8)
+        ending = asyncio.create_task(router.end())
+        await router.line("draining")
+
+        async def refuses() -> bool:
+            try:
+                async with connect(router.port):
+                    return False
+            except ConnectionRefusedError:
+                return True
+
+        await router.until(refuses, "the port to close")
+        assert (await router.admin("GET", "/readyz"))[0] == 503
+        go.set()
+        for client in clients:
+            assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
+        assert await ending == 0
+        assert not [line for line in router.lines if "worker_died" in line or "defect" in line]
+
+
+@pytest.mark.parametrize("hard", [False, True])
+async def test_no_worker_outlives_its_parent(hard: bool, replica: FakeReplica, tmp_path: Path) -> None:
+    async with serving(tmp_path, config([replica], limits=Limits(drain_timeout_s=5)), "--workers=2") as router:
+        workers = router.workers
+        assert len(workers) == 2
+        await router.end(signal.SIGKILL if hard else signal.SIGTERM)
+
+        async def all_gone() -> bool:
+            return not any(is_running(worker) for worker in workers)
+
+        await router.until(all_gone, "the workers to end")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_second_router_does_not_take_the_port_by_mistake(replica: FakeReplica, tmp_path: Path) -> None:
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        with pytest.raises(AssertionError, match="Address already in use"):
+            async with serving(tmp_path, config([replica]), "--workers=2", port=router.port, name="other"):
+                pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_one_router_takes_over_from_another_without_a_refused_connection(
+    workers: int, replica: FakeReplica, tmp_path: Path
+) -> None:
+    options = (f"--workers={workers}", "--reuse-port")
+    async with serving(tmp_path, config([replica]), *options, name="old") as old:
+        load = Load(old)
+        await load.more()
+        async with serving(tmp_path, config([replica]), *options, port=old.port, name="new") as new:
+            await load.more()
+            assert await old.end() == 0
+            await load.more()
+            first = {worker_of(await new.chat()) for _ in range(24)}
+            await load.stop()
+    assert set(load.outcomes) == {"200"}
+    assert len(load.seen_workers) == 2 * workers
+    assert len(first) == workers

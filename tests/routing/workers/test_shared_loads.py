@@ -1,0 +1,162 @@
+"""Each worker chooses by what all of them have in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from routing.core.types import ReplicaId
+from routing.proxy.router import Router
+from routing.schema import Limits, PrefixHashSettings
+from routing.workers.board import COLUMNS, Board, assign_columns
+from routing.workers.shared_loads import SharedLoads
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.workers.harness import Process, serving
+from tests.routing.workers.test_configuration import EXPLAIN
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Pair:
+    """Two workers' books over one board."""
+
+    def __init__(self) -> None:
+        self.board = Board.create(3)
+        self.routers = [Router("one"), Router("other")]
+        self.shared = [SharedLoads(router, self.board, row) for row, router in enumerate(self.routers)]
+        self.use({"a": 0, "b": 1})
+
+    def use(self, columns: dict[str, int]) -> None:
+        for shared in self.shared:
+            shared.use(columns)
+
+    def exchange(self) -> None:
+        for shared in self.shared * 2:
+            shared.exchange()
+
+    def seen(self, worker: int) -> list[tuple[int, int]]:
+        book = self.routers[worker].loads
+        return [(book.load(name).running, book.load(name).waiting_tokens) for name in (A, B)]
+
+
+async def test_what_one_has_in_flight_the_other_sees() -> None:
+    pair = Pair()
+    one, other = (router.loads for router in pair.routers)
+    first, second = one.dispatch(A, 0), other.dispatch(A, 100)
+    other.dispatch(B, 0)
+    pair.exchange()
+    assert [running for running, _ in pair.seen(0)] == [2, 1]
+    assert pair.seen(0)[0][1] in range(1, 101)  # of 100 tokens, those that are not prefilled yet
+    assert pair.seen(1) == [(2, 100), (1, 0)]
+    assert one.audit() == other.audit() == {}
+
+    second.end()
+    pair.exchange()
+    assert pair.seen(0) == [(1, 0), (1, 0)]
+    first.end()
+    pair.exchange()
+    assert pair.seen(0) == pair.seen(1) == [(0, 0), (1, 0)]
+
+
+async def test_a_dead_workers_row_counts_no_more() -> None:
+    pair = Pair()
+    pair.routers[1].loads.dispatch(A, 7)
+    pair.exchange()
+    assert pair.seen(0)[0][0] == 1
+    pair.board.clear(1)
+    pair.shared[0].exchange()
+    assert pair.seen(0) == [(0, 0), (0, 0)]
+
+
+async def test_replicas_may_change_columns_and_leave() -> None:
+    pair = Pair()
+    tickets = [router.loads.dispatch(name, 0) for router in pair.routers for name in (A, B)]
+    pair.exchange()
+    assert pair.seen(0) == [(2, 0), (2, 0)]
+    pair.use({"b": 5})
+    pair.exchange()
+    assert pair.seen(0) == pair.seen(1) == [(1, 0), (2, 0)]  # each its own of what left
+    for ticket in tickets:
+        ticket.end()
+    pair.exchange()
+    assert pair.seen(0) == pair.seen(1) == [(0, 0), (0, 0)]
+    assert all(pair.board.is_free(column) for column in range(8))
+
+
+def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> None:
+    board = Board.create(2)
+    columns = assign_columns(["a", "b"], {}, board)
+    assert columns == {"a": 0, "b": 1}
+    board.row(1)[1] = 3  # something at the replica of column 0
+    columns = assign_columns(["b"], columns, board)
+    assert assign_columns(["b", "c"], columns, board) == {"b": 1, "c": 2}
+    board.clear(1)
+    assert assign_columns(["b", "c"], columns, board) == {"b": 1, "c": 0}
+
+
+def test_replicas_beyond_the_board_have_no_column() -> None:
+    names = [f"replica-{number}" for number in range(COLUMNS + 5)]
+    assert len(assign_columns(names, {}, Board.create(1))) == COLUMNS
+
+
+class Held:
+    """A replica's script that answers when told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await self.go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+
+async def both_know(router: Process, count: int) -> None:
+    """Wait until each of two workers knows how many requests run."""
+
+    async def know() -> bool:
+        shown = [await router.admin("POST", "/admin/explain", json=EXPLAIN) for _ in range(2)]
+        return all(sum(one["running"] for one in explained["candidates"]) == count for _, explained in shown)
+
+    await router.until(know, f"both workers to know of {count} requests")
+
+
+async def test_two_workers_spread_a_hot_prefix_by_the_load_of_both(four: list[FakeReplica], tmp_path: Path) -> None:
+    held = Held()
+    for replica in four:
+        replica.script = held
+    hot = config(four, settings=PrefixHashSettings(load_factor=1.25, min_bound=1))
+    async with serving(tmp_path, hot, "--workers=2") as router, AsyncExitStack() as stack:
+        workers = set()
+        for count in range(1, 25):
+            client = await stack.enter_async_context(connect(router.port))
+            await client.send(post(CHAT))
+            head = await client.read_until(b"\n\n")
+            workers.add(head.lower().partition(b"x-request-id: ")[2][:16])
+            await both_know(router, count)
+        assert len(workers) == 2
+        spread = Counter({replica.name: len(replica.calls) for replica in four})
+        assert max(spread.values()) <= 8  # ceil(1.25 * 24 / 4); by each one's own half alone it may be 10 and more
+        assert sum(spread.values()) == 24
+        _, shown = await router.admin("GET", "/admin/replicas")
+        assert {one["name"]: one["running"] for one in shown["replicas"]} == spread
+        held.go.set()
+
+
+async def test_the_limit_of_requests_in_flight_is_of_all_workers(four: list[FakeReplica], tmp_path: Path) -> None:
+    held = Held()
+    four[0].script = held
+    few = config(four[:1], limits=Limits(max_in_flight=6))
+    async with serving(tmp_path, few, "--workers=2") as router, AsyncExitStack() as stack:
+        for count in range(1, 7):
+            client = await stack.enter_async_context(connect(router.port))
+            await client.send(post(CHAT))
+            await four[0].wait_calls(count)
+
+        await both_know(router, 6)
+        assert {(await router.chat()).status for _ in range(16)} == {503}
+        assert len(four[0].calls) == 6
+        held.go.set()
