@@ -3,8 +3,8 @@
 Theory of operation. Openings are counted with decay. One with at least ``hot_ratio`` of the requests owns the first
 replicas of its home order that no hotter one owns, in proportion to its share; one replica at least stays for all
 others. The plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
-below ``COOL`` of the ratio, and gains or loses a replica only where its share is off by ``SLACK`` replicas, because
-every change makes somebody cold. On its own replicas a hot opening is warm everywhere, so there conversations are
+below ``COOL`` of the ratio, and gains or loses a replica only where its share is well off its number, because every
+change makes somebody cold. On its own replicas a hot opening is warm everywhere, so there conversations are
 spread: the tier-2 key picks one by a jump hash, which moves few of them when replicas are added or taken away
 (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where that one has more work than the
 least loaded by more than the whole prompt, moving is cheaper even if everything was cached. Any other opening goes by
@@ -26,7 +26,8 @@ from routing.strategies.strategy import Keys
 
 REVIEW = 64  # requests between two looks at the plan
 COOL = 0.7  # of the ratio that made an opening hot, below which it no longer is
-SLACK = 0.75  # replicas that an opening's share may be off before its number changes
+GAIN = 0.75  # replicas that an opening's share must be above its number to gain one, so the rest is rounded up:
+LOSE = 0.5  # hot prompts hit, the others are most of the prefill; and below its number, to lose one
 FEW = 0.1  # replicas' worth of traffic below which the others need none of their own
 _WORD = (1 << 64) - 1
 
@@ -97,7 +98,8 @@ class AffinityGroups:
             if left < 1 or (before is None and share < hot_ratio):
                 continue
             wanted = share * replicas
-            size = before if before is not None and abs(wanted - before) < SLACK else max(1, round(wanted))
+            keeps = before is not None and before - LOSE <= wanted < before + GAIN
+            size = before if before is not None and keeps else max(1, int(wanted + 1 - GAIN))
             sizes[opening] = min(size, left)
             left -= sizes[opening]
         return sizes

@@ -99,7 +99,7 @@ def chat_cells(workload: str) -> Iterator[Cell]:
 
 def literature_cells() -> Iterator[Cell]:
     """The literature's two workloads."""
-    strategies = tuple(all_settings(LITERATURE))
+    strategies = tuple(all_settings(LITERATURE, boundary_bytes=8000))  # the 2,000 tokens of a prefix
     first = int(WARM_UP * LITERATURE_REQUESTS)
     for title, workload, blocks in (
         ("S1, hot prefix: 80 % of the requests have one of 2,000 tokens; bursts of 40", "hot_prefix", 22_000),

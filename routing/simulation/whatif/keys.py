@@ -11,6 +11,7 @@ from routing.schema import Boundary, OpeningSettings, Settings
 from routing.workload.columns import Columns
 
 TOKEN_BYTES = 4  # of text, as the router estimates
+TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
 
 _SPREAD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: multiplying by it spreads ids over 64 bits and loses none
 _WORD = (1 << 64) - 1
@@ -40,8 +41,8 @@ class TraceKeys:
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: of the block after the opening, where the first message begins."""
-        return PrefixHash(self._book.hashes[min(self._start + self._book.depth + 1, self._end) - 1])
+        """Key of the conversation: of the block that ends ``TIER2_TOKENS`` behind the opening, in the first message."""
+        return PrefixHash(self._book.hashes[min(self._start + self._book.conversation, self._end) - 1])
 
     @property
     def chain(self) -> Sequence[int]:
@@ -54,7 +55,8 @@ class KeyBook:
     """The keys of all requests under one policy."""
 
     def __init__(self, settings: Settings, columns: Columns) -> None:
-        self.depth = tier1_depth(settings, columns.block_tokens)
+        self.depth = tier1_depth(settings, columns.block_tokens)  # blocks of the opening
+        self.conversation = self.depth + -(-TIER2_TOKENS // columns.block_tokens)  # blocks that name a conversation
         self.block_tokens = columns.block_tokens
         self._columns = columns
 

@@ -11,11 +11,27 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
+from routing.schema import (
+    Boundary,
+    LeastLoadSettings,
+    LowestCostSettings,
+    PrefixHashSettings,
+    RoundRobinSettings,
+    Settings,
+)
 from routing.simulation.driver_virtual import quantile, replay, replay_in_order
 from routing.simulation.engine import Engine, EngineConfig
+from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
+from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.forest import Forest
+from routing.simulation.whatif.replay import replay as replay_fast
+from routing.simulation.whatif.report import report
+from routing.simulation.whatif.routed import Routed
+from routing.workload.columns import Columns
 from routing.workload.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 NAME = "mooncake_conversation_first30min.jsonl.gz"
@@ -92,3 +108,72 @@ def test_with_timing_hits_and_ttft_are_those_of_the_reference(
     assert 100 * (result.hit_rate or 0) == pytest.approx(hit, abs=1.0)
     assert (mean(waits), quantile(waits, 0.5), quantile(waits, 0.99)) == pytest.approx(ttft, rel=0.10)
     assert len(waits) == len(trace)
+
+
+# --- what-if replays -----------------------------------------------------------------------------------
+
+OFFERED = 0.7  # prompt tokens / what the replicas can prefill
+ORDER: tuple[Settings, ...] = (
+    LowestCostSettings(),  # the reference's approx_ttft
+    LeastLoadSettings(),  # its least_tokens
+    PrefixHashSettings(boundary=Boundary.BYTES, boundary_bytes=4096, load_factor=100.0),  # its hash_k2
+    RoundRobinSettings(),
+)
+
+
+@pytest.fixture(scope="module")
+def forest(trace: list[TraceRequest]) -> Forest:
+    return Forest(Columns.of(trace, BLOCK_TOKENS))
+
+
+def told(forest: Forest, settings: Settings | None, replicas: int, blocks: int) -> dict[str, Any]:
+    """The report on a policy; None is the clairvoyant choice."""
+    model = EngineModel(blocks)
+    columns = forest.columns
+    decider = Clairvoyant() if settings is None else Routed(settings, columns, model, replicas)
+    scale = OFFERED * replicas * model.prefill_rate / columns.prefill_rate()
+    return report(replay_fast(forest, model, replicas, decider, scale), columns)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"), [(1500, 4.8), (4000, 9.1), (12_000, 23.1), (32_000, 32.9), (None, 34.70)]
+)
+def test_one_cache_for_all_hits_what_the_reference_hits(forest: Forest, capacity: int | None, expected: float) -> None:
+    assert 100 * (pooled_hit_rate(forest, capacity) or 0) == pytest.approx(expected, abs=0.055)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "hit", "ttft"),
+    [
+        (None, (4, 4000), 23.0, (1.56, 0.86, 11.1)),
+        (None, (16, 600), 17.3, (1.43, 0.78, 11.0)),
+        (LeastLoadSettings(), (8, 4000), 9.5, (1.67, 0.98, 11.4)),
+        (RoundRobinSettings(), (16, 4000), 8.7, (3.77, 2.07, 19.0)),
+        (RoundRobinSettings(), (16, 16_000), 9.1, (3.73, 2.05, 19.0)),
+    ],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
+def test_strategies_and_the_clairvoyant_choice_bring_what_the_reference_has(
+    forest: Forest, settings: Settings | None, size: tuple[int, int], hit: float, ttft: tuple[float, float, float]
+) -> None:
+    found = told(forest, settings, *size)
+
+    # least_load goes by remaining tokens, which the reference's least_tokens does not know
+    assert 100 * found["token_hit_rate"] == pytest.approx(hit, abs=1.3 if settings == LeastLoadSettings() else 1.0)
+    assert [found["ttft_s"][key] for key in ("mean", "p50", "p99")] == pytest.approx(ttft, rel=0.10)
+
+
+@pytest.mark.parametrize("size", [(4, 600), (4, 4000), (8, 4000), (16, 16_000)])
+def test_the_default_strategy_is_as_good_as_the_clairvoyant_choice(forest: Forest, size: tuple[int, int]) -> None:
+    best, found = told(forest, None, *size), told(forest, LowestCostSettings(), *size)
+
+    assert found["ttft_s"]["mean"] <= 1.05 * best["ttft_s"]["mean"]
+    assert found["ttft_s"]["p99"] <= 1.1 * best["ttft_s"]["p99"]
+    assert found["token_hit_rate"] >= 0.95 * best["token_hit_rate"]
+    assert found["load_max_over_mean"] < 1.3
+
+
+def test_mean_ttft_puts_strategies_in_the_order_of_the_reference(forest: Forest) -> None:
+    means = [told(forest, settings, 8, 4000)["ttft_s"]["mean"] for settings in ORDER]
+
+    assert means == sorted(means)
