@@ -14,7 +14,7 @@ from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=3600)
 SOUND = (head(), chunks(CHUNKS), head(), chunks(CHUNKS))
-CUTS = 3  # ways to cut an answer into pieces, beside whole and byte by byte
+CUTS = 2  # ways to cut an answer into pieces, beside whole and byte by byte
 
 
 def ways_to_send(raw: bytes) -> list[list[bytes]]:

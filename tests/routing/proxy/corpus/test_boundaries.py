@@ -25,7 +25,7 @@ from tests.routing.proxy.corpus.requests import (
     Vector,
 )
 
-CUTS = 600  # at most, of a long one
+CUTS = 400  # at most, of a long one
 
 
 class Listening(Router):

@@ -11,7 +11,7 @@ from tests.routing.proxy.corpus.parsers import by_aiohttp, by_h11
 from tests.routing.proxy.corpus.requests import FOLLOWER, VECTORS
 from tests.routing.proxy.corpus.test_boundaries import Listening, outcome
 
-ROUNDS = int(os.environ.get("WARMPATH_FUZZ_ROUNDS", "400"))  # for each of ten seeds
+ROUNDS = int(os.environ.get("WARMPATH_FUZZ_ROUNDS", "200"))  # for each of ten seeds
 
 PIECES = (
     *(b"\r\n", b"\n", b"\r", b" ", b"\t", b"\0", b":", b",", b";", b"0", b"1", b"7", b"a", b"\xff", b"\x0b", b"\r\n "),

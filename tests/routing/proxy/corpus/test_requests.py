@@ -26,7 +26,7 @@ on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 LIMITS = Limits(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=MAX_BODY_BYTES)
 HEALTH = HealthCheck(path=PROBE_PATH, interval_s=3600)
-CUTS = 4  # ways to cut a vector into pieces, beside whole and byte by byte
+CUTS = 2  # ways to cut a vector into pieces, beside whole and byte by byte
 
 
 @dataclass
