@@ -278,6 +278,57 @@ class HealthCheck(Frozen, frozen=True):
     successes: Annotated[int, Meta(ge=1, le=100)] = 1  # in a row, until it counts as up again
 
 
+class BreakerConfig(Frozen, frozen=True):
+    """When a replica that answers its health checks is taken out all the same, and how it comes back."""
+
+    failures: Annotated[
+        int,
+        Meta(
+            ge=1, le=1000, description="Failed requests in a row that take a replica out.", extra={"unit": "requests"}
+        ),
+    ] = 5
+    open_s: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="How long it stays out before a request tries it.", extra={"unit": "seconds"}),
+    ] = 30.0
+    successes: Annotated[
+        int,
+        Meta(ge=1, le=100, description="Tries in a row that must succeed, one at a time.", extra={"unit": "requests"}),
+    ] = 2
+    max_out_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of a pool's active replicas that may be out once one is taken out; 0 takes none.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 0.5
+    stall_s: (
+        Annotated[
+            float,
+            Meta(
+                ge=0.1,
+                le=600,
+                description="Silence that takes out a replica at which streams wait, beyond what their prefill needs; "
+                "null: none does.",
+                extra={"unit": "seconds"},
+            ),
+        ]
+        | None
+    ) = 3.0
+    slow_start_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="How long a replica that joins or comes back takes from a quarter of its share to all of it; 0 "
+            "gives it all at once.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 60.0
+
+
 class PoolConfig(Frozen, frozen=True):
     """Replicas that serve the same models, and how requests are placed among them."""
 
@@ -287,6 +338,7 @@ class PoolConfig(Frozen, frozen=True):
     replicas: tuple[ReplicaConfig, ...] = ()
     groups: tuple[TaskGroupConfig, ...] = ()
     health: HealthCheck = HealthCheck()
+    breaker: BreakerConfig = BreakerConfig()
 
 
 class Limits(Frozen, frozen=True):
@@ -303,6 +355,14 @@ class Limits(Frozen, frozen=True):
     first_byte_timeout_s: Seconds = 120.0  # until the replica's first body byte
     idle_timeout_s: Seconds = 60.0  # between two reads of a replica's answer
     retries: Annotated[int, Meta(ge=0, le=8)] = 2  # further replicas tried before the first byte
+    retry_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Further tries that requests of the last 10 s allow.", extra={"unit": "ratio"}),
+    ] = 0.2
+    retry_floor_per_s: Annotated[
+        float,
+        Meta(ge=0, le=10_000, description="Further tries allowed whatever the traffic.", extra={"unit": "tries/s"}),
+    ] = 10.0
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 8192  # requests in this router at once
     drain_timeout_s: Seconds = 30.0  # how long a stopping router lets streams finish
 

@@ -37,11 +37,11 @@ class Fleet:
         return shared_ring({name: replica.weight for name, replica in self.replicas.items()})
 
     def candidates(self, health: Health) -> Candidates:
-        """Replicas that are active and up. O(replicas) after a change of health, else O(1)."""
+        """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health."""
         if health.epoch != self._epoch:
             self._epoch = health.epoch
             eligible = {
-                name: replica.weight
+                name: replica.weight * health.share(name)
                 for name, replica in self.replicas.items()
                 if replica.state is ReplicaState.ACTIVE and health.is_up(name)
             }

@@ -17,6 +17,7 @@ too, so that it leaves no client waiting and no load behind.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from time import monotonic
@@ -29,7 +30,7 @@ from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
 from routing.proxy.log import defect
 from routing.proxy.metrics import Outcome
-from routing.proxy.placing import placement_request, refusal_of
+from routing.proxy.placing import is_stream, placement_request, refusal_of
 from routing.proxy.upstream import Failure, Upstream
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 HELD_BYTES = 64 << 10  # of an error answer that is being judged
 RETRIED_STATUSES = frozenset({502, 503, 504})
 SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
+QUEUE_FULL = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
+TOO_MANY = 429
 
 
 class State(IntEnum):
@@ -57,6 +60,7 @@ class State(IntEnum):
     DONE = 5
 
 
+REPLICA_ERROR = Outcome.REPLICA_ERROR
 PLACING, CONNECTING, AWAITING, JUDGING, STREAMING, DONE = State  # an enum's attributes are slow to look up
 
 NEXT = {
@@ -98,6 +102,7 @@ class Exchange:
         "_pool",
         "_record",
         "_request",
+        "_retried_busy",
         "_retried_stale",
         "_router",
         "_serving",
@@ -124,7 +129,7 @@ class Exchange:
         self._pool = self._group = ""  # where no replica was found
         self._tried: set[ReplicaId] = set()
         self._upstream: Upstream | None = None
-        self._retried_stale = False
+        self._retried_stale = self._retried_busy = False
         self._held = b""  # of an error answer
 
     # --- what the client's connection does ---
@@ -147,6 +152,8 @@ class Exchange:
     def cancel(self) -> None:
         """The client has gone: stop the replica's work at once."""
         self._drop_upstream()
+        if self._is_placed and self._router.breakers.troubled:
+            self._router.breakers.withdrawn(ReplicaId(self._record.replica))
         self._finish(Outcome.CANCELLED)
 
     def pause(self) -> None:
@@ -170,6 +177,8 @@ class Exchange:
             self._record = Record.of(decision, self._request.request_id, tokens)
         self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
+        if self._router.breakers.troubled:
+            self._router.breakers.sent(ReplicaId(decision.replica.name))
         upstream = self._serving.links[decision.replica.name].take_idle()
         if upstream is None:
             self._connect()
@@ -209,6 +218,7 @@ class Exchange:
             return
         if not ours:
             self._router.checks.connect_failed(self._decision.replica.name, reason)
+            self._router.breakers.refused(ReplicaId(self._decision.replica.name), reason)
         if not self._retry(Failure.CONNECT):
             name = self._decision.replica.name
             self._refuse(RefusalError(502, f"replica {name!r} cannot be reached: {reason}"))
@@ -223,7 +233,7 @@ class Exchange:
             if self._state is STREAMING:
                 self._delivery.finish(data)  # the middle went straight to its sink
                 self._complete()
-            elif answer.status >= 500:
+            elif answer.status >= TOO_MANY:
                 self._judge(answer, data, last)
             else:
                 self._begin(answer, data, last)
@@ -235,13 +245,15 @@ class Exchange:
         """The answer ends here, though it is not complete."""
         self._upstream = None
         if self._state is STREAMING:
-            self._finish(Outcome.REPLICA_ERROR)
+            self._router.failed(self._record.replica, failure)
+            self._finish(REPLICA_ERROR)
             self._delivery.break_off(_no_answer(self._record.replica, failure))
         elif stale and not self._retried_stale:
             self._retried_stale = True
             self._connect()
         else:
             self._router.checks.suspect(self._decision.replica.name)
+            self._router.failed(self._decision.replica.name, failure)
             if failure is Failure.BAD_ANSWER or not self._retry(failure):
                 self._refuse(_no_answer(self._decision.replica.name, failure))
 
@@ -252,12 +264,44 @@ class Exchange:
         self._held += data
         if not last and len(self._held) <= HELD_BYTES:
             return
-        is_draining = answer.status == 500 and SHUTTING_DOWN in self._held
-        if (is_draining or answer.status in RETRIED_STATUSES) and self._retry(
-            "draining" if is_draining else f"status_{answer.status}"
-        ):
-            return
-        self._begin(answer, self._held, last)
+        cause = self._cause(answer)
+        name = self._decision.replica.name
+        if answer.status < 500 or cause == "busy":
+            self._router.breakers.withdrawn(ReplicaId(name))
+        elif answer.status != 501:
+            self._router.failed(name, cause or f"status_{answer.status}")
+        if cause is None or not self._retry(cause):
+            self._begin(answer, self._held, last)
+
+    def _cause(self, answer: AnswerHead) -> str | None:
+        """Why another replica may do better than this error; None if it would not."""
+        if answer.status == TOO_MANY:
+            if self._retried_busy or not _asks_to_retry(answer.lines):
+                return None
+            self._retried_busy = True
+            return "status_429"
+        if answer.status == 500 and SHUTTING_DOWN in self._held:
+            return "draining"
+        if answer.status == 503 and QUEUE_FULL in self._held:
+            return "busy"
+        return f"status_{answer.status}" if answer.status in RETRIED_STATUSES else None
+
+    # --- from whoever watches the replica ---
+
+    def is_stream(self) -> bool:
+        """Whether the client asked for events, so that the first byte must come with the first token."""
+        return is_stream(self._request.body)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
+        return self._ticket.share[1]
+
+    @_never_raises
+    def stalled(self) -> None:
+        """The replica hangs: go elsewhere, if that is allowed, else wait on."""
+        if self._state is AWAITING:
+            self._retry("stalled")
 
     def _retry(self, cause: str) -> bool:
         """Send the request to a replica that was not tried yet; False if there is none, or the limit is reached."""
@@ -267,6 +311,8 @@ class Exchange:
         try:
             decision = self._serving.placement.decide(self._wanted, self._router.health, self._tried)
         except NoReplicaError:
+            return False
+        if not self._router.retry_budget.spend():
             return False
         self._router.metrics.retried(self._decision, cause)
         self._drop_upstream()
@@ -286,6 +332,8 @@ class Exchange:
         self._record.first_byte(answer.status, monotonic() - request.arrived_at)
         if not last:
             self._ticket.first_byte()  # its end implies it
+        if self._router.breakers.troubled and answer.status < TOO_MANY:
+            self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer)
         del self._wanted, self._decision
         request.body = self._held = b""
@@ -302,8 +350,20 @@ class Exchange:
         if record.status is not None and record.status < 400:
             ttft_s = None if record.retries else record.ttft_s
             self._ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
-        self._finish(self._delivery.outcome())
+        outcome = self._delivery.outcome()
+        if self._router.breakers.troubled or outcome is REPLICA_ERROR:
+            self._judged(outcome, record)
+        self._finish(outcome)
         self._delivery.end()
+
+    def _judged(self, outcome: Outcome, record: Record) -> None:
+        """Tell the replica's breaker how a complete answer was; of errors by status it has heard."""
+        if record.status is None or record.status >= TOO_MANY:
+            return
+        if outcome is REPLICA_ERROR:
+            self._router.failed(record.replica, "error in a stream")
+        else:
+            self._router.breakers.completed(ReplicaId(record.replica))
 
     def _refuse(self, refusal: RefusalError) -> None:
         """No answer of a replica will come: give the router's own."""
@@ -363,3 +423,11 @@ def _no_answer(replica: str, failure: Failure) -> RefusalError:
     if failure is Failure.BAD_ANSWER:
         return RefusalError(502, f"replica {replica!r} answered with something that is not HTTP")
     return RefusalError(502, f"replica {replica!r} closed the connection before its answer was complete")
+
+
+_retry_after = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
+
+
+def _asks_to_retry(lines: bytes) -> bool:
+    """Whether an answer's headers say that it may be asked again."""
+    return _retry_after(lines) is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -53,8 +54,9 @@ class Target:
 class HealthChecks:
     """The findings of this router, and the tasks that make them. Verdicts go to the book that placement reads."""
 
-    def __init__(self, book: HealthBook) -> None:
+    def __init__(self, book: HealthBook, came_up: Callable[[ReplicaId], None]) -> None:
         self._book = book
+        self._came_up = came_up  # hears of each replica that was down and is up again
         self._findings: dict[str, Finding] = {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self._targets: dict[str, Target] = {}
@@ -124,6 +126,7 @@ class HealthChecks:
             finding.is_up = True
             if self._book.mark(ReplicaId(target.name), up=True):
                 event(logger, "replica_up", replica=target.name)
+                self._came_up(ReplicaId(target.name))
 
     def _found_bad(self, target: Target, reason: str) -> None:
         finding = self._findings[target.name]

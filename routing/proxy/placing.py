@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
 from routing.core.request import BODIES, parse_body
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
@@ -20,6 +25,21 @@ def placement_request(path: bytes, body: bytes, session_id: str | None, group: s
         return PlacementRequest(None, group, session_id, NO_PROMPT)
     parsed = parse_body(prompt_path, body)
     return PlacementRequest(parsed.model, group, session_id or parsed.session_key, canonical_prompt(parsed))
+
+
+class _Streaming(Struct):
+    stream: Any = False
+
+
+_streaming = msgspec.json.Decoder(_Streaming)
+
+
+def is_stream(body: bytes) -> bool:
+    """Whether a request's body asks for events. Not on the path of a request that goes well: it decodes the body."""
+    try:
+        return _streaming.decode(body).stream is True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def refusal_of(error: RoutingError) -> RefusalError:

@@ -83,12 +83,22 @@ class ReplicaLink:
         self._idle: dict[Upstream, None] = {}  # insertion order; the latest is used first
         self._open: set[Upstream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.last_end_at = 0.0  # of a complete answer, in loop time
         self.made = 0  # connections, ever
 
     @property
     def connections(self) -> int:
         """How many connections are open, idle ones included."""
         return len(self._open)
+
+    @property
+    def progress_at(self) -> float:
+        """When the latest body byte of any answer came, in loop time; 0 if none ever did. O(connections)."""
+        return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)
+
+    def waiting(self) -> list[Upstream]:
+        """Connections on which somebody waits for a first byte, the longest waiting first. O(connections)."""
+        return sorted((it for it in self._open if it.waiting is not None), key=lambda upstream: upstream.sent_at)
 
     def take_idle(self) -> Upstream | None:
         """A kept-alive connection, if there is one."""

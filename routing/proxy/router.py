@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from dataclasses import dataclass
 from itertools import count
 
 import msgspec
 
+from routing.core.breaker import Breakers
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.residency import Residency
+from routing.core.retry_budget import RetryBudget
+from routing.core.slow_start import SlowStarts
 from routing.core.types import ReplicaId
 from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
@@ -23,13 +27,17 @@ from routing.proxy.exchange import Exchange
 from routing.proxy.health import HealthChecks, Target
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.log import event
 from routing.proxy.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.replica_link import ReplicaLink
 from routing.proxy.request import Head, Request
+from routing.proxy.watch import Watch
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
+
+logger = logging.getLogger(__name__)
 
 OWED_S = 1.0  # that a stopping router waits for requests on new connections
 HEALTH = b"/health"
@@ -64,16 +72,21 @@ class Router:
         self.answer_heads = KnownHeads[AnswerHead]()
         self.loads = LoadBook()
         self.residency = Residency()
+        self.limits = Limits()
         self.health = HealthBook()
-        self.checks = HealthChecks(self.health)
+        self.slow_starts = SlowStarts(self.health)
+        self.breakers = Breakers(self.health, self.loop.time, self._returned)
+        self.checks = HealthChecks(self.health, self._came_up)
+        self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
+        self.watch = Watch(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
         self.store = ConfigStore(self.prepare, files)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
         self.unfinished_bytes = 0  # of bodies that are still coming
-        self.limits = Limits()
         self.is_draining = False
+        self.requests = 0  # taken, ever
         self._in_flight = 0
         self.in_flight_elsewhere = 0  # in other processes that share the port
         self._idle = asyncio.Event()  # set by the last request of a draining router
@@ -109,6 +122,7 @@ class Router:
         if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self._in_flight += 1
+        self.requests += 1
         return Exchange(self, serving, client, request)
 
     def ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
@@ -121,6 +135,24 @@ class Router:
         else:
             self.metrics.placed_ended(record, outcome)
             self.decisions.add(record)
+
+    # --- what becomes of replicas ---
+
+    def failed(self, replica: str, reason: str) -> None:
+        """A replica failed a request in a way that its health check does not see."""
+        if self.breakers.failed(ReplicaId(replica), reason):
+            event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
+
+    def _returned(self, replica: ReplicaId) -> None:
+        event(logger, "replica_back", replica=replica)
+        self._start_slowly(replica)
+
+    def _came_up(self, replica: ReplicaId) -> None:
+        self.breakers.came_up(replica)
+        self._start_slowly(replica)
+
+    def _start_slowly(self, replica: ReplicaId) -> None:
+        self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
 
     # --- configuration ---
 
@@ -177,6 +209,14 @@ class Router:
         self.loads.forget_all_but(placed_names(serving.config))
         self.residency.forget_all_but(placed_names(serving.config))
         self.checks.watch([target for pool in serving.config.pools for target in _targets(pool)])
+        self.breakers.configure(serving.config.pools)
+        self.slow_starts.forget_all_but(set(placed_names(serving.config)))
+        self.retry_budget.ratio = serving.limits.retry_ratio
+        self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
+        if before:
+            for name in _active(serving.config) - _active(before.config):
+                self._start_slowly(name)
+        self.watch.start()
 
     # --- the end ---
 
@@ -208,6 +248,7 @@ class Router:
         for client in list(self.clients):
             client.cut()
         self.checks.close()
+        self.watch.close()
         for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
             link.close()
         self.deadlines.close()
@@ -234,6 +275,12 @@ def knows(config: RouterConfig, key: SeriesKey) -> bool:
 def placed_names(config: RouterConfig) -> list[ReplicaId]:
     """The replicas of all pools."""
     return [ReplicaId(replica.name) for pool in config.pools for replica in pool.replicas]
+
+
+def _active(config: RouterConfig) -> set[ReplicaId]:
+    """The replicas that may get requests."""
+    replicas = (replica for pool in config.pools for replica in pool.replicas)
+    return {ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE}
 
 
 def _targets(pool: PoolConfig) -> list[Target]:

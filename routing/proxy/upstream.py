@@ -44,6 +44,19 @@ class Listener(Protocol):
         """Body bytes came (perhaps none), for the first time or again; ``last`` ends the answer."""
         ...
 
+    def is_stream(self) -> bool:
+        """Whether the first byte must come as soon as the prompt is prefilled."""
+        ...
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
+        ...
+
+    def stalled(self) -> None:
+        """The replica hangs: better to wait for another one."""
+        ...
+
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
         """No more will come. ``stale``: a kept-alive connection that had ended before anything was answered on it."""
         ...
@@ -73,7 +86,7 @@ class Upstream(asyncio.Protocol):
         self._spoilt = False  # this connection carries nothing more after this answer
         self._bodyless = False
         self._head_bytes = 0
-        self._idle_s = 0.0
+        self._first_byte_s = self._idle_s = 0.0
         self._uses = 0
 
     def __repr__(self) -> str:
@@ -88,6 +101,7 @@ class Upstream(asyncio.Protocol):
         self._listener = listener
         self._sink = None
         self._bodyless = bodyless
+        self._first_byte_s = first_byte_s
         self._idle_s = idle_s
         self._answer = None
         self._complete = self._spoilt = False
@@ -113,6 +127,21 @@ class Upstream(asyncio.Protocol):
         """Read on."""
         self._transport.resume_reading()
         self._deadlines.arm(self, self._idle_s)
+
+    @property
+    def waiting(self) -> Listener | None:
+        """Who waits for a first byte on it."""
+        return self._listener if self._sink is None and not self._parts else None
+
+    @property
+    def sent_at(self) -> float:
+        """When the request was sent that waits for its first byte, in loop time."""
+        return self.deadline - self._first_byte_s
+
+    @property
+    def last_byte_at(self) -> float:
+        """When the latest byte of a stream came that is under way, in loop time; 0 where none is or it is paused."""
+        return 0.0 if self._sink is None or self.deadline == NEVER else self.deadline - self._idle_s
 
     def abandon(self) -> None:
         """End the connection at once, whatever it carries; the listener hears nothing more."""
@@ -236,6 +265,7 @@ class Upstream(asyncio.Protocol):
 
     def _end(self) -> None:
         """The answer is complete: back to the pool, or gone."""
+        self.link.last_end_at = self._loop_time()
         self._answer = self._sink = None
         self._complete = False
         if self._spoilt:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from routing.core.breaker import State
 from routing.core.types import ReplicaId, RoutingError
 from routing.proxy import metrics
 from routing.proxy.config_store import ConfigStore
@@ -139,6 +140,7 @@ class RouterView:
         router = self._router
         router.metrics.prune(router.knows)
         yield from router.metrics.lines()
+        yield from self._failure_lines()
         yield from self._replica_lines()
         yield from metrics.process_lines()
 
@@ -147,24 +149,43 @@ class RouterView:
         router, serving = self._router, self._router.serving
         for pool in serving.config.pools if serving else ():
             for replica in pool.replicas:
-                load, finding = router.loads.load(ReplicaId(replica.name)), router.checks.finding(replica.name)
+                name = ReplicaId(replica.name)
+                load, finding = router.loads.load(name), router.checks.finding(name)
+                breaker = router.breakers.troubled.get(name)
                 yield {
                     "pool": pool.name,
                     "name": replica.name,
                     "url": replica.url,
                     "state": replica.state,
                     "health": finding.health,
-                    "reason": finding.reason,
+                    "breaker": router.breakers.state(name),
+                    "reason": finding.reason or (breaker.reason if breaker else None),
+                    "share": router.health.share(name),
                     "running": load.running - load.elsewhere_running,
                     "waiting_tokens": load.waiting_tokens - load.elsewhere_tokens,
                     "connections": serving.links[replica.name].connections if serving else 0,
                     "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
                 }
 
+    def _failure_lines(self) -> Iterator[str]:
+        router = self._router
+        yield from metrics.header("ejections_total", "counter", "Replicas taken out by their breakers, by why.")
+        for (pool, replica, cause), count in router.breakers.opened.items():
+            what = metrics.labels(pool=pool, replica=replica, cause=cause)
+            yield f"{metrics.PREFIX}ejections_total{{{what}}} {count}"
+        yield from metrics.header("retries_refused_total", "counter", "Further tries for which the budget had no room.")
+        yield f"{metrics.PREFIX}retries_refused_total {router.retry_budget.refused}"
+
     def _replica_lines(self) -> Iterator[str]:
         rows = list(self.replica_rows())
         gauges: tuple[tuple[str, str, Callable[[dict[str, Any]], object]], ...] = (
             ("replica_up", "Whether a replica answers its health check.", lambda row: int(row["health"] == "up")),
+            (
+                "replica_out",
+                "Whether a replica's breaker keeps requests away.",
+                lambda row: int(row["breaker"] != State.CLOSED),
+            ),
+            ("replica_share_ratio", "Part of its weight that a replica has.", lambda row: row["share"]),
             ("in_flight", "Requests sent to a replica and not ended.", lambda row: row["running"]),
             ("waiting_tokens", "Estimated prompt tokens without a first byte yet.", lambda row: row["waiting_tokens"]),
         )

@@ -15,6 +15,7 @@ import aiohttp
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
 from routing.schema import (
+    BreakerConfig,
     HealthCheck,
     Limits,
     PolicyConfig,
@@ -44,12 +45,19 @@ def config(
     groups: tuple[TaskGroupConfig, ...] = (),
     limits: Limits | None = None,
     health: HealthCheck | None = None,
+    breaker: BreakerConfig | None = None,
     policy_revision: int = 1,
 ) -> RouterConfig:
     members = tuple(ReplicaConfig(name=one.name, url=one.url, block_tokens=16) for one in replicas)
     policy = PolicyConfig(name="everyday", revision=policy_revision, settings=settings or RoundRobinSettings())
     pool = PoolConfig(
-        name="chat", policy=policy, models=models, replicas=members, groups=groups, health=health or HealthCheck()
+        name="chat",
+        policy=policy,
+        models=models,
+        replicas=members,
+        groups=groups,
+        health=health or HealthCheck(),
+        breaker=breaker or BreakerConfig(),
     )
     return RouterConfig(hash_secret=SECRET, pools=(pool,), limits=limits or Limits())
 

@@ -1,0 +1,158 @@
+"""Replicas that fail requests and not their health checks; and how much is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from routing.schema import BreakerConfig, HealthCheck, Limits
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, fake_replicas, raw, sse
+from tests.fakes.replica import hanging as hang
+from tests.routing.proxy.harness import config, routed
+
+WELL = answering()
+BROKEN = answering(b'{"error":"x"}', status=500)
+QUICK = BreakerConfig(open_s=0.3)
+QUEUE_FULL = (
+    b'{"error":{"message":"The engine is currently busy and cannot accept new requests. Please try again later or on a '
+    b'different instance.","type":"Service Unavailable","code":503}}'
+)
+DEAD_ENGINE = [chunk(sse({"error": {"message": "EngineCore died", "code": 500}})), chunk(sse("[DONE]"))]
+
+
+async def test_a_replica_that_fails_five_times_is_left_alone_and_comes_back_by_trial(two: list[FakeReplica]) -> None:
+    two[0].script = BROKEN
+    async with routed(config(two, breaker=QUICK)) as harness:
+        statuses = [(await harness.chat()).status for _ in range(20)]
+        assert statuses.count(500) == 5
+        assert len(two[0].calls) == 5
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["health"], row["breaker"], row["reason"]) == ("up", "open", "status_500")
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'ejections_total{pool="chat",replica="replica-0",cause="failures"} 1' in text
+        assert 'replica_out{pool="chat",replica="replica-0"} 1' in text
+        two[0].script = WELL
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a trial")
+        for _ in range(8):
+            assert (await harness.chat()).status == 200
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["breaker"], row["reason"], row["share"]) == ("closed", None, 0.25)
+        await harness.at_rest()
+
+
+async def test_while_it_is_tried_no_other_request_goes_there(two: list[FakeReplica]) -> None:
+    two[0].script = BROKEN
+    async with routed(config(two, breaker=QUICK)) as harness:
+        for _ in range(10):
+            await harness.chat()
+        two[0].script = hang
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a trial")
+        trial = asyncio.create_task(harness.chat())
+        while len(two[0].calls) < 6:
+            await asyncio.wait([trial], timeout=0.01)
+            if trial.done():
+                trial = asyncio.create_task(harness.chat())
+        for _ in range(6):
+            assert (await harness.chat()).replica == "replica-1"
+        assert len(two[0].calls) == 6
+        trial.cancel()
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 501])
+async def test_errors_that_are_not_the_replicas_fault_take_nobody_out(status: int, two: list[FakeReplica]) -> None:
+    two[0].script = answering(b"{}", status=status)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 10
+
+
+async def test_a_full_queue_is_tried_elsewhere_and_takes_nobody_out(two: list[FakeReplica]) -> None:
+    two[0].script = answering(QUEUE_FULL, status=503)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            assert (await harness.chat()).replica == "replica-1"
+        assert harness.router.breakers.troubled == {}
+        busy = len(two[0].calls)
+        assert busy >= 10
+        _, text = await harness.admin("GET", "/metrics")
+        assert f'retries_total{{pool="chat",replica="replica-0",cause="busy"}} {busy}' in text
+
+
+async def test_engines_that_die_in_streams_are_noticed(two: list[FakeReplica]) -> None:
+    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), *DEAD_ENGINE, LAST_CHUNK)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 5
+
+
+async def test_answers_cut_short_are_noticed(two: list[FakeReplica]) -> None:
+    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True)
+    async with routed(config(two, health=HealthCheck(failures=100))) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 5
+
+
+async def test_the_only_replica_is_never_taken_out(replica: FakeReplica) -> None:
+    replica.script = BROKEN
+    async with routed(config([replica])) as harness:
+        for _ in range(12):
+            assert (await harness.chat()).status == 500
+    assert len(replica.calls) == 12
+
+
+@pytest.mark.parametrize(("extra", "calls"), [(b"Retry-After: 1\r\n", 2), (b"X-Other: 1\r\n", 1)])
+async def test_too_many_requests_are_tried_elsewhere_once_if_the_replica_says_so(extra: bytes, calls: int) -> None:
+    async with fake_replicas(4, answering(b"{}", status=429, extra=extra)) as replicas:
+        async with routed(config(replicas, limits=Limits(retries=3))) as harness:
+            answer = await harness.chat()
+            assert answer.status == 429
+            assert ("retry-after" in answer.headers) is (calls == 2)
+            await harness.at_rest()
+        assert sum(len(replica.calls) for replica in replicas) == calls
+
+
+async def test_a_sick_pool_is_not_beaten_to_death() -> None:
+    """Every request fails everywhere: replicas see the traffic, a fifth more, and the floor."""
+    async with fake_replicas(4, answering(b"{}", status=503)) as replicas:
+        limits = Limits(retry_ratio=0.2, retry_floor_per_s=1)
+        settings = BreakerConfig(max_out_ratio=0.0)
+        async with routed(config(replicas, limits=limits, breaker=settings)) as harness, harness.connect() as _:
+            for _ in range(300):
+                assert (await harness.chat()).status == 503
+            tries = sum(len(replica.calls) for replica in replicas) - 300
+            assert 10 <= tries <= 0.2 * 300 + 10 + 1
+            _, text = await harness.admin("GET", "/metrics")
+            assert "warmpath_router_retries_refused_total 0" not in text
+
+
+async def test_a_replica_that_joins_starts_slowly(two: list[FakeReplica]) -> None:
+    async def share() -> tuple[float, float]:
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        first, *others = shown["replicas"]
+        return first["share"], others[0]["share"] if others else 0.0
+
+    async with routed(config(two[:1])) as harness:
+        assert await share() == (1.0, 0.0), "nobody is there to take its part"
+        await harness.push(config(two), 2)
+        assert await share() == (1.0, 0.25)
+        for _ in range(50):
+            await harness.chat()
+        assert len(two[1].calls) == pytest.approx(10, abs=1)
+
+
+async def test_a_stream_of_five_hundred_requests_survives_a_replica_that_always_resets(two: list[FakeReplica]) -> None:
+    async def reset(call: Call) -> None:
+        call.reset()
+
+    two[0].script = reset
+    async with routed(config(two, breaker=BreakerConfig(open_s=0.05))) as harness:
+        for _ in range(500):
+            assert (await harness.chat()).status == 200
+        await harness.at_rest()
+        assert len(two[0].calls) < 50

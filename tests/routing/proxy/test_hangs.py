@@ -1,0 +1,247 @@
+"""Replicas whose engine hangs while their health check is well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from routing.proxy.placing import is_stream
+from routing.schema import BreakerConfig, Limits
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
+from tests.routing.proxy.harness import BODY, Harness, config, routed
+
+STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
+QUICK = BreakerConfig(stall_s=0.3, open_s=0.3, slow_start_s=0.4)
+WHOLE = b"".join(sse({"n": number}) for number in range(3))
+
+
+@dataclass
+class Engine:
+    """An engine behind an API server that is always well: as vLLM's, it sends its head before it has any token."""
+
+    first_byte_s: float = 0.02
+    sends_head: bool = True
+    runs: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs.set()
+
+    async def __call__(self, call: Call) -> None:
+        self.taken += 1
+        if self.sends_head:
+            await call.send(STREAM_HEAD)
+        await asyncio.sleep(self.first_byte_s)
+        for number in range(3):
+            await self.runs.wait()
+            await call.send((b"" if self.sends_head or number else STREAM_HEAD) + chunk(sse({"n": number})))
+        await call.send(LAST_CHUNK)
+
+
+def engines(replicas: list[FakeReplica], **what: float) -> list[Engine]:
+    made = [Engine(**what) for _ in replicas]
+    for replica, engine in zip(replicas, made, strict=True):
+        replica.script = engine
+    return made
+
+
+@dataclass
+class Load:
+    """Streams at a fixed rate, each timed to its first byte; clients see no errors or this fails."""
+
+    harness: Harness
+    rate: float
+    ttft_s: list[float] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def run(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for number in range(int(seconds * self.rate)):
+            await asyncio.sleep(max(0.0, begun + number / self.rate - loop.time()))
+            self.tasks.add(asyncio.create_task(self.ask()))
+
+    async def ask(self) -> None:
+        begun = time.perf_counter()
+        answer = await self.harness.chat(STREAM)
+        assert (answer.status, answer.body) == (200, WHOLE)
+        self.ttft_s.append(time.perf_counter() - begun)
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(20):
+            await asyncio.gather(*self.tasks)
+
+
+async def is_out(harness: Harness, name: str = "replica-0") -> None:
+    await harness.until(lambda: not harness.router.health.is_up(name), f"{name} to be out")
+
+
+def test_only_a_body_that_says_so_asks_for_a_stream() -> None:
+    assert is_stream(STREAM)
+    for body in (BODY, b"", b"{", b"[]", b'{"stream":false}', b'{"stream":"true"}', b'{"text":"\\"stream\\":true"}'):
+        assert not is_stream(body)
+
+
+@pytest.mark.parametrize("sends_head", [True, False])
+async def test_an_engine_that_hangs_is_taken_out_and_its_streams_go_elsewhere(
+    sends_head: bool, two: list[FakeReplica]
+) -> None:
+    first, second = engines(two, sends_head=sends_head)
+    async with routed(config(two, breaker=QUICK)) as harness:
+        load = Load(harness, rate=50)
+        await load.run(0.5)
+        await load.ended()
+        first.runs.clear()
+        await load.run(1.0)
+        await is_out(harness)
+        await load.ended()
+        assert (two[0].probes > 0, two[0].health_status) == (True, 200)
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["health"], row["running"]) == ("up", 0)
+        assert row["reason"].startswith("no byte for ")
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'ejections_total{pool="chat",replica="replica-0",cause="stalled"}' in text
+        assert 'retries_total{pool="chat",replica="replica-0",cause="stalled"}' in text
+        assert second.taken > first.taken
+        await harness.at_rest()
+
+
+async def test_it_comes_back_by_trial_and_starts_slowly(two: list[FakeReplica]) -> None:
+    first, _ = engines(two)
+    async with routed(config(two, breaker=QUICK)) as harness:
+        load = Load(harness, rate=50)
+        first.runs.clear()
+        await load.run(0.8)
+        await is_out(harness)
+        before = first.taken
+        await load.run(1.0)
+        assert first.taken - before <= 3, "while it hangs, it gets one request a trial"
+        first.runs.set()
+        shares = set()
+
+        def is_back() -> bool:
+            shares.add(harness.router.health.share("replica-0"))
+            return harness.router.breakers.troubled == {} and harness.router.health.share("replica-0") == 1.0
+
+        more = asyncio.create_task(load.run(3.0))
+        await harness.until(is_back, "it to have its whole share")
+        assert min(shares) == 0.25
+        assert len(shares) > 2
+        await more
+        await load.ended()
+        await harness.at_rest()
+
+
+async def test_long_prefills_are_no_hang(two: list[FakeReplica]) -> None:
+    """4 s of silence, of a prompt that may take 6: 16,000 tokens at the default rate, three times over."""
+    engines(two, first_byte_s=4.0)
+    prompt = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x" * 64_000}]})
+    async with routed(config(two, breaker=QUICK)) as harness:
+        assert (await harness.chat(prompt.encode())).status == 200
+        assert harness.router.breakers.opened == {}
+        assert sum(len(replica.calls) for replica in two) == 1
+
+
+async def test_answers_that_are_no_streams_may_take_their_time(two: list[FakeReplica]) -> None:
+    engines(two, first_byte_s=1.5)
+    async with routed(config(two, breaker=QUICK)) as harness:
+        assert (await harness.chat(BODY)).status == 200
+        assert harness.router.breakers.opened == {}
+
+
+async def test_a_replica_that_works_for_others_meanwhile_does_not_hang(two: list[FakeReplica]) -> None:
+    """A running stream gives a byte now and then; a waiting one gets its first after 1.5 s."""
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        if len(two[0].calls) == 1:
+            for number in range(20):
+                await call.send(chunk(sse({"n": number})))
+                await asyncio.sleep(0.1)
+        else:
+            await asyncio.sleep(1.5)
+            await call.send(chunk(sse({"n": 0})))
+        await call.send(LAST_CHUNK)
+
+    two[0].script = script
+    async with routed(config(two[:1], breaker=BreakerConfig(stall_s=0.3, max_out_ratio=1.0))) as harness:
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(harness.chat(STREAM)) for _ in range(2)]
+        assert [task.result().status for task in answers] == [200, 200]
+        assert harness.router.breakers.opened == {}
+
+
+async def test_silences_that_end_well_become_usual(two: list[FakeReplica]) -> None:
+    """The cap keeps the only replica in; what it shows is that 1 s is usual there, so that 2 s later is no hang."""
+    (engine,) = engines(two[:1], first_byte_s=1.2)
+    async with routed(config(two[:1], breaker=BreakerConfig(stall_s=0.3))) as harness:
+        await harness.chat(STREAM)
+        await asyncio.gather(*(harness.chat(STREAM) for _ in range(2)))
+        usual_s = harness.router.watch._usual["chat"].longest_s(harness.router.loop.time())
+        assert 0.7 < usual_s < 1.3
+        engine.first_byte_s = 2.0
+        breaker = BreakerConfig(stall_s=0.3, max_out_ratio=1.0)
+        await harness.push(config(two[:1], breaker=breaker), 2)
+        assert (await harness.chat(STREAM)).status == 200
+        assert harness.router.breakers.opened == {}
+
+
+async def test_when_all_hang_half_stays_and_nobody_is_refused(two: list[FakeReplica]) -> None:
+    both = engines(two)
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=1))) as harness:
+        for engine in both:
+            engine.runs.clear()
+        waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(6)]
+        await harness.until(lambda: len(harness.router.breakers.opened) > 0, "one to be out")
+        assert any(harness.router.health.is_up(name) for name in ("replica-0", "replica-1"))
+        for engine in both:
+            engine.runs.set()
+        for answer in await asyncio.gather(*waiting):
+            assert (answer.status, answer.body) == (200, WHOLE)
+        await harness.at_rest()
+
+
+async def test_streams_that_may_not_be_tried_again_wait_on(two: list[FakeReplica]) -> None:
+    both = engines(two)
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=0))) as harness:
+        both[0].runs.clear()
+        waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(4)]
+        await is_out(harness)
+        both[0].runs.set()
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+async def test_at_the_defaults_a_hang_is_over_within_five_seconds() -> None:
+    """R8 in short: 4 replicas, 60 streams/s; whoever was elsewhere, or comes later, notices nothing."""
+    chance = random.Random(4)
+    async with fake_replicas(4) as replicas:
+        made = engines(replicas)
+        async with routed(config(replicas)) as harness:
+            load = Load(harness, rate=60)
+            await load.run(2.0)
+            await load.ended()
+            base_s = p99(load.ttft_s)
+            hung = made[chance.randrange(4)]
+            name = f"replica-{made.index(hung)}"
+            hung.runs.clear()
+            begun = time.monotonic()
+            running = asyncio.create_task(load.run(4.5))
+            await is_out(harness, name)
+            assert time.monotonic() - begun <= 5.0
+            await running
+            await load.ended()
+            load.ttft_s.clear()
+            await load.run(2.0)
+            await load.ended()
+            assert p99(load.ttft_s) <= 1.2 * base_s + 0.2, "and it stays so while it is out"
+            await harness.at_rest()
