@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -40,6 +41,8 @@ from routing.strategies.placement import Placement
 logger = logging.getLogger(__name__)
 
 OWED_S = 1.0  # that a stopping router waits for requests on new connections
+LINGER_S = 2.0  # the same for requests on idle ones, where another process goes on in its place
+LAST_WORDS_S = 0.2  # in which what was written last reaches clients
 HEALTH = b"/health"
 MODELS = b"/v1/models"
 _METHODS = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
@@ -220,27 +223,34 @@ class Router:
 
     # --- the end ---
 
-    async def drain(self) -> None:
+    async def drain(self, *, linger_s: float = 0.0) -> None:
         """Answer what is here or was begun, each as its connection's last, up to the configured limit.
 
-        A connection that was accepted just now may still bring its first request, for ``OWED_S``.
+        A connection that was accepted just now may still bring its first request, for ``OWED_S``; an idle one another
+        request, for ``linger_s``.
         """
         self.is_draining = True
-        for client in list(self.clients):
-            client.drain()
         try:
             async with asyncio.timeout(self.limits.drain_timeout_s):
-                await self._take_what_is_owed()
+                await self._wait_until(lambda: not self.clients, linger_s)
+                self._close_idle()
+                await self._wait_until(lambda: not any(client.is_owed for client in self.clients), OWED_S)
                 while self._in_flight:
                     self._idle.clear()
                     await self._idle.wait()
+                self._close_idle()
+                await self._wait_until(lambda: not self.clients, LAST_WORDS_S)
         except TimeoutError:
             return
 
-    async def _take_what_is_owed(self) -> None:
-        until = self.loop.time() + OWED_S
-        while any(client.is_owed for client in self.clients) and self.loop.time() < until:  # noqa: ASYNC110 - rare
-            await asyncio.sleep(OWED_S / 50)
+    async def _wait_until(self, holds: Callable[[], bool], most_s: float) -> None:
+        until = self.loop.time() + most_s
+        while not holds() and self.loop.time() < until:  # noqa: ASYNC110 - rare, and nothing to tell anybody on the path
+            await asyncio.sleep(0.01)
+
+    def _close_idle(self) -> None:
+        for client in list(self.clients):
+            client.drain()
 
     def close(self) -> None:
         """End everything at once."""

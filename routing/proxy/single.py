@@ -9,7 +9,7 @@ import socket
 from routing.proxy.client import Client
 from routing.proxy.listening import BACKLOG, bind, leave, send_newcomers_to_others
 from routing.proxy.log import event
-from routing.proxy.router import Router
+from routing.proxy.router import LINGER_S, Router
 from routing.proxy.view import RouterView
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,9 @@ class SingleProcess:
         """Accept nothing more, and let what runs finish."""
         event(logger, "draining", in_flight=self.router.in_flight, limit_s=self.router.limits.drain_timeout_s)
         await asyncio.gather(*(send_newcomers_to_others([shared]) for shared in self._shared))
+        linger_s = LINGER_S if self._shared else 0.0
         self._stop_accepting()
-        await self.router.drain()
+        await self.router.drain(linger_s=linger_s)
 
     async def close(self) -> None:
         """End everything that is left."""

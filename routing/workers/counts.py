@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from routing.proxy.metrics import GRACE_S, SeriesKey
-from routing.workers.exposition import Families, Family, add, series_key
+from routing.workers.exposition import Families, add, series_key
+
+Knows = Callable[[SeriesKey], bool]
 
 _EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
 
@@ -19,36 +21,32 @@ class Counts:
         self._past: Families = {}
         self._left_at: dict[str, float] = {}  # when a sample was first seen to have left the configuration
 
-    def bury(self, last_seen: Families) -> None:
+    def bury(self, last_seen: Families, knows: Knows) -> None:
         """Keep what a worker had counted that has ended."""
+        self.total([], knows)  # which lets go of what left the configuration, whether anybody asks or not
         add(self._past, last_seen, gauges=False)
 
-    def total(self, present: Iterable[Families], knows: Callable[[SeriesKey], bool]) -> Families:
+    def total(self, present: Iterable[Families], knows: Knows) -> Families:
         """Everything, without series that left the configuration too long ago."""
         total: Families = {}
         for families in (self._past, *present):
             add(total, families)
-        known: dict[SeriesKey, bool] = {}
-        for name, family in total.items():
-            family.samples = {
-                key: value for key, value in family.samples.items() if self._is_shown(name, key, knows, known)
-            }
+        gone = self._gone({sample for family in total.values() for sample in family.samples}, knows)
+        for families in (total, self._past):
+            for family in families.values():
+                for sample in gone & family.samples.keys():
+                    del family.samples[sample]
         return total
 
-    def _is_shown(
-        self, name: str, sample: str, knows: Callable[[SeriesKey], bool], known: dict[SeriesKey, bool]
-    ) -> bool:
-        key = series_key(sample)
-        if key not in known:
-            known[key] = knows(key)
-        if known[key]:
-            self._left_at.pop(sample, None)
-            return True
-        now = self._clock()
-        if now - self._left_at.setdefault(sample, now) < GRACE_S - _EARLIER_S:
-            return True
-        self._past.get(name, _NOTHING).samples.pop(sample, None)
-        return False
-
-
-_NOTHING = Family("", "", {})
+    def _gone(self, samples: set[str], knows: Knows) -> set[str]:
+        """Of these, what left the configuration too long ago."""
+        known: dict[SeriesKey, bool] = {}
+        now, left_at = self._clock(), {}
+        for sample in samples:
+            key = series_key(sample)
+            if key not in known:
+                known[key] = knows(key)
+            if not known[key]:
+                left_at[sample] = self._left_at.get(sample, now)
+        self._left_at = left_at
+        return {sample for sample, at in left_at.items() if now - at > GRACE_S - _EARLIER_S}

@@ -19,7 +19,7 @@ from routing.workers.sequence import KeptBook
 
 START_S = 30.0  # in which a worker begins to answer
 ANSWER_S = 10.0  # in which it answers anything but a new configuration and a drain
-PREPARE_S = 60.0
+PREPARE_S = 15.0  # a configuration of a thousand replicas takes a second
 END_S = 5.0  # in which it ends, once nothing runs
 _CHUNK = 1000  # records at a time
 
@@ -107,10 +107,10 @@ class Member:
         self.listening = []
         await self.channel.ask("leave", timeout_s=ANSWER_S)
 
-    async def drain(self, *, timeout_s: float) -> None:
+    async def drain(self, linger_s: float, *, timeout_s: float) -> None:
         """Let it accept nothing more and wait until it is idle; then see it a last time."""
         with suppress(*GONE, DeclinedError):
-            await self.channel.ask("drain", timeout_s=timeout_s)
+            await self.channel.ask("drain", linger_s, timeout_s=timeout_s)
             await self.look()
 
     async def kept(self) -> KeptBook:

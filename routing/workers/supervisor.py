@@ -22,7 +22,8 @@ from routing.proxy.config_store import ConfigStore, NackError, Swap
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.log import defect, event
-from routing.proxy.router import placed_names
+from routing.proxy.metrics import SeriesKey
+from routing.proxy.router import LINGER_S, knows, placed_names
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
@@ -75,6 +76,11 @@ class Supervisor:
     def ready(self) -> list[Member]:
         """Workers that accept, by slot."""
         return [member for member in self._slots if member is not None and member.is_ready]
+
+    def knows(self, key: SeriesKey) -> bool:
+        """Whether a series' labels are in the configuration."""
+        applied = self.store.applied
+        return not key[0] or (applied is not None and knows(applied.snapshot.config, key))
 
     @property
     def in_flight(self) -> int:
@@ -131,8 +137,8 @@ class Supervisor:
         async with self._sharing:
             await asyncio.gather(*(_or_kill(member, member.leave()) for member in self.members))
         self._leave()
-        timeout_s = self.drain_timeout_s + ANSWER_S
-        await asyncio.gather(*(member.drain(timeout_s=timeout_s) for member in self.members))
+        linger_s, timeout_s = LINGER_S if to_others else 0.0, self.drain_timeout_s + ANSWER_S
+        await asyncio.gather(*(member.drain(linger_s, timeout_s=timeout_s) for member in self.members))
 
     async def close(self) -> None:
         """End everything that is left."""
@@ -175,6 +181,7 @@ class Supervisor:
             fds = [orders.channel_fd, orders.board_fd, *chain(*orders.listening_fds)]
             member = await Member.start(orders, mine, fds)
         except BaseException:
+            mine.close()
             await self._free(row)
             raise
         finally:
@@ -194,7 +201,7 @@ class Supervisor:
         status = await member.process.wait()
         member.channel.close()
         self._members.discard(member)
-        self.counts.bury(member.figures)
+        self.counts.bury(member.figures, self.knows)
         self.sequence.replace(member, None)
         await self._free(member.row)
         if self._slots[slot] is not member or self.is_draining:
@@ -225,7 +232,7 @@ class Supervisor:
 
     async def _retire(self, member: Member) -> None:
         """Drain a worker, take over its decisions, and end it."""
-        await member.drain(timeout_s=self.drain_timeout_s + ANSWER_S)
+        await member.drain(LINGER_S, timeout_s=self.drain_timeout_s + ANSWER_S)
         self._note(member)
         self.sequence.replace(member, await member.kept())
         await member.end()

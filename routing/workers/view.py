@@ -14,8 +14,6 @@ from typing import Any
 from routing.proxy import metrics
 from routing.proxy.config_store import ConfigStore
 from routing.proxy.errors import RefusalError
-from routing.proxy.metrics import SeriesKey
-from routing.proxy.router import knows
 from routing.proxy.view import about_lines
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
@@ -59,7 +57,7 @@ class WorkersView:
         supervisor = self._supervisor
         await supervisor.look(LOOK_S)
         present = [member.figures for member in supervisor.members]
-        total = supervisor.counts.total([*present, parse("\n".join(metrics.process_lines()))], self._knows)
+        total = supervisor.counts.total([*present, parse("\n".join(metrics.process_lines()))], supervisor.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
 
     async def replicas(self) -> list[dict[str, Any]]:
@@ -82,10 +80,6 @@ class WorkersView:
             except GONE:
                 continue
         raise RefusalError(503, "no worker is running")
-
-    def _knows(self, key: SeriesKey) -> bool:
-        applied = self.store.applied
-        return not key[0] or (applied is not None and knows(applied.snapshot.config, key))
 
     def _worker_lines(self) -> Iterator[str]:
         supervisor = self._supervisor

@@ -69,7 +69,7 @@ class Worker:
         await channel.run()
         if not self.router.is_draining:
             event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.in_flight)
-        await self._drain(None)
+        await self._drain(0.0)
         self._loads.stop()
         self.router.close()
 
@@ -139,10 +139,10 @@ class Worker:
         while self._inherited:
             os.close(self._inherited.pop())
 
-    async def _drain(self, _: Any) -> None:
-        """The same, and let what runs finish."""
+    async def _drain(self, linger_s: float) -> None:
+        """The same, and let what runs finish; ``linger_s``: meanwhile idle connections may bring another request."""
         await self._leave(None)
-        await self.router.drain()
+        await self.router.drain(linger_s=linger_s)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from routing.schema import RouterConfig, dump_snapshot
-from tests.routing.proxy.harness import BODY, CHAT, Answer, connect, post
+from tests.routing.proxy.harness import BODY, CHAT, Answer, RawClient, connect, post
 
 DEADLINE_S = 20.0
 _ready = re.compile(r" is ready: http://[\d.]+:(\d+) \(admin (http://[\d.:]+)")
@@ -131,24 +131,36 @@ def worker_of(answer: Answer) -> str:
 
 
 class Load:
-    """Clients that open a connection for every request, and count what became of them."""
+    """Clients that count what became of their requests.
 
-    def __init__(self, router: Process, clients: int = 4) -> None:
+    They open a connection for each, or keep one for as long as the router does not say that it closes it.
+    """
+
+    def __init__(self, router: Process, clients: int = 4, *, keep: bool = False) -> None:
         self.outcomes: Counter[str] = Counter()
         self.seen_workers: set[str] = set()
         self._router = router
         self._is_over = False
+        self._keep = keep
         self._tasks = [asyncio.create_task(self._keep_asking()) for _ in range(clients)]
 
     async def _keep_asking(self) -> None:
         while not self._is_over:
             try:
-                answer = await self._router.chat()
+                async with connect(self._router.port) as client:
+                    await self._ask(client)
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.outcomes[type(error).__name__] += 1
-            else:
-                self.outcomes[str(answer.status)] += 1
-                self.seen_workers.add(worker_of(answer))
+
+    async def _ask(self, client: RawClient) -> None:
+        """One request, or as many as the connection takes."""
+        while not self._is_over:
+            await client.send(post(CHAT))
+            answer = await client.answer()
+            self.outcomes[str(answer.status)] += 1
+            self.seen_workers.add(worker_of(answer))
+            if not self._keep or answer.headers.get("connection") == "close":
+                return
 
     async def more(self, count: int = 200) -> None:
         """Wait until so many further requests have ended."""
@@ -164,8 +176,8 @@ class Load:
 
 
 @asynccontextmanager
-async def loaded(router: Process, clients: int = 4) -> AsyncIterator[Load]:
-    load = Load(router, clients)
+async def loaded(router: Process, clients: int = 4, *, keep: bool = False) -> AsyncIterator[Load]:
+    load = Load(router, clients, keep=keep)
     await load.more(20)
     try:
         yield load

@@ -80,10 +80,13 @@ async def test_a_killed_worker_costs_its_own_requests_and_no_connection_is_refus
         assert await router.admin("GET", "/readyz") == (200, {"status": "ready", "revision": 1})
 
 
-async def test_workers_are_replaced_one_by_one_without_losing_a_request(replica: FakeReplica, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+async def test_workers_are_replaced_one_by_one_without_losing_a_request(
+    keep: bool, replica: FakeReplica, tmp_path: Path
+) -> None:
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         before = router.workers
-        async with loaded(router) as load:
+        async with loaded(router, 12, keep=keep) as load:
             router.process.send_signal(signal.SIGHUP)
             await router.line("workers_rolled")
             await replaced(router, before)
@@ -180,13 +183,14 @@ async def test_a_second_router_does_not_take_the_port_by_mistake(replica: FakeRe
                 pass
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_one_router_takes_over_from_another_without_a_refused_connection(
-    workers: int, replica: FakeReplica, tmp_path: Path
+    workers: int, keep: bool, replica: FakeReplica, tmp_path: Path
 ) -> None:
     options = (f"--workers={workers}", "--reuse-port")
     async with serving(tmp_path, config([replica]), *options, name="old") as old:
-        load = Load(old)
+        load = Load(old, 12, keep=keep)
         await load.more()
         async with serving(tmp_path, config([replica]), *options, port=old.port, name="new") as new:
             await load.more()

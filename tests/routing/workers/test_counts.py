@@ -1,0 +1,111 @@
+"""Sums over workers: nothing counted twice, nothing going backwards."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from routing.proxy.histogram import Histogram
+from routing.proxy.metrics import GRACE_S, SeriesKey, header
+from routing.workers.counts import Counts
+from routing.workers.exposition import Families, add, lines, parse, series_key
+
+
+def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat") -> str:
+    histogram = Histogram()
+    for value in seconds:
+        histogram.observe(value)
+    where = f'pool="{pool}",group="",replica="a"'
+    return "\n".join(
+        [
+            *header("requests_total", "counter", "Requests."),
+            f'warmpath_router_requests_total{{{where},policy="p",revision="3",reason="x",outcome="ok"}} {count}',
+            *header("ttft_seconds", "histogram", "TTFT."),
+            *histogram.lines("warmpath_router_ttft_seconds", where),
+            *header("replica_up", "gauge", "Up."),
+            f'warmpath_router_replica_up{{pool="{pool}",replica="a"}} {up}',
+            *header("in_flight", "gauge", "In flight."),
+            f'warmpath_router_in_flight{{pool="{pool}",replica="a"}} 2',
+        ]
+    )
+
+
+def everything(_: SeriesKey) -> bool:
+    return True
+
+
+def text(families: Families) -> str:
+    return "\n".join(lines(families)) + "\n"
+
+
+def values(families: Families) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text(families)):
+        for sample in family.samples:
+            found[sample.name + sample.labels.get("le", "")] = sample.value
+    return found
+
+
+@given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
+def test_merged_histograms_are_the_histogram_of_everything(by_worker: list[list[float]]) -> None:
+    total: Families = {}
+    for seconds in by_worker:
+        add(total, parse(exposed(1, seconds)))
+    whole = values(parse(exposed(len(by_worker), [value for seconds in by_worker for value in seconds])))
+    merged = values(total)
+    assert merged.pop("warmpath_router_ttft_seconds_sum") == pytest.approx(
+        whole.pop("warmpath_router_ttft_seconds_sum")
+    )
+    for known in (merged, whole):
+        known.pop("warmpath_router_in_flight")
+    assert merged == whole
+
+
+def test_one_workers_text_is_shown_as_it_was() -> None:
+    before = exposed(5, [0.1, 0.1, 3.0, 5000.0])
+    assert sorted(text(parse(before)).splitlines()) == sorted(before.splitlines())
+
+
+def test_gauges_add_up_but_a_replica_is_up_only_where_all_find_it_so() -> None:
+    total = Counts().total([parse(exposed(1, [], up=1)), parse(exposed(2, [], up=0))], everything)
+    assert values(total)["warmpath_router_in_flight"] == 4
+    assert values(total)["warmpath_router_replica_up"] == 0
+    assert values(total)["warmpath_router_requests_total"] == 3
+
+
+def test_what_an_ended_worker_counted_stays_and_its_gauges_go() -> None:
+    counts = Counts()
+    counts.bury(parse(exposed(7, [0.1])), everything)
+    counts.bury(parse(exposed(5, [0.1])), everything)
+    alone = values(counts.total([], everything))
+    assert alone["warmpath_router_requests_total"] == 12
+    assert alone["warmpath_router_ttft_seconds_count"] == 2
+    assert "warmpath_router_in_flight" not in alone
+    assert values(counts.total([parse(exposed(1, []))], everything))["warmpath_router_requests_total"] == 13
+    assert values(counts.total([], everything))["warmpath_router_requests_total"] == 12
+
+
+def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> None:
+    now = 0.0
+    counts = Counts(lambda: now)
+
+    def knows(key: SeriesKey) -> bool:
+        return key[0] != "old"
+
+    counts.bury(parse(exposed(7, [0.1], pool="old")), everything)
+    present = parse(exposed(2, [], pool="old"))
+    assert values(counts.total([present], knows))["warmpath_router_requests_total"] == 9
+    now = GRACE_S - 60
+    assert values(counts.total([present], knows))["warmpath_router_requests_total"] == 9
+    now = GRACE_S - 10  # before the worker itself lets go of it
+    assert values(counts.total([present], knows)) == {}
+    assert values(counts.total([], everything)) == {}
+    assert counts._left_at == {}
+
+
+def test_labels_are_read_as_they_were_written() -> None:
+    sample = 'm{pool="a\\"b\\\\c\\n",group="",replica="r{}, =",policy="p",revision="12",le="0.5"}'
+    assert series_key(sample) == ('a"b\\c\n', "", "r{}, =", "p", 12)
+    assert series_key("process_cpu_seconds_total") == ("", "", "", "", 0)

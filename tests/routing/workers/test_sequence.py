@@ -1,0 +1,121 @@
+"""Decisions of many workers, read as one sequence."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from routing.workers import sequence as module
+from routing.workers.sequence import KeptBook, Sequence
+
+
+class Book:
+    """A worker's ring of records."""
+
+    def __init__(self, name: str, room: int = 10_000) -> None:
+        self.name = name
+        self.room = room
+        self.last = 0
+        self.noted = 0
+
+    @property
+    def first(self) -> int:
+        return max(1, self.last - self.room + 1)
+
+    def decide(self, sequence: Sequence, count: int) -> None:
+        self.last += count
+        sequence.note(self, self.noted)
+        self.noted = self.last
+
+    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+        return [{"seq": number, "id": f"{self.name}{number}"} for number in range(max(first, self.first), last + 1)]
+
+
+async def everything(sequence: Sequence, limit: int = 1000) -> tuple[list[str], int]:
+    """What a reader gets that goes on from where it left off, and how much it is told was dropped."""
+    after, ids, dropped = 0, [], 0
+    while True:
+        page = await sequence.after(after, limit)
+        numbers = [one["seq"] for one in page["decisions"]]
+        assert numbers == sorted(set(numbers))
+        assert all(after < number <= page["next"] for number in numbers)
+        assert page["next"] - after == len(numbers) + page["dropped"]
+        ids += [one["id"] for one in page["decisions"]]
+        dropped += page["dropped"]
+        if page["next"] == after:
+            return ids, dropped
+        after = page["next"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+async def test_every_record_is_read_once_in_the_order_it_was_learned_of(limit: int) -> None:
+    sequence, a, b = Sequence(), Book("a"), Book("b")
+    for book, count in ((a, 2), (b, 1), (b, 2), (a, 3), (b, 0)):
+        book.decide(sequence, count)
+    assert await everything(sequence, limit) == (["a1", "a2", "b1", "b2", "b3", "a3", "a4", "a5"], 0)
+    assert len(sequence) == 3  # stretches in a row are one
+
+
+async def test_a_reader_learns_what_it_came_too_late_for() -> None:
+    sequence, a, b = Sequence(), Book("a", room=3), Book("b")
+    a.decide(sequence, 5)
+    b.decide(sequence, 2)
+    assert await everything(sequence) == (["a3", "a4", "a5", "b1", "b2"], 2)
+    a.decide(sequence, 1)
+    assert await everything(sequence, 1) == (["a4", "a5", "b1", "b2", "a6"], 3)
+
+
+async def test_a_killed_workers_records_count_as_dropped_and_a_retired_ones_stay() -> None:
+    sequence, a, b = Sequence(), Book("a"), Book("b")
+    for book, count in ((a, 2), (b, 2), (a, 1)):
+        book.decide(sequence, count)
+    sequence.replace(b, None)
+    assert await everything(sequence) == (["a1", "a2", "a3"], 2)
+    sequence.replace(a, KeptBook(await a.read(1, 3)))
+    assert await everything(sequence, 1) == (["a1", "a2", "a3"], 2)
+    sequence.replace(a, None)
+    assert await everything(sequence) == (["a1", "a2", "a3"], 2)
+
+
+async def test_a_number_beyond_the_end_or_no_room_at_all_moves_nobody() -> None:
+    sequence, a = Sequence(), Book("a")
+    assert await sequence.after(7, 10) == {"decisions": [], "next": 0, "dropped": 0}
+    a.decide(sequence, 2)
+    assert (await sequence.after(9, 10))["next"] == 2
+    assert await sequence.after(1, 0) == {"decisions": [], "next": 1, "dropped": 0}
+
+
+async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RECORDS", 10)
+    sequence = Sequence()
+    for life in range(50):
+        book = Book(f"{life}-")
+        book.decide(sequence, 4)
+        sequence.replace(book, KeptBook(await book.read(1, 4)))
+        assert sum(map(len, sequence._kept)) <= 10
+        assert len(sequence) <= 2
+    ids, dropped = await everything(sequence)
+    assert (len(ids), dropped) == (8, 192)
+
+
+async def test_any_life_of_workers_is_read_without_repetition() -> None:
+    chance = random.Random(3)
+    for _ in range(30):
+        sequence, books, noted = Sequence(), [Book("0", 5)], 0
+        for step in range(40):
+            book = chance.choice(books)
+            count = chance.randrange(4)
+            book.decide(sequence, count)
+            noted += count
+            if chance.random() < 0.2:
+                kept = KeptBook(await book.read(1, book.last)) if chance.random() < 0.5 else None
+                sequence.replace(book, kept)
+                books.remove(book)
+                books.append(Book(f"{step}-", 5))
+            if chance.random() < 0.3:
+                books.append(Book(f"{step}+", 5))
+        ids, dropped = await everything(sequence, chance.choice([1, 2, 7, 1000]))
+        assert len(ids) == len(set(ids))
+        assert len(ids) + dropped == noted

@@ -1,0 +1,168 @@
+"""The supervisor itself, with real workers, where a test must reach into its clock or its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from routing.proxy.config_store import NackError, Source
+from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.listening import bind
+from routing.schema import dump_snapshot
+from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
+from routing.workers.member import Member
+from routing.workers.supervisor import SILENT_S, Supervisor
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import config
+
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def supervised(folder: Path, document: bytes | None, workers: int = 2) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor("tested", LastKnownGood(folder), workers)
+    try:
+        await supervisor.open(await bind("127.0.0.1", 0, count=workers, beside_others=False), document)
+        yield supervisor
+    finally:
+        await supervisor.close()
+
+
+async def until(holds: Any, what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited {DEADLINE_S} s for {what}") from None
+
+
+async def test_a_worker_that_is_silent_for_too_long_is_replaced(replica: FakeReplica, tmp_path: Path) -> None:
+    async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
+        stopped = supervisor.ready[0]
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        await supervisor.look(0.05)
+        assert stopped in supervisor.ready  # slow, perhaps
+        stopped.seen_at -= SILENT_S
+        await supervisor.look(0.05)
+        await until(lambda: stopped not in supervisor.members, "the silent worker to be killed")
+        await until(lambda: len(supervisor.ready) == 2, "its successor")
+        assert supervisor.restarts == 1
+
+
+async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
+    four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
+        prepare = Member.prepare
+
+        async def refuse_in_one(self: Member, snapshot: Any) -> None:
+            await prepare(self, snapshot)
+            if self.number == 1:
+                raise DeclinedError(reason="no room", path="$.pools")
+
+        monkeypatch.setattr(Member, "prepare", refuse_in_one)
+        with pytest.raises(NackError) as refused:
+            await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
+        assert (refused.value.reason, refused.value.path, refused.value.revision) == ("no room", "$.pools", 2)
+        monkeypatch.undo()
+        await supervisor.look()
+        assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-0"}
+        await supervisor.store.apply(dump_snapshot(config(four[2:3]), 3).document, Source.PUSH)
+        await supervisor.look()
+        assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-2"}
+
+
+async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_it(
+    four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
+        commit = Member.commit
+        victim = supervisor.ready[0]
+
+        async def die_in_one(self: Member) -> None:
+            if self is victim:
+                self.kill()
+                await self.process.wait()
+            await commit(self)
+
+        monkeypatch.setattr(Member, "commit", die_in_one)
+        applied = await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
+        assert applied.snapshot.revision == 2
+        await until(lambda: victim not in supervisor.members and len(supervisor.ready) == 2, "a successor")
+        await supervisor.look()
+        assert [row["name"] for member in supervisor.ready for row in member.rows] == ["replica-1"] * 2
+
+
+async def test_with_no_worker_a_configuration_is_refused(
+    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, None, workers=1) as supervisor:
+
+        async def fails(*_: object) -> Member:
+            raise OSError("no process")
+
+        monkeypatch.setattr(Member, "start", fails)
+        supervisor.ready[0].kill()
+        await until(lambda: not supervisor.ready, "the worker's end")
+        with pytest.raises(NackError, match="no worker is running"):
+            await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
+        monkeypatch.undo()
+        await until(lambda: len(supervisor.ready) == 1, "a worker, after a pause")
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_rows_and_channels_do_not_run_out(tmp_path: Path) -> None:
+    async with supervised(tmp_path, None) as supervisor:
+        before = open_files()
+        for restarts in range(1, 7):
+            supervisor.ready[0].kill()
+            await until(lambda n=restarts: supervisor.restarts == n and len(supervisor.ready) == 2, "a successor")
+        assert len(supervisor.members) == 2
+        assert len(supervisor._rows) == 2
+        assert open_files() <= before
+
+
+async def test_a_channel_says_why_there_is_no_answer() -> None:
+    async def answer(question: str, content: Any) -> Any:
+        if question == "decline":
+            raise DeclinedError(reason="because", path="$")
+        if question == "fail":
+            raise ZeroDivisionError
+        if question == "never":
+            await asyncio.Event().wait()
+        return content
+
+    ends = socket.socketpair()
+    mine, theirs = [await Channel.open(end, answer) for end in ends]
+    running = [asyncio.create_task(channel.run()) for channel in (mine, theirs)]
+    assert await mine.ask("echo", {"a": [1, b"x"]}, timeout_s=5) == {"a": [1, b"x"]}
+    big = b"x" * (8 << 20)
+    assert await asyncio.gather(*(mine.ask("echo", big, timeout_s=5), theirs.ask("echo", 2, timeout_s=5))) == [big, 2]
+    with pytest.raises(DeclinedError) as declined:
+        await mine.ask("decline", timeout_s=5)
+    assert declined.value.facts == {"reason": "because", "path": "$"}
+    with pytest.raises(DeclinedError) as failed:
+        await mine.ask("fail", timeout_s=5)
+    assert failed.value.facts == {"reason": "internal error"}
+    with pytest.raises(TimeoutError):
+        await mine.ask("never", timeout_s=0.01)
+    waiting = asyncio.create_task(mine.ask("never", timeout_s=5))
+    await asyncio.sleep(0)
+    theirs.close()
+    with pytest.raises(ChannelClosedError):
+        await waiting
+    with pytest.raises(ChannelClosedError):
+        await mine.ask("echo", timeout_s=5)
+    await asyncio.wait(running, timeout=5)
