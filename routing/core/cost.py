@@ -9,13 +9,14 @@ opening and of those who hold the next shorter one. Where more hold it than are 
 that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
 
 Costs within ``TIE_TOKENS`` of the least count as equal, and a key decides: the first block that nobody holds. So a new
-prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded; where
-its home on the ring is not among the equal ones, a hash of their names and the key tells them apart.
+prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded: the
+replica whose name has the highest hash with the key, which spreads keys more evenly than a ring does. Among many, where
+hashing every name would cost too much, it is the home on the ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -40,14 +41,14 @@ class CostRule:
         self.by_rate = by_rate
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
-        """The candidate with the least cost, of equal ones the first in the key's home order."""
+        """The candidate with the least cost, of equal ones the key's home."""
         members, costs = self._compared(match, key, prompt_tokens, candidates)
         least = min(costs)
         best = members[costs.index(least)]
         limit = least + TIE_TOKENS / self._speed(best)
         tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
         if len(tied) > 1:
-            best = self._first_home(tied, key)
+            best = self._first_home(tied, key, candidates)
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
         return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
 
@@ -81,11 +82,14 @@ class CostRule:
         members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
         return members, self.costs(members, match, prompt_tokens, now_s)
 
-    def _first_home(self, tied: Iterable[Member], key: int) -> Member:
-        """The key's home if that is among them, else whoever has the highest hash with it."""
-        home = next(self.ring.walk(PrefixHash(key)))
-        by_name = {member.replica: member for member in tied}
-        return by_name.get(home) or by_name[max(by_name, key=lambda name: xxh3_64_intdigest(name, key))]
+    def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
+        """Whoever has the highest hash with the key; where not all were compared, its home on the ring comes first."""
+        if len(candidates) > EVERYBODY:
+            home = next(self.ring.walk(PrefixHash(key)))
+            for member in tied:
+                if member.replica == home:
+                    return member
+        return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
 
     def _speed(self, member: Member) -> float:
         return member.load.prefill.tokens_per_s if self.by_rate else member.weight
