@@ -1,14 +1,14 @@
 """What a request would cost at each candidate: the work ahead of it, and what it would have to prefill.
 
-Theory of operation. The cost at a replica is ``remaining + 80 * running + alpha * uncached``, in tokens, divided by
-the replica's speed. Whatever the figures are, that grows with the load and falls with what the replica holds of the
-prompt, so the least is found among few. Where those who hold the longest known opening are few, and one of them costs
-less than an idle replica without it would, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all are
-compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest known
-opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of them
-that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
+Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + alpha * uncached``, in tokens,
+divided by the replica's speed. Whatever the figures are, that grows with the load and falls with what the replica holds
+of the prompt, so the least is found among few. Where those who hold the longest known opening are few, and one of them
+costs less than an idle replica without it would, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all
+are compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest
+known opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of
+them that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
 
-Costs within ``TIE_TOKENS`` of the least count as equal, and a key decides: the first block that nobody holds. So a new
+Costs that differ by less than ``TIE_S`` count as equal, and a key decides: the first block that nobody holds. So a new
 prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded: the
 replica whose name has the highest hash with the key, which spreads keys more evenly than a ring does. Among many, where
 hashing every name would cost too much, it is the home on the ring.
@@ -20,14 +20,15 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.candidates import REQUEST_TOKENS, Candidates, Member
+from routing.core.candidates import Candidates, Member
 from routing.core.residency import Match
 from routing.core.ring import HashRing
 from routing.core.types import Choice, PrefixHash, Reason
 
 EVERYBODY = 16  # candidates up to which all are compared
 HOLDERS = 4  # compared of each of two depths
-TIE_TOKENS = 80.0  # a step's fixed cost: less than the estimates are off
+STEP_S = 0.010  # prefill time that a running request counts as: about a step's fixed cost
+TIE_S = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
 
 
 class CostRule:
@@ -45,7 +46,7 @@ class CostRule:
         members, costs = self._compared(match, key, prompt_tokens, candidates)
         least = min(costs)
         best = members[costs.index(least)]
-        limit = least + TIE_TOKENS / self._speed(best)
+        limit = least + self._tie(best)
         tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
         if len(tied) > 1:
             best = self._first_home(tied, key, candidates)
@@ -57,12 +58,13 @@ class CostRule:
         alpha, by_rate, held = self.alpha, self.by_rate, match.tokens
         found = []
         for _replica, load, weight, bit in members:
-            uncached = prompt_tokens - held(bit)
-            work = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
-            work += REQUEST_TOKENS * load.running
+            uncached, rate = prompt_tokens - held(bit), load.prefill.tokens_per_s
+            work = STEP_S * rate * load.running
+            if load.waiting_tokens:
+                work += load.remaining_tokens(now_s)
             if uncached > 0:
                 work += alpha * uncached
-            found.append(work / (load.prefill.tokens_per_s if by_rate else weight))
+            found.append(work / (rate if by_rate else weight))
         return found
 
     def _compared(
@@ -76,8 +78,8 @@ class CostRule:
             members = [by_bit[bit] for bit in window(holders, key)]
             costs = self.costs(members, match, prompt_tokens, now_s)
             next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
-            elsewhere = self.alpha * (prompt_tokens - next_blocks * match.block_tokens) - TIE_TOKENS
-            if min(costs) * candidates.greatest_weight < elsewhere:
+            elsewhere = self.alpha * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+            if min(costs) + self._tie(members[0]) < elsewhere:
                 return members, costs
         members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
         return members, self.costs(members, match, prompt_tokens, now_s)
@@ -91,8 +93,9 @@ class CostRule:
                     return member
         return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
 
-    def _speed(self, member: Member) -> float:
-        return member.load.prefill.tokens_per_s if self.by_rate else member.weight
+    def _tie(self, member: Member) -> float:
+        """``TIE_S`` in the unit of costs."""
+        return TIE_S if self.by_rate else TIE_S * member.load.prefill.tokens_per_s / member.weight
 
     def _shortlist(self, match: Match, key: int, candidates: Candidates) -> list[Member]:
         """Whom to compare where there are many; some perhaps twice."""

@@ -125,6 +125,7 @@ class LoadBook:
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self.clock = clock
+        self._prefill = PrefillRate()  # of all replicas together
         self._loads: dict[ReplicaId, Load] = {}
         self._tickets: set[Ticket] = set()
         self._journal: list[Load] = []
@@ -137,7 +138,7 @@ class LoadBook:
         """A replica's load, which begins at zero."""
         load = self._loads.get(replica)
         if load is None:
-            load = self._loads[replica] = Load(replica)
+            load = self._loads[replica] = Load(replica, prefill=PrefillRate(self._prefill))
         return load
 
     def dispatch(self, replica: ReplicaId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:

@@ -5,13 +5,16 @@ token after ``ttft_s``, so the replica got through ``ahead + uncached`` tokens i
 the latest answers over their seconds, so that long work counts more than short work, which says more about fixed costs.
 Older answers fade: one counts half after ``HALF_LIFE`` more. A time more than ``CLIP`` times off what the rate says
 counts as if it were ``CLIP`` times off: one stall or one lucky hit moves little, and a change of hardware is followed.
+Where a replica has answered little, it is taken to be as fast as all are: a guess for one that is measured against
+others would starve it or flood it.
 """
 
 from __future__ import annotations
 
-DEFAULT_RATE = 8000.0  # tokens/s until a replica was measured: an 8B model on one A10 or a 70B model on four A100
+DEFAULT_RATE = 8000.0  # tokens/s until any replica was measured: that of the simulation's engines
+LENT = 24.0  # samples that every replica is taken to have shown at the rate of all
 MIN_TOKENS = 512  # of a sample's work
-HALF_LIFE = 64  # samples
+HALF_LIFE = 128  # samples
 CLIP = 2.0
 SLOWEST, FASTEST = 50.0, 5_000_000.0  # tokens/s; what lies outside is a fault of some clock
 
@@ -19,25 +22,39 @@ _FADE = 0.5 ** (1 / HALF_LIFE)
 
 
 class PrefillRate:
-    """What one replica prefills in a second."""
+    """What one replica prefills in a second; ``fleet`` is that of all, for which nothing else is known."""
 
-    __slots__ = ("_seconds", "_tokens", "samples", "tokens_per_s")
+    __slots__ = ("_fleet", "_mass", "_own", "_seconds", "_tokens", "samples")
 
-    def __init__(self) -> None:
-        self.tokens_per_s = DEFAULT_RATE
-        self.samples = 0  # 0: the rate is the default
+    def __init__(self, fleet: PrefillRate | None = None) -> None:
+        self._fleet = fleet
+        self._own = DEFAULT_RATE
+        self.samples = 0
+        self._mass = 0.0  # samples, as far as they have not faded
         self._tokens = 0.0
         self._seconds = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens/s; without an answer of its own, what others showed."""
+        return self._own if self.samples or self._fleet is None else self._fleet.tokens_per_s
 
     def learn(self, tokens: float, ttft_s: float) -> None:
         """Take a sample in: so many tokens were prefilled in this time."""
         if tokens < MIN_TOKENS or ttft_s <= 0:
             return
-        ttft_s = min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
+        fleet = self._fleet
+        if fleet is not None:
+            fleet.learn(tokens, ttft_s)
         if self.samples:
-            expected_s = tokens / self.tokens_per_s
+            expected_s = tokens / self._own
             ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
         self.samples += 1
+        self._mass = _FADE * self._mass + 1.0
         self._tokens = _FADE * self._tokens + tokens
-        self._seconds = _FADE * self._seconds + ttft_s
-        self.tokens_per_s = self._tokens / self._seconds
+        self._seconds = _FADE * self._seconds + min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
+        lent = lent_s = 0.0
+        if fleet is not None:
+            lent = LENT * self._tokens / self._mass
+            lent_s = lent / fleet.tokens_per_s
+        self._own = (self._tokens + lent) / (self._seconds + lent_s)

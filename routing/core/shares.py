@@ -39,6 +39,10 @@ class Shares:
         if self._weight > _LARGE:
             self._scale_down()
 
+    def share(self, key: int) -> float:
+        """A key's share, 0 to 1; 0 for one that is not counted, which may have come, but rarely."""
+        return self._of_key.get(key, 0.0) / self._total if self._total else 0.0
+
     def above(self, ratio: float) -> list[tuple[int, float]]:
         """Keys with at least this share (0 to 1), and their shares, the largest first."""
         least = max(ratio * self._total, self._total / KEPT)

@@ -7,7 +7,8 @@ below ``COOL`` of the ratio, and gains or loses a replica only where its share i
 change makes somebody cold. On its own replicas a hot opening is warm everywhere, so there conversations are
 spread: the tier-2 key picks one by a jump hash, which moves few of them when replicas are added or taken away
 (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where that one has more work than the
-least loaded by more than the whole prompt, moving is cheaper even if everything was cached. Any other opening goes by
+least loaded by more than the whole prompt, moving is cheaper even if everything was cached. A conversation with more
+than ``CROWD`` of a replica's traffic is warm everywhere too, and goes to the least loaded. Any other opening goes by
 its home order among the rest.
 """
 
@@ -29,6 +30,7 @@ COOL = 0.7  # of the ratio that made an opening hot, below which it no longer is
 GAIN = 0.75  # replicas that an opening's share must be above its number to gain one, so the rest is rounded up:
 LOSE = 0.5  # hot prompts hit, the others are most of the prefill; and below its number, to lose one
 FEW = 0.1  # replicas' worth of traffic below which the others need none of their own
+CROWD = 0.1  # of a replica's traffic, above which one conversation is none: all who share the opening begin alike
 _WORD = (1 << 64) - 1
 
 
@@ -39,6 +41,7 @@ class AffinityGroups:
         self._ring = ring
         self._settings = settings
         self._shares = Shares(settings.half_life)
+        self._conversations = Shares(settings.half_life)
         self._requests = 0
         self._reviewed_for: Candidates | None = None
         self._sizes: dict[PrefixHash, int] = {}  # replicas of each hot opening
@@ -61,13 +64,26 @@ class AffinityGroups:
             self._review(candidates.whole)
         owned = _untried(self._owned.get(opening), candidates)
         if owned:
-            return _among(owned, keys)
+            return self._among(owned, keys)
         rest = _untried(self._rest, candidates) or candidates
         return bounded_choice(self._ring.walk(opening), rest, self._settings.load_factor, self._settings.min_bound)
 
     def plan(self) -> dict[PrefixHash, list[ReplicaId]]:
         """The replicas of each hot opening, the hottest first."""
         return {opening: list(owned) for opening, owned in self._owned.items()}
+
+    def _among(self, owned: Candidates, keys: Keys) -> Choice:
+        """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
+        idlest, conversation = owned.least_loaded(), keys.tier2
+        if conversation is None:
+            return Choice(idlest, Reason.HOT)
+        self._conversations.count(conversation)
+        if self._conversations.share(conversation) * len(owned) > CROWD:
+            return Choice(idlest, Reason.HOT)
+        home = owned.members[jump(conversation, len(owned))].replica
+        if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:
+            return Choice(home, Reason.HOT)
+        return Choice(idlest, Reason.SPILL, (home,))
 
     # --- the plan ---
 
@@ -103,18 +119,6 @@ class AffinityGroups:
             sizes[opening] = min(size, left)
             left -= sizes[opening]
         return sizes
-
-
-def _among(owned: Candidates, keys: Keys) -> Choice:
-    """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
-    idlest = owned.least_loaded()
-    conversation = keys.tier2
-    if conversation is None:
-        return Choice(idlest, Reason.HOT)
-    home = owned.members[jump(conversation, len(owned))].replica
-    if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:
-        return Choice(home, Reason.HOT)
-    return Choice(idlest, Reason.SPILL, (home,))
 
 
 def _untried(part: Candidates | None, candidates: Candidates) -> Candidates | None:

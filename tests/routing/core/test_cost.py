@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.candidates import REQUEST_TOKENS, Candidates
-from routing.core.cost import EVERYBODY, HOLDERS, TIE_TOKENS, CostRule, home_key, window
+from routing.core.candidates import Candidates
+from routing.core.cost import EVERYBODY, HOLDERS, STEP_S, TIE_S, CostRule, home_key, window
 from routing.core.load import LoadBook
+from routing.core.rates import DEFAULT_RATE
 from routing.core.residency import Residency
 from routing.core.ring import HashRing
 from routing.core.types import Reason, ReplicaId
 from tests.routing.building import names
 
+REQUEST_TOKENS = STEP_S * DEFAULT_RATE
+TIE_TOKENS = TIE_S * DEFAULT_RATE
 PROMPT = list(range(1000, 1010))  # ten blocks
 
 
@@ -89,8 +92,9 @@ def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
 def test_by_rate_the_faster_replica_bears_more() -> None:
     fleet = Fleet(2)
     slow, fast = fleet.names
-    fleet.book.load(slow).prefill.learn(10_000, 10.0)
-    fleet.book.load(fast).prefill.learn(10_000, 1.0)
+    for _ in range(500):
+        fleet.book.load(slow).prefill.learn(10_000, 10.0)
+        fleet.book.load(fast).prefill.learn(10_000, 1.0)
     fleet.wait(fast, 5000)
 
     assert fleet.choose(3000, by_rate=True).replica == fast

@@ -33,7 +33,7 @@ def test_a_change_is_followed() -> None:
     rate = PrefillRate()
     for _ in range(200):
         rate.learn(8000, 1.0)
-    for _ in range(1000):
+    for _ in range(2000):
         rate.learn(8000, 0.1)
 
     assert rate.tokens_per_s == pytest.approx(80_000, rel=0.05)
@@ -53,3 +53,27 @@ def test_a_rate_stays_within_reason(tokens: int, ttft_s: float, learnt: float) -
     rate.learn(tokens, ttft_s)
 
     assert rate.tokens_per_s == pytest.approx(learnt)
+
+
+def test_a_replica_that_answered_nothing_is_taken_to_be_as_fast_as_the_others() -> None:
+    fleet = PrefillRate()
+    measured, unmeasured = PrefillRate(fleet), PrefillRate(fleet)
+    for _ in range(100):
+        measured.learn(8000, 0.2)
+
+    assert unmeasured.tokens_per_s == pytest.approx(40_000)
+    assert unmeasured.samples == 0
+
+
+def test_few_answers_move_a_replica_little_from_the_others_and_many_all_the_way() -> None:
+    fleet = PrefillRate()
+    slow, others = PrefillRate(fleet), [PrefillRate(fleet) for _ in range(9)]
+    for number in range(900):
+        others[number % 9].learn(8000, 0.2)
+    slow.learn(8000, 0.8)
+    assert slow.tokens_per_s > 35_000
+
+    for number in range(3000):
+        others[number % 9].learn(8000, 0.2)
+        slow.learn(8000, 0.8)
+    assert slow.tokens_per_s < 13_000

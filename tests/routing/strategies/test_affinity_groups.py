@@ -107,6 +107,16 @@ def test_a_conversation_stays_on_one_of_the_replicas_until_it_pays_to_move() -> 
     assert moved.replica in rig.strategy.plan()[HOT]
 
 
+def test_what_all_begin_with_is_no_conversation_and_goes_to_the_least_loaded() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, {HOT: 0.8})
+    tickets = [rig.book.dispatch(rig.send(HOT, conversation=5).replica, 100) for _ in range(600)]
+    running = [rig.book.load(replica).running for replica in rig.strategy.plan()[HOT]]
+
+    assert sum(running) == len(tickets)
+    assert max(running) - min(running) < 60
+
+
 def test_a_retry_goes_to_another_of_its_own_and_the_plan_stays() -> None:
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.5})
