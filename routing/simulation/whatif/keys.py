@@ -15,6 +15,7 @@ TIER2_TOKENS = 512  # of the first message that name a conversation: a block of 
 
 _SPREAD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: multiplying by it spreads ids over 64 bits and loses none
 _WORD = (1 << 64) - 1
+_PIECE = 65_536  # ids
 
 
 class NotInTracesError(ValueError):
@@ -24,7 +25,7 @@ class NotInTracesError(ValueError):
 class TraceKeys:
     """What a strategy may ask about one request."""
 
-    __slots__ = ("_book", "_end", "_start", "prompt_tokens")
+    __slots__ = ("_book", "_chain", "_end", "_start", "prompt_tokens")
 
     session: PrefixHash | None = None  # a trace knows no sessions
 
@@ -32,6 +33,7 @@ class TraceKeys:
         self._book = book
         self._start = start  # of its ids
         self._end = end
+        self._chain: array[int] | None = None
         self.prompt_tokens = prompt_tokens
 
     @property
@@ -47,8 +49,10 @@ class TraceKeys:
     @property
     def chain(self) -> Sequence[int]:
         """Hashes of the whole blocks."""
-        whole = self.prompt_tokens // self._book.block_tokens
-        return self._book.hashes[self._start : self._start + whole]
+        if self._chain is None:
+            whole = self.prompt_tokens // self._book.block_tokens
+            self._chain = self._book.hashes[self._start : self._start + whole]
+        return self._chain
 
 
 class KeyBook:
@@ -63,7 +67,10 @@ class KeyBook:
     @cached_property
     def hashes(self) -> array[int]:
         """The ids of all requests, spread over 64 bits as hashes are."""
-        return array("Q", [id_ * _SPREAD & _WORD for id_ in self._columns.ids])
+        ids, hashes = self._columns.ids, array("Q")
+        for start in range(0, len(ids), _PIECE):  # in pieces, or the numbers take five times the room of the array
+            hashes.extend([id_ * _SPREAD & _WORD for id_ in ids[start : start + _PIECE]])
+        return hashes
 
     def of(self, index: int) -> TraceKeys:
         """The keys of one request."""
