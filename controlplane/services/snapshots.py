@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from typing import Any
 
-import msgspec
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 
@@ -15,10 +12,9 @@ from controlplane.errors import InvalidError
 from controlplane.models import ConfigSnapshot, FleetSecret
 from controlplane.push.snapshot import build_config
 from controlplane.sealing import seal, unseal
-from routing.schema import ConfigError, RouterConfig, dump_snapshot
+from routing.schema import ConfigError, dump_snapshot, without_secrets
 
 _LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
-HIDDEN = "***"
 
 
 @transaction.atomic
@@ -42,7 +38,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     snapshot = ConfigSnapshot.objects.create(
         number=number,
         sha256=frozen.sha256,
-        document=_shown(frozen.config),
+        document=without_secrets(frozen.config),
         sealed=seal(frozen.document),
         reason=reason[:500],
         created_by=by,
@@ -67,9 +63,3 @@ def fleet_secret() -> str:
     if row is None:
         row = FleetSecret.objects.create(sealed=seal(secrets.token_hex(32).encode()))
     return unseal(row.sealed).decode()
-
-
-def _shown(config: RouterConfig) -> dict[str, Any]:
-    shown = msgspec.structs.replace(config, hash_secret=HIDDEN)
-    document: dict[str, Any] = json.loads(msgspec.json.encode(shown))
-    return document

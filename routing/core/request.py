@@ -38,6 +38,14 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     user: Any = None
     metadata: Any = None
     cache_salt: Any = None  # vLLM keeps the caches of different salts apart
+    n: Any = None  # from here on: what caps may bound
+    best_of: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    prompt_logprobs: Any = None
 
     @property
     def session_key(self) -> str | None:

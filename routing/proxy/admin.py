@@ -17,7 +17,7 @@ from routing.proxy.config_store import NackError, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.log import event
 from routing.proxy.view import View
-from routing.schema import RouterConfig
+from routing.schema import without_secrets
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
 MAX_DECISIONS = 1000  # an answer
@@ -78,7 +78,7 @@ class Admin:
                 "sha256": applied.snapshot.sha256 if applied else None,
                 "applied_at": applied.at.isoformat() if applied else None,
                 "source": applied.source if applied else None,
-                "config": _without_secret(applied.snapshot.config) if applied else None,
+                "config": without_secrets(applied.snapshot.config) if applied else None,
                 "last_nack": nack.as_json() if nack else None,
             }
         )
@@ -161,10 +161,6 @@ def _json(content: object, *, status: int = 200, headers: dict[str, str] | None 
     return web.Response(
         body=msgspec.json.encode(content), status=status, headers=headers, content_type="application/json"
     )
-
-
-def _without_secret(config: RouterConfig) -> object:
-    return msgspec.to_builtins(config) | {"hash_secret": "***"}
 
 
 def _number(request: web.Request, name: str, default: int) -> int:

@@ -30,7 +30,7 @@ from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
 from routing.proxy.log import defect
 from routing.proxy.metrics import Outcome
-from routing.proxy.placing import is_stream, placement_request, refusal_of
+from routing.proxy.placing import admitted_request, is_stream, refusal_of
 from routing.proxy.upstream import Failure, Upstream
 
 if TYPE_CHECKING:
@@ -138,14 +138,15 @@ class Exchange:
         """Place the request and send it; whatever is wrong with it is answered at once."""
         request = self._request
         try:
-            head = request.head
-            self._wanted = placement_request(head.path, request.body, head.session_id, head.task_group)
+            self._wanted = admitted_request(request, self._serving.admission)
             self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
         except NoReplicaError as error:
             self._pool, self._group = error.pool, error.group
             self._refuse(refusal_of(error))
         except RoutingError as error:
             self._refuse(refusal_of(error))
+        except RefusalError as refusal:
+            self._refuse(refusal)
         except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
             self.give_up(error)
 
@@ -175,6 +176,8 @@ class Exchange:
             self._record.placed_again(decision)
         else:
             self._record = Record.of(decision, self._request.request_id, tokens)
+            if (grant := self._request.grant) is not None:
+                grant.began(tokens)
         self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
         if self._router.breakers.troubled:
@@ -346,7 +349,10 @@ class Exchange:
 
     def _complete(self) -> None:
         record = self._record
-        record.used(self._delivery.usage())
+        usage = self._delivery.usage()
+        record.used(usage)
+        if (grant := self._request.grant) is not None:
+            grant.used(record.prompt_tokens_estimate, usage)
         if record.status is not None and record.status < 400:
             ttft_s = None if record.retries else record.ttft_s
             self._ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)

@@ -47,7 +47,7 @@ class Target:
     """Whom to ask, and how."""
 
     name: str
-    url: str
+    address: Address
     check: HealthCheck
 
 
@@ -70,7 +70,7 @@ class HealthChecks:
             self._forget(name)
         for target in wanted - self._tasks.keys():
             before = self._targets.get(target.name)
-            if before is not None and before.url != target.url:
+            if before is not None and before.address != target.address:
                 self._forget(target.name)
             self._targets[target.name] = target
             self._findings.setdefault(target.name, Finding())
@@ -141,7 +141,7 @@ async def probe(target: Target) -> str | None:
     """Ask once; why it is not well, or None if it is."""
     try:
         async with asyncio.timeout(target.check.timeout_s):
-            status = await _ask(Address(target.url), target.check.path)
+            status = await _ask(target.address, target.check.path)
     except TimeoutError:
         return f"no answer within {target.check.timeout_s:g} s"
     except (OSError, asyncio.IncompleteReadError, ValueError) as error:
@@ -152,8 +152,8 @@ async def probe(target: Target) -> str | None:
 async def _ask(address: Address, path: str) -> int:
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.ssl_context)
     try:
-        request = b"GET %b%b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n"
-        writer.write(request % (address.base, path.encode(), address.host_header))
+        request = b"GET %b%b HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n\r\n"
+        writer.write(request % (address.base, path.encode(), address.host_header, address.authorization))
         status_line = await reader.readuntil(b"\r\n")
         version, status, *_ = status_line.split(maxsplit=2)
         if not version.startswith(b"HTTP/1."):

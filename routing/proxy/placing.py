@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +12,10 @@ from routing.core.request import BODIES, parse_body
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.errors import RefusalError
 from routing.strategies.placement import PlacementRequest
+
+if TYPE_CHECKING:
+    from routing.proxy.admission import Admission
+    from routing.proxy.request import Request
 
 PROMPT_PATHS = {path.encode(): path for path in BODIES}
 NO_PROMPT = CanonicalPrompt(b"", 0, 0, [], 0)
@@ -40,6 +44,21 @@ def is_stream(body: bytes) -> bool:
         return _streaming.decode(body).stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
+
+
+def admitted_request(request: Request, admission: Admission) -> PlacementRequest:
+    """What there is to place of a client's request; RefusalError or RoutingError for what may not be sent."""
+    head = request.head
+    prompt_path = PROMPT_PATHS.get(head.path)
+    if prompt_path is None:
+        parsed, wanted = None, PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
+        return wanted if admission.is_idle else admission.admitted(request, parsed, wanted)
+    parsed = parse_body(prompt_path, request.body)
+    prompt = canonical_prompt(parsed)
+    wanted = PlacementRequest(parsed.model, head.task_group, head.session_id or parsed.session_key, prompt)
+    if admission.is_idle and parsed.n is None and parsed.best_of is None:
+        return wanted
+    return admission.admitted(request, parsed, wanted)
 
 
 def refusal_of(error: RoutingError) -> RefusalError:

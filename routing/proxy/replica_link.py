@@ -34,15 +34,29 @@ class Caller(Protocol):
 
 
 class Address:
-    """Where a replica listens, out of its base URL."""
+    """Where a replica listens, out of its base URL, and what it is told of who asks.
 
-    def __init__(self, url: str) -> None:
+    With a key of its own the replica gets that one; else the client's, unless ``hides_keys`` because they are ours.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, hides_keys: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._identity = (url, api_key, hides_keys, tls)
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.base = parts.path.rstrip("/").encode()
         self.host_header = parts.netloc.encode()
-        self.ssl_context = ssl.create_default_context() if parts.scheme == "https" else None
+        self.ssl_context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.authorization = b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
+        self._hides_keys = hides_keys or api_key is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def head(self, request: Request) -> bytes:
         """The head of a request as this replica gets it: its own Host, our framing, our request id."""
@@ -53,7 +67,7 @@ class Address:
             self.base,
             head.target,
             self.host_header,
-            head.forwarded,
+            head.anonymous + self.authorization if self._hides_keys else head.forwarded,
             request.request_id.encode(),
             length,
         )
@@ -65,7 +79,7 @@ class ReplicaLink:
     def __init__(
         self,
         name: str,
-        url: str,
+        address: Address,
         *,
         deadlines: Deadlines,
         outbox: Outbox,
@@ -73,8 +87,7 @@ class ReplicaLink:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
-        self.url = url
-        self.address = Address(url)
+        self.address = address
         self.is_retired = False
         self._deadlines = deadlines
         self._outbox = outbox

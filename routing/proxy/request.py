@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError
 from routing.schema import Limits
+
+if TYPE_CHECKING:
+    from routing.proxy.access import AccessControl, Grant
 
 Header = tuple[bytes, bytes]
 
@@ -22,8 +26,11 @@ HOP_BY_HOP = frozenset(
 _REPLACED = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
 _NOT_FOR_CLIENTS = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
 _NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
-_READ = frozenset({b"content-encoding", b"x-session-id", b"x-task-group"})  # ours to read, and to pass on
+_READ = frozenset(
+    {b"authorization", b"content-encoding", b"x-session-id", b"x-task-group"}
+)  # ours to read, and to pass on
 _SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
+_CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NAMES_KNOWN = 1000  # header names whose treatment is remembered
 _NAME_BYTES = 64  # of a longest one
 
@@ -36,10 +43,14 @@ class Head:
     """A request's head as the router understood it; requests that repeat it share it."""
 
     __slots__ = (
+        "_anonymous",
+        "authorization",
         "content_length",
         "expects_continue",
         "forwarded",
+        "grant",
         "http11",
+        "judge",
         "keep_alive",
         "method",
         "path",
@@ -61,6 +72,18 @@ class Head:
         self.task_group: str | None = None
         self.content_length: int | None = None  # None: none announced
         self.expects_continue = False
+        self.authorization = b""  # also where it was given twice
+        self.judge: AccessControl | None = None  # who looked at it, and what came of that
+        self.grant: Grant | None = None
+        self._anonymous: bytes | None = None
+
+    @property
+    def anonymous(self) -> bytes:
+        """``forwarded`` without the client's credentials, in whatever header clients carry them."""
+        if self._anonymous is None:
+            lines = self.forwarded.splitlines(keepends=True)
+            self._anonymous = b"".join(line for line in lines if not _is_credential(line))
+        return self._anonymous
 
     @property
     def is_plain(self) -> bool:
@@ -68,15 +91,20 @@ class Head:
         return self.content_length is not None and not self.expects_continue
 
 
+def _is_credential(line: bytes) -> bool:
+    return line.partition(b":")[0].lower().replace(b"_", b"-") in _CREDENTIALS
+
+
 class Request:
     """One whole request."""
 
-    __slots__ = ("arrived_at", "body", "head", "request_id")
+    __slots__ = ("arrived_at", "body", "grant", "head", "request_id")
 
     def __init__(self, head: Head, body: bytes, request_id: str) -> None:
         self.head = head
         self.body = body
         self.request_id = request_id
+        self.grant: Grant | None = None  # of its key, where keys are asked for
         self.arrived_at = monotonic()  # seconds
 
 
@@ -188,6 +216,8 @@ def _read_special(head: Head, special: dict[bytes, list[bytes]], limits: Limits)
         head.session_id = _text(special[b"x-session-id"][0])
     if b"x-task-group" in special:
         head.task_group = _text(special[b"x-task-group"][0])
+    if len(special.get(b"authorization", ())) == 1:
+        head.authorization = special[b"authorization"][0]
     given = special.get(b"x-request-id")
     if given and _request_id(given[0]):
         head.request_id = given[0].decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,6 +18,8 @@ from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
 from routing.core.types import ReplicaId
+from routing.proxy.access import AccessControl, Grant
+from routing.proxy.admission import Admission
 from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
 from routing.proxy.config_store import ConfigStore, Swap
@@ -32,10 +34,10 @@ from routing.proxy.log import event
 from routing.proxy.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
-from routing.proxy.replica_link import ReplicaLink
+from routing.proxy.replica_link import Address, ReplicaLink
 from routing.proxy.request import Head, Request
 from routing.proxy.watch import Watch
-from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaState, RouterConfig
+from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class Serving:
     config: RouterConfig
     placement: Placement
     links: dict[str, ReplicaLink]  # by replica name
+    access: AccessControl | None  # None: everybody is let in
+    admission: Admission
 
     @property
     def limits(self) -> Limits:
@@ -120,7 +124,9 @@ class Router:
         serving = self.serving
         if serving is None:
             raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
-        if head.path == MODELS and (models := _models_of(serving.config)) is not None:
+        if serving.access is not None:
+            request.grant = serving.access.admit(head)
+        if head.path == MODELS and (models := _models_of(serving.config, request.grant)) is not None:
             return models
         if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
@@ -184,17 +190,23 @@ class Router:
         before = self.serving.links if self.serving else {}
         links = {
             replica.name: old
-            if (old := before.get(replica.name)) and old.url == replica.url
-            else self._link(replica.name, replica.url)
-            for pool in config.pools
-            for replica in pool.replicas
+            if (old := before.get(replica.name)) and old.address == address
+            else self._link(replica.name, address)
+            for replica, address in self._addresses(config)
         }
-        return Serving(config, placement, links)
+        access = AccessControl(config) if config.access is not None else None
+        return Serving(config, placement, links, access, Admission(config))
 
-    def _link(self, name: str, url: str) -> ReplicaLink:
+    def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
+        hides_keys = config.access is not None
+        for pool in config.pools:
+            for replica in pool.replicas:
+                yield replica, Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys)
+
+    def _link(self, name: str, address: Address) -> ReplicaLink:
         return ReplicaLink(
             name,
-            url,
+            address,
             deadlines=self.deadlines,
             outbox=self.outbox,
             known_heads=self.answer_heads,
@@ -204,6 +216,8 @@ class Router:
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
         self.request_heads.forget()  # they were read by the limits before
+        if before is not None and before.access is not None and serving.access is not None:
+            serving.access.carry_over(before.access)
         kept = set(serving.links.values())
         for link in set(before.links.values()) - kept if before else ():
             link.retire()
@@ -211,7 +225,7 @@ class Router:
         self._retired = {link for link in self._retired if link.connections}
         self.loads.forget_all_but(placed_names(serving.config))
         self.residency.forget_all_but(placed_names(serving.config))
-        self.checks.watch([target for pool in serving.config.pools for target in _targets(pool)])
+        self.checks.watch([target for pool in serving.config.pools for target in _targets(pool, serving.links)])
         self.breakers.configure(serving.config.pools)
         self.slow_starts.forget_all_but(set(placed_names(serving.config)))
         self.retry_budget.ratio = serving.limits.retry_ratio
@@ -293,21 +307,22 @@ def _active(config: RouterConfig) -> set[ReplicaId]:
     return {ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE}
 
 
-def _targets(pool: PoolConfig) -> list[Target]:
+def _targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
     return [
-        Target(replica.name, replica.url, pool.health)
+        Target(replica.name, links[replica.name].address, pool.health)
         for replica in pool.replicas
         if replica.state is not ReplicaState.DISABLED
     ]
 
 
-def _models_of(config: RouterConfig) -> LocalAnswer | None:
-    """The models of all pools; None if a pool takes any model, since then its replicas know and we do not."""
+def _models_of(config: RouterConfig, grant: Grant | None) -> LocalAnswer | None:
+    """The models of all pools that one may use; None if a pool takes any: then its replicas know and we do not."""
     if any(not pool.models for pool in config.pools):
         return None
     models = [
         {"id": model, "object": "model", "created": 0, "owned_by": "warmpath"}
         for pool in config.pools
         for model in pool.models
+        if grant is None or grant.models is None or model in grant.models
     ]
     return LocalAnswer(200, msgspec.json.encode({"object": "list", "data": models}))

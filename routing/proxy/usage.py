@@ -35,6 +35,8 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: Count | None = None
     input_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    output_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
     input_tokens_details: PromptDetails | None = None
 
@@ -42,6 +44,11 @@ class Usage(msgspec.Struct):
     def prompt(self) -> int | None:
         """Tokens of the prompt."""
         return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def generated(self) -> int | None:
+        """Tokens of the answer."""
+        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
 
     @property
     def cached(self) -> int | None:

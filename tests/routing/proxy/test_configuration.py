@@ -374,9 +374,9 @@ def test_a_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
 
 
 def test_the_secret_of_a_configuration_is_never_shown(two: list[FakeReplica]) -> None:
-    from routing.proxy.admin import _without_secret
+    from routing.schema import without_secrets
 
-    assert config(two).hash_secret not in msgspec.json.encode(_without_secret(config(two))).decode()
+    assert config(two).hash_secret not in msgspec.json.encode(without_secrets(config(two))).decode()
 
 
 def test_a_torn_file_is_passed_over_with_a_word_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

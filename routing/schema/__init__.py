@@ -1,7 +1,7 @@
 """The configuration that a router runs: one immutable, versioned snapshot.
 
-The control plane builds it, a file may hold it, the router validates and runs it. This is the one module of
-``routing`` that other packages import, so it depends on msgspec alone and does no I/O.
+The control plane builds it, a file may hold it, the router validates and runs it. This is the one package of
+``routing`` that others import, so it depends on msgspec alone and does no I/O.
 
 Theory of operation. A ``Snapshot`` is an envelope whose ``config`` is kept as raw bytes: the schema number is read
 before anything inside is, and ``sha256`` is of exactly those bytes, so that two releases which would encode a
@@ -22,26 +22,25 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from routing.schema.access import Access, ApiKey, Caps, check_access
+from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
+
+__all__ = [  # what stands in a file of its own; the rest is below
+    "Access",
+    "ApiKey",
+    "Caps",
+    "ConfigError",
+    "Frozen",
+    "Hex",
+    "Model",
+    "Name",
+    "Seconds",
+    "without_secrets",
+]
+
 SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1
 MAX_REASON_CHARS = 200  # of msgspec's, which quotes a name that nobody knows, however long it is
-
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}$")]
-
-
-class ConfigError(ValueError):
-    """A snapshot that cannot be run. ``path`` is a JSON path from the config's root, such as ``$.pools[0].name``."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
-
-
-class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of everything in a config: immutable, and a field nobody knows is an error rather than a silent no-op."""
 
 
 # --- policies ----------------------------------------------------------------------------------------
@@ -258,6 +257,7 @@ class ReplicaConfig(Frozen, frozen=True):
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity
     block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens a KV block holds; None until the engine told us
     capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks; None until the engine told us
+    api_key: Annotated[str, Meta(pattern=r"^[!-~]{1,1024}$")] | None = None  # sent instead of the client's; a secret
 
 
 class TaskGroupConfig(Frozen, frozen=True):
@@ -266,6 +266,7 @@ class TaskGroupConfig(Frozen, frozen=True):
     name: Name
     policy: PolicyConfig | None = None  # None: the pool's
     replicas: tuple[Name, ...] | None = None  # the subset of the pool it may use; None: all
+    caps: Caps | None = None  # None: the pool's
 
 
 class HealthCheck(Frozen, frozen=True):
@@ -334,11 +335,12 @@ class PoolConfig(Frozen, frozen=True):
 
     name: Name
     policy: PolicyConfig  # for requests of no task group, and of groups without a policy of their own
-    models: tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...] = ()  # served names; () takes any model
+    models: tuple[Model, ...] = ()  # served names; () takes any model
     replicas: tuple[ReplicaConfig, ...] = ()
     groups: tuple[TaskGroupConfig, ...] = ()
     health: HealthCheck = HealthCheck()
     breaker: BreakerConfig = BreakerConfig()
+    caps: Caps = Caps()
 
 
 class Limits(Frozen, frozen=True):
@@ -373,6 +375,7 @@ class RouterConfig(Frozen, frozen=True):
     hash_secret: Hex  # mixed into every prefix hash; the same on all routers of a fleet; never shown
     pools: tuple[PoolConfig, ...]
     limits: Limits = Limits()
+    access: Access | None = None  # None: requests are taken from anybody
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -443,6 +446,10 @@ def check_config(config: RouterConfig) -> None:
     _check_models(config)
     for index, pool in enumerate(config.pools):
         _check_pool(pool, f"$.pools[{index}]")
+    if config.access is not None:
+        groups = {group.name for pool in config.pools for group in pool.groups}
+        models = {model for pool in config.pools for model in pool.models}
+        check_access(config.access, groups, models if all(pool.models for pool in config.pools) else None)
 
 
 def _check_pool(pool: PoolConfig, path: str) -> None:

@@ -1,0 +1,93 @@
+"""How much one request may ask for: its parameters against a pool's or task group's caps.
+
+Engines read parameters generously (``"16"`` and ``16.0`` are numbers to vLLM), so what is capped must be a whole number
+here or is refused: nothing may count as more there than it did here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from routing.core.request import CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
+from routing.core.types import BodyError
+from routing.schema import Caps
+
+COMPLETION_TOKENS = 16  # that /v1/completions generates where max_tokens is left out
+
+_CHOICES = ("n", "best_of")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
+_remote = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
+
+
+def check_caps(body: ParsedBody, caps: Caps) -> None:
+    """BodyError, naming the field and its cap, for the first parameter that asks for too much."""
+    for cap, fields in ((caps.n, _CHOICES), (caps.max_tokens, _LENGTHS), (caps.logprobs, _LOGPROBS)):
+        if cap is not None:
+            for field in fields:
+                if (value := getattr(body, field)) is not None:
+                    _check_number(field, value, cap)
+    if caps.prompts is not None:
+        _check_prompts(body, caps.prompts)
+    if caps.media_hosts is not None:
+        for url in _media_urls(body):
+            _check_media(url, caps.media_hosts)
+
+
+def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
+    """The member that bounds what is generated, where the body says nothing, null or 0, which means: to the context."""
+    if any(getattr(body, field) for field in _LENGTHS) or isinstance(body, EmbeddingBody):
+        return None
+    if isinstance(body, CompletionBody):
+        return None if body.max_tokens == 0 else ("max_tokens", min(cap, COMPLETION_TOKENS))
+    return ("max_output_tokens" if isinstance(body, ResponsesBody) else "max_tokens"), cap
+
+
+def _check_number(field: str, value: Any, cap: int) -> None:
+    if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        raise BodyError(field, f"expected a whole number, at most {cap} here")
+    if not 0 <= value <= cap:  # a negative one stands for all there are
+        raise BodyError(field, f"at most {cap} here")
+
+
+def _check_prompts(body: ParsedBody, cap: int) -> None:
+    if isinstance(body, CompletionBody):
+        field, prompts = "prompt", body.prompt
+    elif isinstance(body, EmbeddingBody):
+        field, prompts = "input", body.input
+    else:
+        return
+    several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    count = len(prompts) if several else 1
+    if count > cap:
+        raise BodyError(field, f"{count} prompts in one request, at most {cap} here")
+
+
+def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
+    if isinstance(url, str) and url[:5].lower() == "data:":
+        return
+    remote = _remote(url) if isinstance(url, str) else None
+    if remote is None or remote[1].lower().rstrip(".") not in hosts:
+        allowed = f"data: or a host of {', '.join(hosts)}" if hosts else "data:"
+        raise BodyError("messages", f"media is loaded from {allowed} only")
+
+
+def _media_urls(body: ParsedBody) -> Iterator[Any]:
+    """Every URL in what a body gives the engine to look at, under whatever kind of part."""
+    for messages in (getattr(body, "messages", None), getattr(body, "input", None)):
+        if isinstance(messages, list):
+            for message in messages:
+                yield from _urls(message.content if isinstance(message, Message) else message)
+
+
+def _urls(value: Any, *, is_url: bool = False) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for name, it in value.items():
+            yield from _urls(it, is_url=name == "url" or name.endswith("_url"))
+    elif isinstance(value, list):
+        for it in value:
+            yield from _urls(it, is_url=is_url)
+    elif is_url and value is not None:
+        yield value

@@ -1,0 +1,25 @@
+"""One member put into a JSON object without writing the rest of it anew.
+
+What goes to an engine should be what its client sent, byte by byte. A body that does not name the member gets it behind
+its last one. A body that does name it, however often and however spelled, is put together from its members as they
+stand, each once, as a parser that lets the last one win would read them (RFC 8259 leaves that open, engines do it).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_BLANKS = b" \t\n\r"
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_json = msgspec.json.Encoder().encode
+
+
+def with_member(body: bytes, name: str, value: str | int) -> bytes:
+    """``body``, a JSON object that was read before, with ``name``, of letters and underscores, as ``value``."""
+    if name.encode() in body or b"\\u" in body:  # there is no other way to spell a letter
+        members = _members.decode(body)
+        if name in members:
+            return _json(members | {name: msgspec.Raw(_json(value))})
+    start = body.rstrip(_BLANKS)[:-1].rstrip(_BLANKS)
+    comma = b"" if start.endswith(b"{") else b","  # only an empty object ends so: a text ends with its quote
+    return b"%b%b%b:%b}" % (start, comma, _json(name), _json(value))

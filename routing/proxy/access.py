@@ -1,0 +1,125 @@
+"""Who is let in: API keys, the rates they may send at, and what stays here of the headers that carry them.
+
+Theory of operation. A key is looked up by its SHA-256, so the time of a look-up tells nothing about any key: whoever
+guesses does not choose the digest. What a head's key gave is kept with the head, since heads are remembered, and holds
+for one configuration. Of the ways to send a key only ``Authorization: Bearer`` is read, because two ways may disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from routing.core.budget import Budget
+from routing.proxy.errors import RefusalError
+from routing.schema import ApiKey, RouterConfig
+
+if TYPE_CHECKING:
+    from routing.proxy.request import Head
+    from routing.proxy.usage import Usage
+
+SALT_HEX = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
+
+_bearer = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE).fullmatch
+_CHALLENGE = ((b"WWW-Authenticate", b"Bearer"),)
+
+
+class Grant:
+    """One key at work: what its requests may be, and what is left of its rates."""
+
+    __slots__ = ("_secret", "_tenant", "groups", "models", "name", "requests", "tokens")
+
+    def __init__(self, key: ApiKey, hash_secret: str) -> None:
+        now = monotonic()
+        self.name = key.name
+        self.models = key.models
+        self.groups = key.groups
+        self._tenant = key.tenant
+        self._secret = hash_secret.encode()
+        rate, tokens = key.requests_per_s, key.tokens_per_min
+        self.requests = None if rate is None else Budget(rate, key.burst or max(1, math.ceil(rate)), now)
+        self.tokens = None if tokens is None else Budget(tokens / 60, tokens, now)
+
+    def salt(self, given: str) -> str | None:
+        """The salt of a request that brings ``given`` ("" for none); None for a key without tenant, which changes none.
+
+        A tenant's clients may keep caches apart among themselves, but with no salt reach anybody else's.
+        """
+        if self._tenant is None:
+            return None
+        message = f"cache_salt\0{self._tenant}\0{given}".encode("utf-8", "surrogatepass")
+        return hmac.digest(self._secret, message, "sha256").hex()[:SALT_HEX]
+
+    def admit(self) -> None:
+        """Count a request; RefusalError where its key has sent too much."""
+        now = monotonic()
+        for budget, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
+            if budget is not None and (wait_s := budget.wait_s(now)) > 0:
+                raise _too_much(budget, what, wait_s, now)
+        if self.requests is not None:
+            self.requests.spend(1)
+
+    def began(self, estimate: int) -> None:
+        """Count the prompt of a request that goes to a replica. Tokens, as far as they are known."""
+        if self.tokens is not None:
+            self.tokens.spend(estimate)
+
+    def used(self, estimate: int, usage: Usage | None) -> None:
+        """Count what a request really took, of whose prompt an estimate was counted before."""
+        if self.tokens is not None and usage is not None and usage.prompt is not None:
+            self.tokens.spend(usage.prompt + (usage.generated or 0) - estimate)
+
+    def carry_over(self, before: Grant) -> None:
+        """Go on from what was left under the configuration before."""
+        if self.requests is not None and before.requests is not None:
+            self.requests.carry_over(before.requests)
+        if self.tokens is not None and before.tokens is not None:
+            self.tokens.carry_over(before.tokens)
+
+
+class AccessControl:
+    """The keys of one configuration."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        keys = config.access.keys if config.access else ()
+        self._grants = {bytes.fromhex(key.digest): Grant(key, config.hash_secret) for key in keys}
+
+    def __repr__(self) -> str:
+        return f"AccessControl({len(self._grants)} keys)"
+
+    def admit(self, head: Head) -> Grant:
+        """What the request's key grants; RefusalError without a key, with an unknown one, or one that sent too much."""
+        if head.judge is not self:
+            head.grant = self._grant(head.authorization)
+            head.judge = self
+        grant = head.grant
+        if grant is None:
+            problem = "is not valid" if head.authorization else "is missing: send Authorization: Bearer KEY"
+            raise RefusalError(401, f"the API key {problem}", headers=_CHALLENGE)
+        grant.admit()
+        return grant
+
+    def carry_over(self, before: AccessControl) -> None:
+        """Let rates go on where they stood: a new configuration is no new allowance."""
+        for digest, grant in self._grants.items():
+            if (old := before._grants.get(digest)) is not None:
+                grant.carry_over(old)
+
+    def _grant(self, authorization: bytes) -> Grant | None:
+        bearer = _bearer(authorization)
+        return self._grants.get(hashlib.sha256(bearer[1]).digest()) if bearer else None
+
+
+def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> RefusalError:
+    """A 429 in the terms of OpenAI's rate limits."""
+    headers = (
+        (b"x-ratelimit-limit-" + what, b"%d" % budget.capacity),
+        (b"x-ratelimit-remaining-" + what, b"%d" % budget.left(now)),
+        (b"x-ratelimit-reset-" + what, b"%.3fs" % budget.full_in_s(now)),
+    )
+    message = f"this API key sends too many {what.decode()}: try again in {wait_s:.3g} s"
+    return RefusalError(429, message, retry_after_s=math.ceil(wait_s), headers=headers)

@@ -1,0 +1,75 @@
+"""Who may send requests, and how much a request may ask for.
+
+Without ``access`` a router takes requests from anybody and passes ``Authorization`` on; with it, only those that carry
+a key named here. ``Caps`` hold for everybody, with keys or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+from msgspec import Meta
+
+from routing.schema.base import ConfigError, Frozen, Model, Name
+
+# The key itself is never in a snapshot. Keys are 256 random bits, so nobody can search for the key of a digest, and a
+# fast hash without salt is enough; slow hashes are for what people make up.
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]  # SHA-256 of the key's bytes
+Host = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
+class ApiKey(Frozen, frozen=True):
+    """A client's key. What it does not limit is unlimited. Rates are counted by each router process for itself."""
+
+    name: Name
+    digest: Digest
+    models: tuple[Model, ...] | None = None  # None: all; else a request must name one of them
+    groups: tuple[Name, ...] | None = None  # None: all; the first is of requests that name no task group
+    tenant: Name | None = None  # keys of one tenant share cached prefixes among themselves, and with nobody else
+    requests_per_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # requests at once; None: a second's worth
+    tokens_per_min: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None  # of prompts and of what is generated
+
+
+class Access(Frozen, frozen=True):
+    """The keys that are taken. None at all: nobody is let in."""
+
+    keys: tuple[ApiKey, ...] = ()
+
+
+class Caps(Frozen, frozen=True):
+    """The most that one request may ask for. None: whatever the engine allows."""
+
+    n: Amount | None = 128  # choices a prompt, best_of included; OpenAI's own limit, where vLLM would take 16,384
+    max_tokens: Amount | None = None  # generated a choice, under every name; put in where none is said
+    logprobs: Amount | None = None  # alternatives a token: logprobs, top_logprobs, prompt_logprobs
+    prompts: Amount | None = None  # in one completion or embedding
+    media_hosts: tuple[Host, ...] | None = None  # that the engine may load media from; (): data URLs alone
+
+
+def check_access(access: Access, groups: Collection[str], models: Collection[str] | None) -> None:
+    """Unique names and digests, known task groups and ``models`` (None: any); ConfigError otherwise."""
+    names: set[str] = set()
+    digests: dict[str, str] = {}
+    for index, key in enumerate(access.keys):
+        path = f"$.access.keys[{index}]"
+        if key.name in names:
+            raise ConfigError(f"{path}.name", f"two keys are named {key.name!r}")
+        if key.digest in digests:
+            raise ConfigError(f"{path}.digest", f"the same as of key {digests[key.digest]!r}")
+        names.add(key.name)
+        digests[key.digest] = key.name
+        _check_scope(key.groups, groups, f"{path}.groups", "task group")
+        _check_scope(key.models, models, f"{path}.models", "model")
+        if key.burst is not None and key.requests_per_s is None:
+            raise ConfigError(f"{path}.burst", "a burst of what rate? set requests_per_s")
+
+
+def _check_scope(scope: tuple[str, ...] | None, known: Collection[str] | None, path: str, noun: str) -> None:
+    if scope == ():
+        raise ConfigError(path, "a key for nothing; use null for all")
+    for position, name in enumerate(scope or ()):
+        if known is not None and name not in known:
+            raise ConfigError(f"{path}[{position}]", f"no pool has a {noun} {name!r}")
