@@ -8,10 +8,10 @@ are compared; of more, the least loaded of all, the prompt's home, and up to ``H
 known opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of
 them that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
 
-Costs that differ by less than ``TIE_S`` count as equal, and a key decides: the first block that nobody holds. So a new
-prompt, or a new branch of a known one, has the same home at every router, as long as that is lightly loaded: the
-replica whose name has the highest hash with the key, which spreads keys more evenly than a ring does. Among many, where
-hashing every name would cost too much, it is the home on the ring.
+Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal, and a key decides: the first
+block that nobody holds. So a new prompt, or a new branch of a known one, has the same home at every router, as long as
+that is lightly loaded: the replica whose name has the highest hash with the key, which spreads keys more evenly than a
+ring does. Among many, where hashing every name would cost too much, it is the home on the ring.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ EVERYBODY = 16  # candidates up to which all are compared
 HOLDERS = 4  # compared of each of two depths
 STEP_S = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
+RATE_ERROR = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
 
 
 class CostRule:
@@ -46,7 +47,7 @@ class CostRule:
         members, costs = self._compared(match, key, prompt_tokens, candidates)
         least = min(costs)
         best = members[costs.index(least)]
-        limit = least + self._tie(best)
+        limit = self._limit(least, best)
         tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
         if len(tied) > 1:
             best = self._first_home(tied, key, candidates)
@@ -79,7 +80,7 @@ class CostRule:
             costs = self.costs(members, match, prompt_tokens, now_s)
             next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
             elsewhere = self.alpha * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
-            if min(costs) + self._tie(members[0]) < elsewhere:
+            if self._limit(min(costs), members[0]) < elsewhere:
                 return members, costs
         members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
         return members, self.costs(members, match, prompt_tokens, now_s)
@@ -93,9 +94,11 @@ class CostRule:
                     return member
         return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
 
-    def _tie(self, member: Member) -> float:
-        """``TIE_S`` in the unit of costs."""
-        return TIE_S if self.by_rate else TIE_S * member.load.prefill.tokens_per_s / member.weight
+    def _limit(self, least: float, member: Member) -> float:
+        """The cost below which others count as equal to the least."""
+        if self.by_rate:
+            return least * (1 + RATE_ERROR) + TIE_S
+        return least + TIE_S * member.load.prefill.tokens_per_s / member.weight
 
     def _shortlist(self, match: Match, key: int, candidates: Candidates) -> list[Member]:
         """Whom to compare where there are many; some perhaps twice."""

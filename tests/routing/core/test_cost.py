@@ -101,6 +101,22 @@ def test_by_rate_the_faster_replica_bears_more() -> None:
     assert fleet.choose(3000, by_rate=False).replica == slow
 
 
+@pytest.mark.parametrize(("apart", "chosen"), [(0.01, 2), (0.2, 1)])
+def test_by_rate_equal_replicas_share_although_they_measure_a_little_apart(apart: float, chosen: int) -> None:
+    fleet = Fleet(2)
+    for name, rate in zip(fleet.names, (1.0, 1.0 + apart), strict=True):
+        for _ in range(500):
+            fleet.book.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
+    rule = CostRule(fleet.ring, 2.0, by_rate=True)
+
+    found = {
+        rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).replica
+        for key in range(1, 30)
+    }
+
+    assert len(found) == chosen
+
+
 @pytest.mark.parametrize("count", [8, 40])
 def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -> None:
     fleet, other = Fleet(count), Fleet(count)
