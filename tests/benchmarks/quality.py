@@ -2,7 +2,8 @@
 
 Replays in virtual time (``routing/simulation/whatif``): the trace given, or a seeded one of its statistics, over 4,
 8 and 16 replicas with caches of 600, 4,000 and 16,000 blocks, at the pace that offers 0.7 of what the replicas could
-prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, on 8 replicas.
+prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, and some that are
+hard to place, on 8 replicas.
 ``x`` columns are ratios to ``clairvoyant``, which sees every cache and all work; ``max/mean`` is of requests.
 Strategies that go by an opening get one of two blocks in chat, where all prompts share the first. A trace knows no
 sessions, so ``session_affinity`` is not there. ``shared`` is one cache without limit, ``pooled`` one as large as all.
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,16 @@ from routing.simulation.whatif.report import report
 from routing.simulation.whatif.routed import Routed
 from routing.strategies.registry import STRATEGIES
 from routing.workload.columns import Columns
-from routing.workload.synthetic import chat, hot_prefix, session_pool
+from routing.workload.synthetic import (
+    SMALL_BLOCK_TOKENS,
+    agents,
+    bursts,
+    chat,
+    hot_prefix,
+    mixed_lengths,
+    nothing_shared,
+    session_pool,
+)
 from routing.workload.trace import read_columns
 
 REPLICAS = (4, 8, 16)
@@ -48,6 +58,10 @@ FAST_REPLICA = {
     "decode_s": 0.00002,
     "chunk_tokens": 8192,
 }
+HARD: dict[str, Callable[[int, int], Columns]] = {
+    make.__name__: make for make in (nothing_shared, bursts, agents, mixed_lengths)
+}
+HARD_REQUESTS = 12_000
 SPEED_REQUESTS = 100_000
 
 
@@ -69,7 +83,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks quality")
     parser.add_argument("--trace", type=Path, help="in Mooncake's format; without it a seeded one is made")
     trace = parser.parse_args(argv).trace
-    cells = [*chat_cells("chat" if trace is None else str(trace)), *literature_cells()]
+    cells = [*chat_cells("chat" if trace is None else str(trace)), *literature_cells(), *hard_cells()]
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as workers:
         for lines in workers.map(lines_of, cells):
             print("\n".join(lines), end="\n\n", flush=True)
@@ -108,6 +122,15 @@ def literature_cells() -> Iterator[Cell]:
         yield Cell(title, workload, 8, EngineModel(blocks, **FAST_REPLICA), strategies, first=first)
 
 
+def hard_cells() -> Iterator[Cell]:
+    """Workloads that each have one property which misleads some strategy."""
+    model = EngineModel(48_000, block_tokens=SMALL_BLOCK_TOKENS)
+    strategies = tuple(all_settings(("least_load", "lowest_cost")))
+    for name, make in HARD.items():
+        title = f"{name}: {(make.__doc__ or '').splitlines()[0]}"
+        yield Cell(title, name, 8, model, strategies, LOAD)
+
+
 @cache
 def forest_of(workload: str) -> Forest:
     """A workload, made or read once in each process."""
@@ -116,6 +139,7 @@ def forest_of(workload: str) -> Forest:
         "hot_prefix": lambda: hot_prefix(LITERATURE_REQUESTS, seed=1),
         "session_pool": lambda: session_pool(LITERATURE_REQUESTS, seed=1),
     }
+    makers |= {name: partial(make, HARD_REQUESTS, 1) for name, make in HARD.items()}
     return Forest(makers[workload]() if workload in makers else read_columns(Path(workload)))
 
 

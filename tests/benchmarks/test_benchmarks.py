@@ -30,13 +30,17 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could
     monkeypatch.setattr(quality, "LITERATURE_REQUESTS", 300)
     quality.forest_of.cache_clear()
     chat, *_ = quality.chat_cells("chat")
+    monkeypatch.setattr(quality, "HARD_REQUESTS", 300)
     hot, _ = quality.literature_cells()
+    alone, *_ = quality.hard_cells()
 
-    tables = {cell.title: quality.lines_of(cell) for cell in (chat, hot)}
+    tables = {cell.title: quality.lines_of(cell) for cell in (chat, hot, alone)}
 
     names = {kind.name for kind in STRATEGIES} - {"session_affinity"}
     assert {line.split()[0] for line in tables[chat.title][2:]} == names | {"clairvoyant", "pooled", "shared"}
     assert {line.split()[0] for line in tables[hot.title][3:-2]} == set(quality.LITERATURE)
+    assert "Prompts of which no two begin alike" in alone.title
+    assert {line.split()[1] for line in tables[alone.title][2:]} == {"0.0"}
     assert tables[chat.title][2].split()[-3:] == ["1.000", "1.000", "1.000"]
     quality.forest_of.cache_clear()
 
