@@ -48,7 +48,7 @@ class Load:
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
         if not self.waiting:
-            return float(self.waiting_tokens)
+            return self.waiting_tokens
         oldest = ALMOST_DONE * next(iter(self.waiting.values()))
         done = (now_s - self.oldest_since_s) * self.prefill.tokens_per_s
         return self.waiting_tokens - min(done, oldest)

@@ -18,6 +18,8 @@ from routing.proxy.metrics import SeriesKey
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_up": min,  # a worker that holds it for down sends it nothing
+    "warmpath_router_replica_out": max,  # the same
+    "warmpath_router_replica_share_ratio": min,
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer

@@ -1,7 +1,7 @@
 """What the admin port shows of all workers together.
 
-Of a replica's health the worst counts that any worker found: one that holds it for down sends it nothing. A worker
-that has not asked yet does not count. Loads and connections add up.
+Of a replica's health and breaker the worst counts that any worker found: one that holds it for down sends it nothing. A
+worker that has not asked yet does not count. Loads and connections add up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
+from routing.core.breaker import State
 from routing.proxy import metrics
 from routing.proxy.config_store import ConfigStore
 from routing.proxy.errors import RefusalError
@@ -21,6 +22,7 @@ from routing.workers.supervisor import Supervisor
 
 LOOK_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
 _BY_HEALTH = ("down", "up", "unknown")  # the first that any worker found
+_BY_BREAKER = (State.OPEN, State.HALF_OPEN, State.CLOSED)
 _SUMS = ("running", "waiting_tokens", "connections")
 
 
@@ -99,6 +101,7 @@ def merged_rows(by_worker: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any
 
 
 def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    worst = min(rows, key=lambda row: _BY_HEALTH.index(row["health"]))
+    worst = min(rows, key=lambda row: (_BY_HEALTH.index(row["health"]), _BY_BREAKER.index(row["breaker"])))
     last_ok_at = max((row["last_ok_at"] for row in rows if row["last_ok_at"]), default=None)
-    return worst | {name: sum(row[name] for row in rows) for name in _SUMS} | {"last_ok_at": last_ok_at}
+    sums = {name: sum(row[name] for row in rows) for name in _SUMS}
+    return worst | sums | {"share": min(row["share"] for row in rows), "last_ok_at": last_ok_at}

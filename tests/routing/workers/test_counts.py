@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from routing.proxy.histogram import Histogram
 from routing.proxy.metrics import GRACE_S, SeriesKey, header
 from routing.workers.counts import Counts
 from routing.workers.exposition import Families, add, lines, parse, series_key
+from routing.workers.view import merged_rows
 
 
 def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat") -> str:
@@ -73,6 +76,23 @@ def test_gauges_add_up_but_a_replica_is_up_only_where_all_find_it_so() -> None:
     assert values(total)["warmpath_router_in_flight"] == 4
     assert values(total)["warmpath_router_replica_up"] == 0
     assert values(total)["warmpath_router_requests_total"] == 3
+
+
+def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
+    def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
+        said = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
+        counted = {"running": running, "waiting_tokens": 10 * running, "connections": 1}
+        return {"pool": "chat", "name": "a", **said, **counted, "last_ok_at": last_ok_at}
+
+    up, out = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
+    down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
+    for rows, reason in (([up, out, down], "down closed"), ([up, out], "up open"), ([unknown, up], "up closed")):
+        [merged] = merged_rows([one] for one in rows)
+        assert merged["reason"] == reason
+        assert merged["share"] == min(one["share"] for one in rows)
+        assert merged["running"] * 10 == merged["waiting_tokens"] == sum(one["waiting_tokens"] for one in rows)
+    assert merged_rows([[unknown], [unknown]])[0]["last_ok_at"] is None
+    assert merged_rows([[up], [out]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
 
 
 def test_what_an_ended_worker_counted_stays_and_its_gauges_go() -> None:
