@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import socket
 import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from routing.proxy.log import event
 
@@ -31,6 +33,7 @@ _LOOK_S = 0.02
 _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h
 _SO_DETACH_REUSEPORT_BPF = 68
 _LOAD_RANDOM = (0x20, 0, 0, 0xFFFFF000 + 56)  # linux/filter.h: ld [SKF_AD_OFF + SKF_AD_RANDOM]
+_LISTEN = "0A"  # of /proc/net/tcp
 _RETURN_A = (0x16, 0, 0, 0)
 _TCP_INFO_QUEUED = 24  # linux/tcp.h: tcpi_unacked, which for a listening socket is the length of its queue
 
@@ -102,13 +105,22 @@ def queued(listening: socket.socket) -> int:
 
 
 def _send_beyond(member: socket.socket, count: int) -> None:
-    """Of the group's sockets, pass over the first ``count``: choose among as many behind them."""
+    """Of the group's sockets, pass over the first ``count``: choose among those behind them."""
     program = [
         _LOAD_RANDOM,
-        (0x94, 0, 0, count),  # mod count
+        (0x94, 0, 0, max(1, _listeners(member) - count)),  # mod as many
         (0x04, 0, 0, count),  # add count
         _RETURN_A,
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     filter_ = struct.pack("HP", len(program), ctypes.addressof(code))
     member.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, filter_)
+
+
+def _listeners(member: socket.socket) -> int:
+    """How many sockets listen at the same address, of all processes."""
+    table = Path("/proc/net/tcp6" if member.family == socket.AF_INET6 else "/proc/net/tcp")
+    rows = [line.split() for line in table.read_text("ascii").splitlines()[1:]]
+    listening = {row[9]: row[1] for row in rows if row[3] == _LISTEN}  # address by inode
+    mine = listening.get(str(os.fstat(member.fileno()).st_ino))
+    return sum(address == mine for address in listening.values())
