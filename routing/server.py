@@ -2,7 +2,7 @@
 
 It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
 data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once.
-SIGHUP replaces the workers, where there are any, one after the other.
+SIGHUP replaces the workers, where there are any, one after the other; a single process reads its certificate anew.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
+from routing.proxy.tls import Tls
 from routing.proxy.view import View
 from routing.settings import ServeSettings, SettingsError, read_settings
 
@@ -52,7 +53,7 @@ class DataSide(Protocol):
         ...
 
     def roll(self) -> None:
-        """Begin to put new processes in the place of old ones."""
+        """Begin to put new processes in the place of old ones, or read the certificate anew."""
         ...
 
     async def drain(self) -> None:
@@ -87,7 +88,7 @@ class Server:
     @property
     def data_url(self) -> str:
         """Where clients send requests."""
-        return _url(self.settings.host, self.data_port)
+        return _url(self.settings.host, self.data_port, "https" if self.settings.tls.certificate else "http")
 
     @property
     def admin_url(self) -> str:
@@ -128,10 +129,10 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
 def _data_side(settings: ServeSettings) -> DataSide:
     files = LastKnownGood(settings.state_dir)
     if settings.workers == 1:
-        return SingleProcess(Router(settings.name, files), __version__)
+        return SingleProcess(Router(settings.name, files, Tls(settings.tls)), __version__)
     from routing.workers.parent import Parent  # noqa: PLC0415 - most routers need nothing of it
 
-    return Parent(settings.name, files, __version__, settings.workers)
+    return Parent(settings.name, files, __version__, settings.workers, settings.tls)
 
 
 async def serve(settings: ServeSettings) -> None:
@@ -145,7 +146,7 @@ async def serve(settings: ServeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with running(settings) as server:
-        if settings.workers > 1:
+        if settings.workers > 1 or settings.tls.certificate:
             loop.add_signal_handler(signal.SIGHUP, server.data.roll)
         spare_the_collector()
         _say_ready(server)
@@ -185,5 +186,5 @@ def _say_ready(server: Server) -> None:
     sys.stderr.flush()
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -11,10 +11,18 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from routing.proxy.tls import TlsFiles
+
 MAX_WORKERS = 64
+
+_PEM_FILES = (  # flag, variable, what it is
+    ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
+    ("--tls-key", "WARMPATH_ROUTER_TLS_KEY_FILE", "its private key"),
+    ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the authorities of replicas with an https URL"),
+)
 
 _name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
 
@@ -38,6 +46,7 @@ class ServeSettings:
     admin_token: str | None  # None: the admin port is open, and must be on the loopback
     workers: int = 1  # processes that serve the data port
     reuse_port: bool = False  # whether another router may have the data port as well
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
@@ -52,6 +61,8 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
             f"the admin port would be open to others on {given.admin_host}: "
             "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
         )
+    if (given.tls_cert is None) != (given.tls_key is None):
+        raise SettingsError("--tls-cert and --tls-key go together")
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
@@ -65,6 +76,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         admin_token=token,
         workers=given.workers,
         reuse_port=given.reuse_port,
+        tls=TlsFiles(given.tls_cert, given.tls_key, given.upstream_ca),
     )
 
 
@@ -108,6 +120,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=bool(from_environment(environ, "WARMPATH_ROUTER_REUSE_PORT")),
         help="let another router have the data port too, as one does that takes over",
     )
+    for flag, variable, what in _PEM_FILES:
+        parser.add_argument(flag, default=environ.get(variable) or None, metavar="FILE", help=f"{what}; or {variable}")
     return parser
 
 

@@ -375,11 +375,14 @@ class Client(asyncio.Protocol):
         self._awaits_head = self._in_message and self._head is None
 
     def _close(self) -> None:
-        """End the connection after what was written. A refused client is still sending: let it read why first."""
+        """End the connection after what was written. A refused client is still sending: let it read why first.
+
+        With TLS there is no half of an end, and closing waits for the client's own.
+        """
         if self._is_closing:
             return
         self._is_closing = self._is_deaf = True
-        if self._was_refused and not self.transport.is_closing():
+        if self._was_refused and self.transport.can_write_eof() and not self.transport.is_closing():
             self._router.deadlines.arm(self, LINGER_S)
             self._router.outbox.flush()
             self.transport.write_eof()

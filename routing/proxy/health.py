@@ -20,6 +20,7 @@ from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.proxy.replica_link import Address
+from routing.proxy.tls import reason_of
 from routing.schema import HealthCheck
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ async def probe(target: Target) -> str | None:
     except TimeoutError:
         return f"no answer within {target.check.timeout_s:g} s"
     except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        return getattr(error, "strerror", None) or type(error).__name__
+        return reason_of(error) if isinstance(error, OSError) else type(error).__name__
     return None if 200 <= status < 300 else f"health check answered {status}"
 
 

@@ -13,6 +13,7 @@ from routing.proxy.deadlines import Deadlines
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
 from routing.proxy.request import Request
+from routing.proxy.tls import reason_of
 from routing.proxy.upstream import Upstream
 
 IDLE_S = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
@@ -36,7 +37,8 @@ class Caller(Protocol):
 class Address:
     """Where a replica listens, out of its base URL, and what it is told of who asks.
 
-    With a key of its own the replica gets that one; else the client's, unless ``hides_keys`` because they are ours.
+    With a key of its own the replica gets that one; else the client's, unless ``hides_keys`` because they are ours. A
+    URL with https asks for ``tls``.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Address:
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.base = parts.path.rstrip("/").encode()
         self.host_header = parts.netloc.encode()
-        self.ssl_context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.ssl_context = tls
         self.authorization = b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
         self._hides_keys = hides_keys or api_key is not None
 
@@ -173,7 +175,7 @@ class ReplicaLink:
             caller.connect_failed(f"no connection within {timeout_s:g} s", ours=False)
             return
         except OSError as error:
-            caller.connect_failed(error.strerror or type(error).__name__, ours=error.errno in SHORTAGES)
+            caller.connect_failed(reason_of(error), ours=error.errno in SHORTAGES)
             return
         except ValueError:  # a host that no resolver takes, such as one with an empty label
             caller.connect_failed("its host name cannot be resolved", ours=False)

@@ -36,6 +36,7 @@ from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.replica_link import Address, ReplicaLink
 from routing.proxy.request import Head, Request
+from routing.proxy.tls import Tls
 from routing.proxy.watch import Watch
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
@@ -69,8 +70,9 @@ class Serving:
 class Router:
     """One router process, apart from its listening sockets."""
 
-    def __init__(self, name: str, files: LastKnownGood | None = None) -> None:
+    def __init__(self, name: str, files: LastKnownGood | None = None, tls: Tls | None = None) -> None:
         self.name = name
+        self.tls = tls or Tls()
         self.boot = secrets.token_hex(8)  # tells one life of the process from the next
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
@@ -201,7 +203,8 @@ class Router:
         hides_keys = config.access is not None
         for pool in config.pools:
             for replica in pool.replicas:
-                yield replica, Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys)
+                tls = self.tls.upstream if replica.url.startswith("https:") else None
+                yield replica, Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys, tls=tls)
 
     def _link(self, name: str, address: Address) -> ReplicaLink:
         return ReplicaLink(

@@ -39,7 +39,8 @@ class SingleProcess:
         self.port = self._servers[0].sockets[0].getsockname()[1]
 
     def roll(self) -> None:
-        """Nothing: another process cannot take this one's place."""
+        """Read the certificate anew, if there is one: another process cannot take this one's place."""
+        self.router.tls.reload()
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
@@ -56,7 +57,8 @@ class SingleProcess:
 
     async def _serve(self, **where: object) -> asyncio.Server:
         router = self.router
-        return await router.loop.create_server(lambda: Client(router), backlog=BACKLOG, **where)  # type: ignore[call-overload,no-any-return]
+        tls = {"ssl": router.tls.listening, "ssl_handshake_timeout": router.tls.handshake_s}
+        return await router.loop.create_server(lambda: Client(router), backlog=BACKLOG, **tls, **where)  # type: ignore[call-overload,no-any-return]
 
     def _stop_accepting(self) -> None:
         for server in self._servers:

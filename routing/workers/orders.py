@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from routing.proxy.tls import TlsFiles
+
 
 class Orders(Struct, frozen=True):
     """How a worker begins; descriptors are inherited."""
@@ -19,6 +21,7 @@ class Orders(Struct, frozen=True):
     rows: int  # of the board
     row: int  # this worker's
     listening_fds: list[list[int]]  # by slot, one for each address
+    tls: TlsFiles
 
 
 class Snapshot(Struct, frozen=True):

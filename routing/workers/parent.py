@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.listening import bind
+from routing.proxy.tls import Tls, TlsFiles
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 
@@ -11,8 +12,9 @@ from routing.workers.view import WorkersView
 class Parent:
     """The supervisor and what the admin port shows of it."""
 
-    def __init__(self, name: str, files: LastKnownGood, version: str, workers: int) -> None:
-        self._supervisor = Supervisor(name, files, workers)
+    def __init__(self, name: str, files: LastKnownGood, version: str, workers: int, tls: TlsFiles) -> None:
+        Tls(tls)  # files that cannot be used are better found out here than by every worker
+        self._supervisor = Supervisor(name, files, workers, tls)
         self.view = WorkersView(self._supervisor, version)
         self.port = 0  # the real one, once open
         self._is_beside_others = False

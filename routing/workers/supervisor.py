@@ -24,6 +24,7 @@ from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.log import defect, event
 from routing.proxy.metrics import SeriesKey
 from routing.proxy.router import LINGER_S, knows, placed_names
+from routing.proxy.tls import TlsFiles
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
@@ -44,8 +45,9 @@ logger = logging.getLogger(__name__)
 class Supervisor:
     """All workers of one router."""
 
-    def __init__(self, name: str, files: LastKnownGood, workers: int) -> None:
+    def __init__(self, name: str, files: LastKnownGood, workers: int, tls: TlsFiles | None = None) -> None:
         self.name = name
+        self._tls = tls or TlsFiles()
         self.store = ConfigStore(self._prepare, files)
         self.counts = Counts()
         self.sequence = Sequence()
@@ -193,7 +195,9 @@ class Supervisor:
 
     def _orders(self, slot: int, row: int, channel_fd: int) -> Orders:
         listening = [[listening.fileno() for listening in sockets] for sockets in self._sockets]
-        return Orders(self.name, slot, self.workers, channel_fd, self._board.fd, self._board.rows, row, listening)
+        return Orders(
+            self.name, slot, self.workers, channel_fd, self._board.fd, self._board.rows, row, listening, self._tls
+        )
 
     async def _watch(self, member: Member, slot: int) -> None:
         """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""

@@ -26,6 +26,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.listening import BACKLOG
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
+from routing.proxy.tls import Tls
 from routing.proxy.view import RouterView
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
@@ -42,7 +43,7 @@ class Worker:
     """What a worker answers its parent."""
 
     def __init__(self, orders: Orders) -> None:
-        self.router = Router(orders.name)
+        self.router = Router(orders.name, tls=Tls(orders.tls))
         self.router.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
         self._orders = orders
         self._view = RouterView(self.router, "")
@@ -108,8 +109,14 @@ class Worker:
     async def _accept(self, fd: int) -> asyncio.Server:
         """Accept from a copy: closing it leaves the socket and its queue to others."""
         copy = socket.socket(fileno=os.dup(fd))
-        router = self.router
-        return await router.loop.create_server(lambda: Client(router), sock=copy, backlog=BACKLOG)
+        router, tls = self.router, self.router.tls
+        return await router.loop.create_server(
+            lambda: Client(router),
+            sock=copy,
+            backlog=BACKLOG,
+            ssl=tls.listening,
+            ssl_handshake_timeout=tls.handshake_s,
+        )
 
     async def _look(self, _: Any) -> Any:
         """What there is to see."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -70,16 +71,17 @@ class FakeReplica:
         self.health_status = 200
         self.probes = 0
         self.port = 0
+        self.tls: ssl.SSLContext | None = None  # plain HTTP
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._arrived = asyncio.Condition()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 22)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 22, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def kill(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from routing import __main__ as commands
+from routing.proxy.tls import TlsFiles
 from routing.settings import SettingsError, read_settings
 
 
@@ -21,6 +22,7 @@ def test_the_defaults_bind_the_loopback_and_the_contracts_ports() -> None:
     assert settings.state_dir == Path(".warmpath/router-one")
     assert settings.admin_token is None
     assert (settings.workers, settings.reuse_port) == (1, False)
+    assert settings.tls == TlsFiles()
 
 
 def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -32,6 +34,9 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         "WARMPATH_DATA_DIR": "/data",
         "WARMPATH_ROUTER_WORKERS": "4",
         "WARMPATH_ROUTER_REUSE_PORT": "1",
+        "WARMPATH_ROUTER_TLS_CERT_FILE": "/tls/cert.pem",
+        "WARMPATH_ROUTER_TLS_KEY_FILE": "/tls/key.pem",
+        "WARMPATH_ROUTER_UPSTREAM_CA_FILE": "/tls/ca.pem",
         "WARMPATH_ROUTER_ADMIN_TOKEN_FILE": str(tmp_path / "token"),
     }
     settings = read_settings(["--control-plane", "http://cp", "--name", "one", "--port", "7000"], environ)
@@ -39,6 +44,7 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
     assert (settings.admin_token, settings.state_dir) == ("s3cret", Path("/data/router-one"))
     assert settings.control_plane_url == "http://cp"
     assert (settings.workers, settings.reuse_port) == (4, True)
+    assert settings.tls == TlsFiles("/tls/cert.pem", "/tls/key.pem", "/tls/ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,8 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "0"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "65"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/nowhere"}, "WARMPATH_ROUTER_ADMIN_TOKEN_FILE"),
+        (["--config", "c", "--tls-cert", "c.pem"], {}, "--tls-key"),
+        (["--config", "c"], {"WARMPATH_ROUTER_TLS_KEY_FILE": "k.pem"}, "--tls-cert"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(arguments: list[str], environ: dict[str, str], says: str) -> None:

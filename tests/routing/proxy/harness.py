@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import aiohttp
 
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
+from routing.proxy.tls import TlsFiles
 from routing.schema import (
     BreakerConfig,
     HealthCheck,
@@ -79,8 +81,8 @@ class Harness:
     def port(self) -> int:
         return self.server.data_port
 
-    def connect(self) -> Any:
-        return connect(self.port)
+    def connect(self, tls: ssl.SSLContext | None = None) -> Any:
+        return connect(self.port, tls)
 
     async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Answer:
         """One request on a connection of its own."""
@@ -115,7 +117,12 @@ class Harness:
 
 @asynccontextmanager
 async def routed(
-    snapshot: RouterConfig | None, *, revision: int = 1, token: str | None = None, state_dir: Path | None = None
+    snapshot: RouterConfig | None,
+    *,
+    revision: int = 1,
+    token: str | None = None,
+    state_dir: Path | None = None,
+    tls: TlsFiles | None = None,
 ) -> AsyncIterator[Harness]:
     """A router that serves this configuration, or none yet."""
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +140,7 @@ async def routed(
             admin_port=0,
             state_dir=state_dir or Path(folder) / "state",
             admin_token=token,
+            tls=tls or TlsFiles(),
         )
         async with running(settings) as server, aiohttp.ClientSession() as http:
             yield Harness(server, http)
@@ -214,8 +222,8 @@ class RawClient:
 
 
 @asynccontextmanager
-async def connect(port: int) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+async def connect(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22, ssl=tls)
     try:
         yield RawClient(reader, writer)
     finally:

@@ -19,7 +19,7 @@ from routing.schema import RouterConfig, dump_snapshot
 from tests.routing.proxy.harness import BODY, CHAT, Answer, RawClient, connect, post
 
 DEADLINE_S = 20.0
-_ready = re.compile(r" is ready: http://[\d.]+:(\d+) \(admin (http://[\d.:]+)")
+_ready = re.compile(r" is ready: https?://[\d.]+:(\d+) \(admin (http://[\d.:]+)")
 
 
 class Process:

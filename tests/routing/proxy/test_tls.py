@@ -1,0 +1,251 @@
+"""TLS on both sides: what clients see of us, and what we ask of replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from routing.proxy.tls import Tls, TlsError, TlsFiles
+from routing.schema import HealthCheck, Limits
+from tests.fakes.certificates import Authority, Certificate
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    answering,
+    chunk,
+    fake_replicas,
+    hanging,
+    resetting,
+    sse,
+)
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, post, routed
+
+LARGE = b'{"text":"' + b"x" * 3_000_000 + b'"}'
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def files(certificate: Certificate, ca: Path | None = None) -> TlsFiles:
+    return TlsFiles(str(certificate.path), str(certificate.key), str(ca) if ca else None)
+
+
+def seen(client: RawClient) -> int:
+    """The serial number of the certificate that a client sees."""
+    der = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+# --- clients ---
+
+
+async def test_requests_over_tls_are_answered_on_one_connection(authority: Authority, replica: FakeReplica) -> None:
+    async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
+        assert harness.server.data_url.startswith("https://")
+        async with harness.connect(authority.client()) as client:
+            for _ in range(2):
+                await client.send(post(CHAT))
+                assert (await client.answer()).status == 200
+            assert client.writer.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
+        await harness.at_rest()
+    assert [call.body for call in replica.calls] == [BODY, BODY]
+
+
+async def test_large_bodies_and_streams_pass_both_ways(authority: Authority, replica: FakeReplica) -> None:
+    async def stream(call: Call) -> None:
+        await call.send(STREAM_HEAD, *(chunk(sse({"n": number})) for number in range(200)), LAST_CHUNK)
+
+    async with (
+        routed(config([replica]), tls=files(authority.issue("router"))) as harness,
+        harness.connect(authority.client()) as client,
+    ):
+        replica.script = answering(LARGE)
+        await client.send(post(CHAT, BODY + b" " * 3_000_000))
+        assert (await client.answer()).body == LARGE
+        replica.script = stream
+        await client.send(post(CHAT))
+        assert (await client.answer()).body == b"".join(sse({"n": number}) for number in range(200))
+
+
+async def test_a_refused_client_reads_why(authority: Authority, replica: FakeReplica) -> None:
+    limits = Limits(max_body_bytes=1024)
+    async with routed(config([replica], limits=limits), tls=files(authority.issue("router"))) as harness:
+        async with harness.connect(authority.client()) as client:
+            await client.send(post(CHAT, BODY + b" " * 500_000))
+            assert (await client.answer()).status == 413
+        await harness.until(lambda: not harness.router.clients, "the connection to end")
+
+
+async def test_a_client_that_goes_away_stops_its_request(authority: Authority, replica: FakeReplica) -> None:
+    replica.script = hanging
+    async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
+        async with harness.connect(authority.client()) as client:
+            await client.send(post(CHAT))
+            call = await replica.wait_calls(1)
+        await harness.at_rest()
+        await harness.until(call.gone.is_set, "the replica to hear of it")
+
+
+async def test_an_answer_that_breaks_off_is_not_taken_for_whole(authority: Authority, replica: FakeReplica) -> None:
+    async def half(call: Call) -> None:
+        await call.send(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(b"half")
+        )
+        call.reset()
+
+    replica.script = half
+    async with (
+        routed(config([replica]), tls=files(authority.issue("router"))) as harness,
+        harness.connect(authority.client()) as client,
+    ):
+        await client.send(post(CHAT))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await client.answer()
+
+
+@pytest.mark.parametrize("said", [post(CHAT), b"", b"\x16\x03\x01\x00\x00"])
+async def test_who_speaks_no_tls_gets_nothing(said: bytes, authority: Authority, replica: FakeReplica) -> None:
+    async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
+        async with harness.connect() as client:
+            await client.send(said)
+            client.writer.write_eof()
+            assert b"HTTP" not in await client.read_all()
+        async with harness.connect(authority.client()) as client:
+            await client.send(post(CHAT))
+            assert (await client.answer()).status == 200
+
+
+async def test_old_versions_are_declined(authority: Authority, replica: FakeReplica) -> None:
+    context = authority.client()
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            async with harness.connect(context):
+                raise AssertionError
+
+
+async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
+    authority: Authority, replica: FakeReplica
+) -> None:
+    first = authority.issue("router")
+    async with (
+        routed(config([replica]), tls=files(first)) as harness,
+        harness.connect(authority.client()) as early,
+    ):
+        serials = []
+        for renew in (lambda: authority.issue("router"), lambda: first.key.write_text("torn")):
+            renew()
+            harness.server.data.roll()
+            async with harness.connect(authority.client()) as client:
+                await client.send(post(CHAT))
+                assert (await client.answer()).status == 200
+                serials.append(seen(client))
+        await early.send(post(CHAT))
+        assert (await early.answer()).status == 200
+        assert seen(early) == first.serial
+    second, third = serials
+    assert first.serial != second == third
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path, authority: Authority) -> None:
+    one, other = authority.issue("one"), authority.issue("other")
+    missing = Certificate(tmp_path / "nothing.pem", one.key, 0)
+    for certificate in (Certificate(one.path, other.key, 0), missing):
+        with pytest.raises(TlsError, match=certificate.path.name):
+            Tls(files(certificate))
+    with pytest.raises(TlsError, match="nothing"):
+        assert Tls(TlsFiles(upstream_ca=str(missing.path))).upstream
+
+
+async def test_a_router_does_not_start_without_the_certificate_it_was_told_of(tmp_path: Path) -> None:
+    with pytest.raises(TlsError):
+        async with routed(None, tls=TlsFiles(str(tmp_path / "a"), str(tmp_path / "b"))):
+            raise AssertionError
+
+
+# --- replicas ---
+
+
+@asynccontextmanager
+async def secure_replica(certificate: Certificate) -> AsyncIterator[FakeReplica]:
+    one = FakeReplica("secure")
+    one.tls = certificate.server()
+    await one.start()
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def trusting(authority: Authority) -> TlsFiles:
+    return TlsFiles(upstream_ca=str(authority.path))
+
+
+async def test_a_replica_with_a_good_certificate_is_reached_and_kept(authority: Authority) -> None:
+    async with (
+        secure_replica(authority.issue("replica")) as one,
+        routed(config([one], health=HealthCheck(interval_s=0.05)), tls=trusting(authority)) as harness,
+    ):
+        for body in (BODY, BODY + b" " * 1_000_000):
+            assert (await harness.chat(body)).status == 200
+        await harness.until(lambda: harness.router.checks.finding("secure").is_up, "its health check")
+        assert one.connections == 1
+        one.script = resetting
+        assert (await harness.chat()).status == 502
+        await harness.at_rest()
+
+
+@pytest.mark.parametrize("problem", ["stranger", "another host", "too old"])
+async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(
+    problem: str, tmp_path: Path, authority: Authority
+) -> None:
+    certificate = {
+        "stranger": lambda: Authority(tmp_path, "stranger").issue("replica"),
+        "another host": lambda: authority.issue("replica", "127.0.0.2"),
+        "too old": lambda: authority.issue("replica", age=timedelta(days=30)),
+    }[problem]()
+    checks = HealthCheck(interval_s=0.05, failures=100)
+    async with (
+        secure_replica(certificate) as one,
+        routed(config([one], health=checks), tls=trusting(authority)) as harness,
+    ):
+        answer = await harness.chat()
+        await harness.until(lambda: harness.router.checks.finding("secure").reason, "its health check")
+        reason = harness.router.checks.finding("secure").reason
+        await harness.at_rest()
+    assert answer.status == 502
+    assert "its certificate is not accepted" in answer.error["message"]
+    assert reason is not None
+    assert "its certificate is not accepted" in reason
+    assert (one.calls, one.probes) == ([], 0)
+
+
+async def test_without_authorities_of_ones_own_the_systems_count(authority: Authority) -> None:
+    async with secure_replica(authority.issue("replica")) as one, routed(config([one])) as harness:
+        assert (await harness.chat()).status == 502
+        assert one.calls == []
+
+
+async def test_a_replica_that_moves_to_https_is_a_new_one(authority: Authority) -> None:
+    async with (
+        fake_replicas(1) as [plain],
+        secure_replica(authority.issue("replica")) as one,
+        routed(config([plain]), tls=trusting(authority)) as harness,
+    ):
+        assert (await harness.chat()).status == 200
+        one.name = plain.name
+        assert (await harness.push(config([one]), revision=2))[0] == 200
+        assert (await harness.chat()).status == 200
+        assert (len(plain.calls), len(one.calls)) == (1, 1)
