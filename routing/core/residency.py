@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
 from routing.core.types import ReplicaId
 
 BLOCK_TOKENS = 64  # of a block of the canonical prompt, as its length is estimated
@@ -39,16 +41,18 @@ Chain = Sequence[int]
 EVERYBODY = -1  # a mask with every bit
 
 
-class Run:
+class Run(Struct, gc=False, eq=False):
     """Consecutive blocks that were always met together, and who holds them."""
 
-    __slots__ = ("hashes", "last", "length", "mask")
+    hashes: Chain
+    last: int
+    length: int
+    mask: int
 
-    def __init__(self, hashes: Chain, mask: int) -> None:
-        self.hashes = hashes
-        self.last = hashes[-1]
-        self.length = len(hashes)
-        self.mask = mask
+    @classmethod
+    def of(cls, hashes: Chain, mask: int) -> Run:
+        """A run of these blocks, at least one."""
+        return cls(hashes, hashes[-1], len(hashes), mask)
 
 
 class Match:
@@ -298,7 +302,7 @@ class Residency:
         while at < end:
             run = starts.get(chain[at])
             if run is None:
-                run = starts[chain[at]] = Run(chain[at : at + self._run_blocks], 0)
+                run = starts[chain[at]] = Run.of(chain[at : at + self._run_blocks], 0)
             elif at + run.length > end or chain[at + run.length - 1] != run.last:
                 run = self._split(run, _shared(run.hashes, chain, at))
             path.append(run)
@@ -307,7 +311,7 @@ class Residency:
 
     def _split(self, run: Run, length: int) -> Run:
         """Cut a run's first blocks off. The new head counts as used just now, so that the tail goes before it."""
-        head = Run(run.hashes[:length], run.mask)
+        head = Run.of(run.hashes[:length], run.mask)
         run.hashes = run.hashes[length:]
         run.length -= length
         self._starts[head.hashes[0]] = head

@@ -21,6 +21,7 @@ from routing.core.load import LoadBook, Ticket
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
+from routing.proxy.collector import spare_the_collector
 from routing.schema import (
     PolicyConfig,
     PoolConfig,
@@ -75,6 +76,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
     bodies = cycle([chat_body(kib, number) for number in range(openings)])
     for _ in range(replicas * IN_FLIGHT * 2):
         router.place(next(bodies))
+    spare_the_collector()  # as a router does
     requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
     choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
     full_us = least_us(lambda: router.place(next(bodies)))
