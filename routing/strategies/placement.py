@@ -33,7 +33,7 @@ from routing.schema import (
     TaskGroupConfig,
 )
 from routing.strategies.registry import build_strategy
-from routing.strategies.strategy import Strategy, Weighed, Weighs
+from routing.strategies.strategy import Keys, Strategy, Weighed, Weighs
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):
@@ -208,12 +208,17 @@ class Placement:
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
-        choice, keys = decision.choice, decision.keys
-        tokens = keys.prompt_tokens
-        if decision.pool not in self._asks_residency:
-            return self._loads.dispatch(choice.replica, tokens)
-        stay = self._residency.insert(choice.replica, keys.chain, self._loads.clock(), tokens)
-        return self._loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
+        residency = self._residency if decision.pool in self._asks_residency else None
+        return count_as_sent(decision.choice, decision.keys, self._loads, residency)
+
+
+def count_as_sent(choice: Choice, keys: Keys, loads: LoadBook, residency: Residency | None) -> Ticket:
+    """Enter a choice's work, and what its replica will hold; None where nobody asks what replicas hold."""
+    tokens = keys.prompt_tokens
+    if residency is None:
+        return loads.dispatch(choice.replica, tokens)
+    stay = residency.insert(choice.replica, keys.chain, loads.clock(), tokens)
+    return loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
 
 
 class _Fleets:

@@ -12,13 +12,18 @@ from collections.abc import Sequence
 from routing.core.fleet import Fleet
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
-from routing.core.residency import Residency
+from routing.core.residency import RUN_TOKENS, Residency
 from routing.core.types import Reason
 from routing.schema import ReplicaConfig, ResidencySettings, Settings
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
 from routing.simulation.whatif.keys import KeyBook
+from routing.strategies.placement import count_as_sent
 from routing.strategies.registry import build_strategy
 from routing.workload.columns import Columns
+
+# The residency enters and evicts blocks by runs. In a trace's blocks of 512 tokens the router's runs would be of two;
+# longer ones are a third faster to replay and move no mean TTFT by more than 1 %.
+RUN_BLOCKS = 16
 
 
 class Routed:
@@ -37,27 +42,23 @@ class Routed:
         self.reasons: Counter[Reason] = Counter()
         self._now_s = 0.0
         self.book = LoadBook(lambda: self._now_s)
-        self.residency = Residency(block_tokens=model.block_tokens, run_tokens=16 * model.block_tokens)
-        self._asks_residency = isinstance(settings, ResidencySettings)
+        residency = Residency(
+            block_tokens=model.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * model.block_tokens)
+        )
+        self._asked = residency if isinstance(settings, ResidencySettings) else None
         self._keys = KeyBook(settings, columns)
         self._number = {member.name: number for number, member in enumerate(members)}
-        fleet = Fleet(members, self.book, residency=self.residency)
+        fleet = Fleet(members, self.book, residency=residency)
         self._strategy = build_strategy(settings, fleet)
         self._candidates = fleet.candidates(HealthBook())
 
     def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
-        """Ask the strategy, and count the request as sent, as ``Placement.dispatch`` does."""
+        """Ask the strategy, and count the request as sent."""
         self._now_s = now_s
         keys = self._keys.of(job.index)
         choice = self._strategy.choose(keys, self._candidates)
         self.reasons[choice.reason] += 1
-        tokens = keys.prompt_tokens
-        if self._asks_residency:
-            stay = self.residency.insert(choice.replica, keys.chain, now_s, tokens)
-            uncached_tokens = max(0, tokens - (choice.hit_tokens or 0))
-            job.ticket = self.book.dispatch(choice.replica, uncached_tokens, stay)
-        else:
-            job.ticket = self.book.dispatch(choice.replica, tokens)
+        job.ticket = count_as_sent(choice, keys, self.book, self._asked)
         return self._number[choice.replica]
 
     def first_token(self, job: Job, now_s: float) -> None:
@@ -66,8 +67,9 @@ class Routed:
         ticket: Ticket = job.ticket
         ticket.first_byte()
 
-    def ended(self, job: Job, _now_s: float) -> None:
+    def ended(self, job: Job, now_s: float) -> None:
         """The answer is whole, and its usage says how much was cached."""
+        self._now_s = now_s
         ticket: Ticket = job.ticket
         ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)
         ticket.end()
