@@ -15,6 +15,7 @@ from subprocess import DEVNULL, Popen
 import pytest
 
 from routing.__main__ import main
+from routing.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m routing simulate"
@@ -78,6 +79,17 @@ def test_several_policies_are_a_row_each(run: Run, tmp_path: Path) -> None:
 
     _, out, _ = run(policy=["policy.json", "other.json"], json=True)
     assert [answer["strategy"] for answer in json.loads(out)] == ["round_robin", "least_load"]
+
+
+@pytest.mark.parametrize("strategy", sorted(kind.name for kind in STRATEGIES))
+def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "policy.json").write_text(json.dumps({"strategy": strategy}))
+
+    status, out, _ = run(json=True, replicas=3)
+
+    answer = json.loads(out)
+    assert (status, answer["strategy"], answer["requests"]) == (0, strategy, 4)
+    assert sum(answer["reasons"].values()) == sum(replica["requests"] for replica in answer["replicas"]) == 4
 
 
 def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
