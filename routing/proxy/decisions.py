@@ -44,6 +44,7 @@ class Record(Struct, gc=False):
     prefix: int | None
     blocks: list[array[int]]  # in stretches, shared with other records
     candidates: list[CandidateLoad]
+    hit_tokens: int | None = None  # predicted, of the estimated prompt; None where the strategy does not ask
     retries: int = 0
     status: int | None = None
     ttft_s: float | None = None
@@ -68,6 +69,7 @@ class Record(Struct, gc=False):
             decision.keys.tier1,
             decision.keys.blocks,
             decision.candidate_loads(MAX_CANDIDATES),
+            decision.choice.hit_tokens,
         )
 
     def placed_again(self, decision: Decision) -> None:
@@ -77,6 +79,7 @@ class Record(Struct, gc=False):
         self.reason = decision.choice.reason
         self.block_tokens = decision.replica.block_tokens
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
+        self.hit_tokens = decision.choice.hit_tokens
 
     def first_byte(self, status: int, ttft_s: float) -> None:
         """The first byte of the answer's body is here."""
@@ -106,6 +109,7 @@ class Record(Struct, gc=False):
             "prefix": None if self.prefix is None else f"{self.prefix:016x}",
             "blocks": [f"{block:016x}" for stretch in self.blocks for block in stretch],
             "candidates": self.candidates,
+            "hit_tokens": self.hit_tokens,
             "retries": self.retries,
             "status": self.status,
             "ttft_s": self.ttft_s,

@@ -127,7 +127,6 @@ class RouterView:
         decision = serving.placement.decide(wanted, self._router.health)
         record = Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens)
         return record.as_json() | {
-            "hit_tokens": decision.choice.hit_tokens,
             "refused": decision.choice.refused,
             "bound": decision.choice.bound,
             "candidates": decision.explained(),

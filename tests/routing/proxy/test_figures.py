@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.histogram import EDGES, Histogram
 from routing.proxy.metrics import GRACE_S, Metrics, Outcome
-from routing.schema import TaskGroupConfig
+from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
 
@@ -87,10 +87,25 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
     assert first["boot"] == harness.router.boot
     assert set(first["decisions"][0]) == {
         "seq", "at", "request_id", "pool", "group", "policy", "revision", "strategy", "replica", "reason",
-        "prompt_tokens_estimate", "prefix", "blocks", "candidates", "retries", "status", "ttft_s", "prompt_tokens",
-        "cached_tokens",
+        "prompt_tokens_estimate", "prefix", "blocks", "candidates", "hit_tokens", "retries", "status", "ttft_s",
+        "prompt_tokens", "cached_tokens",
     }  # fmt: skip
     assert set(first["decisions"][0]["candidates"][0]) == {"replica", "running", "waiting_tokens"}
+
+
+async def test_a_decision_tells_the_hit_that_was_predicted_beside_the_one_that_was_delivered(
+    replica: FakeReplica,
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "The same again. " * 100}]}).encode()
+    async with routed(config([replica], settings=LowestCostSettings())) as harness:
+        for _ in range(2):
+            await harness.chat(body)
+        _, listed = await harness.admin("GET", "/admin/decisions")
+    first, again = listed["decisions"]
+
+    assert (first["reason"], first["hit_tokens"]) == ("cold", 0)
+    assert again["reason"] == "hit"
+    assert 300 < again["hit_tokens"] <= again["prompt_tokens_estimate"]
 
 
 async def test_no_text_of_a_prompt_is_remembered(replica: FakeReplica) -> None:
