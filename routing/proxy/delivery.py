@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from routing.proxy.answer import AnswerHead, Framing, chunked, outgoing, plain
 from routing.proxy.errors import RefusalError, error_event
 from routing.proxy.metrics import Outcome
-from routing.proxy.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of
+from routing.proxy.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
 
 if TYPE_CHECKING:
     from routing.proxy.client import Client
@@ -87,6 +87,8 @@ class Delivery:
         """How the complete answer counts."""
         status = self._answer.status
         if status >= 500 or (self._answer.is_stream and self._tail.has_error()):
+            return Outcome.REPLICA_ERROR
+        if self._whole is not None and was_aborted(self._whole):
             return Outcome.REPLICA_ERROR
         return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 

@@ -1,15 +1,7 @@
 """One request on its way: placed, sent, perhaps sent elsewhere, answered, accounted for.
 
-Theory of operation. An exchange is in one state at a time, and ``NEXT`` lists the states that may follow.
-
-    PLACING     a replica is being chosen; synchronous
-    CONNECTING  no kept-alive connection was free
-    AWAITING    sent; the answer's head may be here, but is held until the first byte of its body
-    JUDGING     an error of the replica is here, held until it is whole, because another replica may do better
-    STREAMING   bytes of the answer have gone to the client: from here on nothing is tried again
-    DONE        the end, reached exactly once; the load is given back whatever happened
-
-Up to STREAMING a failure means the next replica, as long as one is eligible and the limit allows; after it, the
+Theory of operation. An exchange is in one state at a time; ``states.py`` lists them and which may follow which. Up to
+STREAMING a failure means the next replica, as long as one is eligible and the limit allows; after it, the
 delivery says or shows that the answer is incomplete. A mistake of ours on the way is logged and ends the exchange
 too, so that it leaves no client waiting and no load behind.
 """
@@ -17,9 +9,8 @@ too, so that it leaves no client waiting and no load behind.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
-from enum import IntEnum
+from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -28,14 +19,28 @@ from routing.proxy.answer import AnswerHead
 from routing.proxy.decisions import Record
 from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
+from routing.proxy.judging import BUSY, cause_of, no_answer, outcome_of
 from routing.proxy.log import defect
 from routing.proxy.metrics import Outcome
 from routing.proxy.placing import admitted_request, is_stream, refusal_of
+from routing.proxy.states import (
+    AWAITING,
+    CONNECTING,
+    DONE,
+    JUDGING,
+    NEXT,
+    PLACING,
+    QUEUED,
+    STREAMING,
+    State,
+)
 from routing.proxy.upstream import Failure, Upstream
+from routing.proxy.usage import was_aborted
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
     from routing.proxy.client import Client
+    from routing.proxy.gates import Gates, Passage
     from routing.proxy.request import Request
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision, PlacementRequest
@@ -43,34 +48,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HELD_BYTES = 64 << 10  # of an error answer that is being judged
-RETRIED_STATUSES = frozenset({502, 503, 504})
-SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
-QUEUE_FULL = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
-TOO_MANY = 429
-
-
-class State(IntEnum):
-    """Where an exchange stands."""
-
-    PLACING = 0
-    CONNECTING = 1
-    AWAITING = 2
-    JUDGING = 3
-    STREAMING = 4
-    DONE = 5
-
-
+TOO_MANY = HTTPStatus.TOO_MANY_REQUESTS.value
 REPLICA_ERROR = Outcome.REPLICA_ERROR
-PLACING, CONNECTING, AWAITING, JUDGING, STREAMING, DONE = State  # an enum's attributes are slow to look up
-
-NEXT = {
-    PLACING: {CONNECTING, AWAITING, DONE},
-    CONNECTING: {PLACING, AWAITING, DONE},
-    AWAITING: {PLACING, CONNECTING, JUDGING, STREAMING, DONE},
-    JUDGING: {PLACING, STREAMING, DONE},
-    STREAMING: {DONE},
-    DONE: set[State](),
-}
 
 
 P = ParamSpec("P")
@@ -99,6 +78,7 @@ class Exchange:
         "_group",
         "_held",
         "_is_placed",
+        "_passage",
         "_pool",
         "_record",
         "_request",
@@ -126,6 +106,7 @@ class Exchange:
         self._request = request
         self._state = PLACING
         self._is_placed = False
+        self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
         self._tried: set[ReplicaId] = set()
         self._upstream: Upstream | None = None
@@ -139,7 +120,9 @@ class Exchange:
         request = self._request
         try:
             self._wanted = admitted_request(request, self._serving.admission)
-            self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
+            decision = self._serving.placement.decide(self._wanted, self._router.health)
+            if self._router.gates is None or self._may_go(self._router.gates, decision):
+                self._dispatch(decision)
         except NoReplicaError as error:
             self._pool, self._group = error.pool, error.group
             self._refuse(refusal_of(error))
@@ -149,6 +132,29 @@ class Exchange:
             self._refuse(refusal)
         except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
             self.give_up(error)
+
+    def _may_go(self, gates: Gates, decision: Decision) -> bool:
+        """Whether the request need not wait in line."""
+        self._pool, self._group = decision.pool, decision.group
+        self._passage = gates.passage(self, decision.pool, decision.group, self._request.head.priority)
+        if self._passage.go():
+            return True
+        self._enter(QUEUED)
+        return False
+
+    @_never_raises
+    def admitted(self) -> None:
+        """Its turn has come: choose by what the loads are now."""
+        self._enter(PLACING)
+        try:
+            self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
+        except NoReplicaError as error:
+            self._refuse(refusal_of(error))
+
+    @_never_raises
+    def not_admitted(self, refusal: RefusalError) -> None:
+        """The line is too long."""
+        self._refuse(refusal)
 
     def cancel(self) -> None:
         """The client has gone: stop the replica's work at once."""
@@ -238,10 +244,17 @@ class Exchange:
                 self._complete()
             elif answer.status >= TOO_MANY:
                 self._judge(answer, data, last)
-            else:
+            elif not (last and b'"abort"' in data and self._was_aborted(data)):
                 self._begin(answer, data, last)
         except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
             self.give_up(error)
+
+    def _was_aborted(self, data: bytes) -> bool:
+        """Whether this whole answer was given up by an engine that stops, and another replica gives it anew."""
+        if not was_aborted(data):
+            return False
+        self._router.checks.suspect(self._decision.replica.name)
+        return self._retry("aborted")
 
     @_never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
@@ -250,7 +263,7 @@ class Exchange:
         if self._state is STREAMING:
             self._router.failed(self._record.replica, failure)
             self._finish(REPLICA_ERROR)
-            self._delivery.break_off(_no_answer(self._record.replica, failure))
+            self._delivery.break_off(no_answer(self._record.replica, failure))
         elif stale and not self._retried_stale:
             self._retried_stale = True
             self._connect()
@@ -258,7 +271,7 @@ class Exchange:
             self._router.checks.suspect(self._decision.replica.name)
             self._router.failed(self._decision.replica.name, failure)
             if failure is Failure.BAD_ANSWER or not self._retry(failure):
-                self._refuse(_no_answer(self._decision.replica.name, failure))
+                self._refuse(no_answer(self._decision.replica.name, failure))
 
     def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
@@ -267,27 +280,16 @@ class Exchange:
         self._held += data
         if not last and len(self._held) <= HELD_BYTES:
             return
-        cause = self._cause(answer)
+        cause = cause_of(answer, self._held)
+        if answer.status == TOO_MANY:
+            cause, self._retried_busy = (None if self._retried_busy else cause), True  # once
         name = self._decision.replica.name
-        if answer.status < 500 or cause == "busy":
+        if answer.status < 500 or cause == BUSY:
             self._router.breakers.withdrawn(ReplicaId(name))
         elif answer.status != 501:
             self._router.failed(name, cause or f"status_{answer.status}")
         if cause is None or not self._retry(cause):
             self._begin(answer, self._held, last)
-
-    def _cause(self, answer: AnswerHead) -> str | None:
-        """Why another replica may do better than this error; None if it would not."""
-        if answer.status == TOO_MANY:
-            if self._retried_busy or not _asks_to_retry(answer.lines):
-                return None
-            self._retried_busy = True
-            return "status_429"
-        if answer.status == 500 and SHUTTING_DOWN in self._held:
-            return "draining"
-        if answer.status == 503 and QUEUE_FULL in self._held:
-            return "busy"
-        return f"status_{answer.status}" if answer.status in RETRIED_STATUSES else None
 
     # --- from whoever watches the replica ---
 
@@ -367,7 +369,7 @@ class Exchange:
         if record.status is None or record.status >= TOO_MANY:
             return
         if outcome is REPLICA_ERROR:
-            self._router.failed(record.replica, "error in a stream")
+            self._router.failed(record.replica, "error in an answer of 200")
         else:
             self._router.breakers.completed(ReplicaId(record.replica))
 
@@ -376,7 +378,7 @@ class Exchange:
         keep_alive = self._request.head.keep_alive and not self._router.is_draining and not refusal.must_close
         if self._is_placed:
             self._record.status = refusal.status
-        self._finish(_outcome(refusal.status, placed=self._is_placed))
+        self._finish(outcome_of(refusal.status, placed=self._is_placed))
         self._client.answer(self._request, refusal.answer(), keep_alive=keep_alive)
         self._client.exchange_ended(keep_alive=keep_alive)
 
@@ -405,6 +407,8 @@ class Exchange:
         finally:
             if self._is_placed:
                 self._ticket.end()
+            if self._passage is not None:
+                self._passage.leave()
 
     def _drop_upstream(self) -> None:
         upstream, self._upstream = self._upstream, None
@@ -415,25 +419,3 @@ class Exchange:
         if state not in NEXT[self._state]:
             raise RuntimeError(f"an exchange cannot go from {self._state.name} to {state.name}")
         self._state = state
-
-
-def _outcome(status: int, *, placed: bool) -> Outcome:
-    if status < 500:
-        return Outcome.CLIENT_ERROR
-    return Outcome.REPLICA_ERROR if placed else Outcome.ROUTER_ERROR
-
-
-def _no_answer(replica: str, failure: Failure) -> RefusalError:
-    if failure is Failure.TIMEOUT:
-        return RefusalError(504, f"replica {replica!r} did not answer in time")
-    if failure is Failure.BAD_ANSWER:
-        return RefusalError(502, f"replica {replica!r} answered with something that is not HTTP")
-    return RefusalError(502, f"replica {replica!r} closed the connection before its answer was complete")
-
-
-_retry_after = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
-
-
-def _asks_to_retry(lines: bytes) -> bool:
-    """Whether an answer's headers say that it may be asked again."""
-    return _retry_after(lines) is not None

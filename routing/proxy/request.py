@@ -27,7 +27,7 @@ _REPLACED = frozenset({b"host", b"content-length", b"expect", b"x-request-id"}) 
 _NOT_FOR_CLIENTS = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
 _NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
 _READ = frozenset(
-    {b"authorization", b"content-encoding", b"x-session-id", b"x-task-group"}
+    {b"authorization", b"content-encoding", b"x-priority", b"x-session-id", b"x-task-group"}
 )  # ours to read, and to pass on
 _SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
 _CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
@@ -36,6 +36,7 @@ _NAME_BYTES = 64  # of a longest one
 
 _host = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
 _request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
+_digit = re.compile(rb"[0-9]").fullmatch
 _absolute = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
 
 
@@ -54,6 +55,7 @@ class Head:
         "keep_alive",
         "method",
         "path",
+        "priority",
         "request_id",
         "session_id",
         "target",
@@ -68,6 +70,7 @@ class Head:
         self.keep_alive = False  # known when the parser has come to the message's end
         self.forwarded = b""  # header lines for the replica, each with its CRLF
         self.request_id = ""  # as the client gave it
+        self.priority: int | None = None  # None: the client asks for none
         self.session_id: str | None = None
         self.task_group: str | None = None
         self.content_length: int | None = None  # None: none announced
@@ -218,6 +221,8 @@ def _read_special(head: Head, special: dict[bytes, list[bytes]], limits: Limits)
         head.task_group = _text(special[b"x-task-group"][0])
     if len(special.get(b"authorization", ())) == 1:
         head.authorization = special[b"authorization"][0]
+    if b"x-priority" in special and _digit(special[b"x-priority"][0]):
+        head.priority = int(special[b"x-priority"][0])
     given = special.get(b"x-request-id")
     if given and _request_id(given[0]):
         head.request_id = given[0].decode()

@@ -27,6 +27,7 @@ from routing.proxy.deadlines import Deadlines
 from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.exchange import Exchange
+from routing.proxy.gates import Gates
 from routing.proxy.health import HealthChecks, Target
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.last_known_good import LastKnownGood
@@ -87,6 +88,8 @@ class Router:
         self.breakers = Breakers(self.health, self.loop.time, self._returned)
         self.checks = HealthChecks(self.health, self._came_up)
         self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
+        self.all_gates = Gates()
+        self.gates: Gates | None = None  # None: no limit is configured
         self.watch = Watch(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
@@ -233,6 +236,7 @@ class Router:
         self.slow_starts.forget_all_but(set(placed_names(serving.config)))
         self.retry_budget.ratio = serving.limits.retry_ratio
         self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
+        self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
         if before:
             for name in _active(serving.config) - _active(before.config):
                 self._start_slowly(name)

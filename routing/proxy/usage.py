@@ -76,6 +76,14 @@ def usage_of(answer: bytes) -> Usage | None:
         return None
 
 
+_abort = re.compile(rb'"finish_reason"\s*:\s*"abort"').search
+
+
+def was_aborted(text: bytes) -> bool:
+    """Whether an answer ends because its engine stopped: vLLM says so with status 200. No text can, for its quotes."""
+    return b'"abort"' in text and _abort(text) is not None
+
+
 class Tail(deque[bytes]):
     """The last reads of an answer's body: append ``TAIL_BYTES`` of each as they come, ask at the end."""
 
@@ -95,9 +103,9 @@ class Tail(deque[bytes]):
         return None
 
     def has_error(self) -> bool:
-        """Whether a stream ended with an error object, as vLLM does when its engine dies under it."""
+        """Whether a stream ended with an error object or aborted, as vLLM's does when its engine dies or stops."""
         text = b"".join(self)
-        return b'"error"' in text and _stream_error(text) is not None
+        return (b'"error"' in text and _stream_error(text) is not None) or was_aborted(text)
 
     def ends_event(self) -> bool:
         """Whether the last bytes end an event, so that another one may follow."""

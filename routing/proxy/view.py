@@ -140,6 +140,7 @@ class RouterView:
         router.metrics.prune(router.knows)
         yield from router.metrics.lines()
         yield from self._failure_lines()
+        yield from router.all_gates.lines()
         yield from self._replica_lines()
         yield from metrics.process_lines()
 

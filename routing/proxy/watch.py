@@ -1,4 +1,4 @@
-"""What happens by the clock: replicas that hang are found, those that are out are tried, shares grow.
+"""What happens by the clock: replicas that hang are found, those that are out are tried, shares grow, lines move.
 
 Theory of operation. One timer for all, four times a second. It looks only at replicas where requests wait for a first
 byte, and reads what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last
@@ -63,6 +63,8 @@ class Watch:
             router.retry_budget.tick(now, router.requests)
             router.breakers.advance()
             router.slow_starts.advance(now)
+            if router.gates is not None:
+                router.gates.expire()
             if router.serving is not None:
                 self._look_at_all(router.serving, now)
         except Exception as error:  # noqa: BLE001 - the next tick must come

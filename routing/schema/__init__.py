@@ -24,11 +24,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from routing.schema.access import Access, ApiKey, Caps, check_access
 from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
+from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig
 
 __all__ = [  # what stands in a file of its own; the rest is below
+    "LEAST_URGENT",
+    "PRIORITIES",
     "Access",
     "ApiKey",
+    "BreakerConfig",
     "Caps",
+    "ConcurrencyConfig",
     "ConfigError",
     "Frozen",
     "Hex",
@@ -267,6 +272,13 @@ class TaskGroupConfig(Frozen, frozen=True):
     policy: PolicyConfig | None = None  # None: the pool's
     replicas: tuple[Name, ...] | None = None  # the subset of the pool it may use; None: all
     caps: Caps | None = None  # None: the pool's
+    concurrency: ConcurrencyConfig | None = None  # beside the pool's own; None: no limit
+    priority: Annotated[
+        int,
+        Meta(
+            ge=0, le=LEAST_URGENT, description="Place in line, 0 first; X-Priority may only put a request further back."
+        ),
+    ] = 0
 
 
 class HealthCheck(Frozen, frozen=True):
@@ -277,57 +289,6 @@ class HealthCheck(Frozen, frozen=True):
     timeout_s: Seconds = 2.0
     failures: Annotated[int, Meta(ge=1, le=100)] = 2  # in a row, until it counts as down
     successes: Annotated[int, Meta(ge=1, le=100)] = 1  # in a row, until it counts as up again
-
-
-class BreakerConfig(Frozen, frozen=True):
-    """When a replica that answers its health checks is taken out all the same, and how it comes back."""
-
-    failures: Annotated[
-        int,
-        Meta(
-            ge=1, le=1000, description="Failed requests in a row that take a replica out.", extra={"unit": "requests"}
-        ),
-    ] = 5
-    open_s: Annotated[
-        float,
-        Meta(gt=0, le=3600, description="How long it stays out before a request tries it.", extra={"unit": "seconds"}),
-    ] = 30.0
-    successes: Annotated[
-        int,
-        Meta(ge=1, le=100, description="Tries in a row that must succeed, one at a time.", extra={"unit": "requests"}),
-    ] = 2
-    max_out_ratio: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="Share of a pool's active replicas that may be out once one is taken out; 0 takes none.",
-            extra={"unit": "ratio"},
-        ),
-    ] = 0.5
-    stall_s: (
-        Annotated[
-            float,
-            Meta(
-                ge=0.1,
-                le=600,
-                description="Silence that takes out a replica at which streams wait, beyond what their prefill needs; "
-                "null: none does.",
-                extra={"unit": "seconds"},
-            ),
-        ]
-        | None
-    ) = 3.0
-    slow_start_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="How long a replica that joins or comes back takes from a quarter of its share to all of it; 0 "
-            "gives it all at once.",
-            extra={"unit": "seconds"},
-        ),
-    ] = 60.0
 
 
 class PoolConfig(Frozen, frozen=True):
@@ -341,6 +302,7 @@ class PoolConfig(Frozen, frozen=True):
     health: HealthCheck = HealthCheck()
     breaker: BreakerConfig = BreakerConfig()
     caps: Caps = Caps()
+    concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
 
 
 class Limits(Frozen, frozen=True):

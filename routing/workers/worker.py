@@ -45,6 +45,7 @@ class Worker:
     def __init__(self, orders: Orders) -> None:
         self.router = Router(orders.name, tls=Tls(orders.tls))
         self.router.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
+        self.router.all_gates.share = 1 / orders.workers
         self._orders = orders
         self._view = RouterView(self.router, "")
         self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)

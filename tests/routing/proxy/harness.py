@@ -18,6 +18,7 @@ from routing.proxy.single import SingleProcess
 from routing.proxy.tls import TlsFiles
 from routing.schema import (
     BreakerConfig,
+    ConcurrencyConfig,
     HealthCheck,
     Limits,
     PolicyConfig,
@@ -48,6 +49,7 @@ def config(
     limits: Limits | None = None,
     health: HealthCheck | None = None,
     breaker: BreakerConfig | None = None,
+    concurrency: ConcurrencyConfig | None = None,
     policy_revision: int = 1,
 ) -> RouterConfig:
     members = tuple(ReplicaConfig(name=one.name, url=one.url, block_tokens=16) for one in replicas)
@@ -60,6 +62,7 @@ def config(
         groups=groups,
         health=health or HealthCheck(),
         breaker=breaker or BreakerConfig(),
+        concurrency=concurrency,
     )
     return RouterConfig(hash_secret=SECRET, pools=(pool,), limits=limits or Limits())
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from routing.schema import BreakerConfig, HealthCheck, Limits
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, fake_replicas, raw, sse
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    Script,
+    answering,
+    chunk,
+    fake_replicas,
+    raw,
+    sse,
+)
 from tests.fakes.replica import hanging as hang
 from tests.routing.proxy.harness import config, routed
 
@@ -156,3 +168,43 @@ async def test_a_stream_of_five_hundred_requests_survives_a_replica_that_always_
             assert (await harness.chat()).status == 200
         await harness.at_rest()
         assert len(two[0].calls) < 50
+
+
+ABORTED = b'{"choices":[{"message":{"content":"half"},"finish_reason":"abort"}]}'
+
+
+async def test_a_whole_answer_that_a_stopping_engine_aborted_is_given_anew(two: list[FakeReplica]) -> None:
+    two[0].script = answering(ABORTED)
+    async with routed(config(two)) as harness:
+        for _ in range(10):
+            assert (await harness.chat()).replica == "replica-1"
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'retries_total{pool="chat",replica="replica-0",cause="aborted"}' in text
+        await harness.at_rest()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        answering(ABORTED),
+        raw(STREAM_HEAD, chunk(sse({"n": 1})), chunk(sse({"choices": [{"finish_reason": "abort"}]})), LAST_CHUNK),
+    ],
+)
+async def test_an_aborted_answer_that_had_to_be_passed_on_counts_against_the_replica(
+    script: Script, replica: FakeReplica
+) -> None:
+    replica.script = script
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat()).status == 200
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'reason="round_robin",outcome="replica_error"} 1' in text
+        assert harness.router.breakers.troubled["replica-0"].failures == 1
+
+
+async def test_a_text_that_speaks_of_abort_is_a_good_answer(two: list[FakeReplica]) -> None:
+    said = json.dumps({"choices": [{"message": {"content": '"finish_reason":"abort"'}, "finish_reason": "stop"}]})
+    two[0].script = two[1].script = answering(said.encode())
+    async with routed(config(two)) as harness:
+        assert (await harness.chat()).body == said.encode()
+        assert len(two[0].calls) + len(two[1].calls) == 1
+        assert harness.router.breakers.troubled == {}

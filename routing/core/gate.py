@@ -1,0 +1,142 @@
+"""Room for so many requests at once; the others wait in a bounded line, the most urgent first.
+
+Theory of operation. An engine that is asked for more than it can do preempts and recomputes, so beyond its best number
+of requests each further one makes all slower. Waiting here costs it nothing. The line is bounded in length and in time,
+because an answer that comes too late is work for nobody: who finds it full is refused at once, or takes the place of
+the latest of the least urgent. Within a priority it is first come, first served. Taking the whole line down costs the
+line; everything else is O(1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from routing.schema import PRIORITIES, ConcurrencyConfig
+
+MAX_RETRY_AFTER_S = 60
+PACE_WEIGHT = 1 / 32  # of the latest gap between two ends
+
+
+class Refused(StrEnum):
+    """Why somebody in line is not let in."""
+
+    FULL = "full"  # the line was
+    DISPLACED = "displaced"  # by somebody more urgent
+    TIMEOUT = "timeout"  # it has waited for too long
+
+
+class Waiter(Protocol):
+    """Who wants to go through."""
+
+    @property
+    def priority(self) -> int:
+        """0 is the most urgent."""
+        ...
+
+    def let_in(self) -> None:
+        """There is room now, and it is taken. Must not call back into the gate."""
+        ...
+
+    def turned_away(self, gate: Gate, why: Refused) -> None:
+        """There is none. Must not call back into the gate."""
+        ...
+
+
+class Gate:
+    """One line. ``share`` is this process's part of the limits, for those that share a port."""
+
+    def __init__(self, config: ConcurrencyConfig, clock: Callable[[], float], share: float = 1.0) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.refused = dict.fromkeys(Refused, 0)
+        self._clock = clock
+        self._lines: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # since when each waits
+        self._gap_s: float | None = None  # between two ends, on average; None until two were seen
+        self._ended_at: float | None = None
+        self.configure(config, share)
+
+    def configure(self, config: ConcurrencyConfig, share: float = 1.0) -> None:
+        """Go by these limits; whoever has room by them is let in."""
+        self._max_running = math.ceil(config.max_running * share)
+        self._max_waiting = math.ceil(config.max_waiting * share)
+        self._max_wait_s = config.max_wait_s
+        self._admit()
+
+    def open(self) -> None:
+        """Let everybody in: there is no limit any more."""
+        self._max_running = self.running + self.waiting + (1 << 60)
+        self._admit()
+
+    def enter(self, waiter: Waiter) -> bool:
+        """Whether there is room, which is taken then. Else the waiter is in line, or has been turned away."""
+        if self.running < self._max_running and not self.waiting:
+            self.running += 1
+            return True
+        if self.waiting >= self._max_waiting and not self._displace(waiter.priority):
+            self._turn_away(waiter, Refused.FULL)
+        else:
+            self._lines[waiter.priority][waiter] = self._clock()
+            self.waiting += 1
+        return False
+
+    def leave(self) -> None:
+        """Somebody who was let in is done."""
+        now = self._clock()
+        if self._ended_at is not None:
+            gap = now - self._ended_at
+            self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
+        self._ended_at = now
+        self.running -= 1
+        self._admit()
+
+    def withdraw(self, waiter: Waiter) -> bool:
+        """Somebody in line wants no more; False if it is not in line."""
+        if self._lines[waiter.priority].pop(waiter, None) is None:
+            return False
+        self.waiting -= 1
+        return True
+
+    def expire(self) -> None:
+        """Turn away who has waited for too long."""
+        if not self.waiting:
+            return
+        before = self._clock() - self._max_wait_s
+        for line in self._lines:
+            while line and (first := next(iter(line.items())))[1] <= before:
+                self._remove(line, first[0], Refused.TIMEOUT)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When there may be room, at the present pace: seconds, 1 to ``MAX_RETRY_AFTER_S``."""
+        wait_s = (self._gap_s or 0.0) * (self.waiting + 1)
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
+
+    def _admit(self) -> None:
+        """Let in as many as there is room for, the most urgent first."""
+        while self.waiting and self.running < self._max_running:
+            line = next(line for line in self._lines if line)
+            waiter = next(iter(line))
+            del line[waiter]
+            self.waiting -= 1
+            self.running += 1
+            waiter.let_in()
+
+    def _displace(self, priority: int) -> bool:
+        """Make room in line for somebody of this priority; False if nobody there is less urgent."""
+        for line in reversed(self._lines[priority + 1 :]):
+            if line:
+                self._remove(line, next(reversed(line)), Refused.DISPLACED)
+                return True
+        return False
+
+    def _remove(self, line: dict[Waiter, float], waiter: Waiter, why: Refused) -> None:
+        del line[waiter]
+        self.waiting -= 1
+        self._turn_away(waiter, why)
+
+    def _turn_away(self, waiter: Waiter, why: Refused) -> None:
+        self.refused[why] += 1
+        waiter.turned_away(self, why)

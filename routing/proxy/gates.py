@@ -1,0 +1,156 @@
+"""Requests over a pool's or a task group's limit wait here, and not at a replica.
+
+Theory of operation. A request goes through its task group's gate first and then through its pool's, so a group that is
+over its limit does not fill the pool's line. Where no pool has limits there are no gates, and a request asks one
+attribute. Whoever has to wait is placed anew when its turn comes, for by then the loads are others. It is told in a
+turn of its own of the event loop, so that one end cannot set off a chain of ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+from routing.core.gate import Gate, Refused
+from routing.proxy import metrics
+from routing.proxy.errors import RefusalError
+from routing.proxy.histogram import Histogram
+from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
+
+GateKey = tuple[str, str]  # pool, and task group or "" for the pool's own
+
+
+class Guest(Protocol):
+    """Who wants to be sent to a replica."""
+
+    def admitted(self) -> None:
+        """It may be, after it had to wait."""
+        ...
+
+    def not_admitted(self, refusal: RefusalError) -> None:
+        """It may not be."""
+        ...
+
+
+class Passage:
+    """One request's way through its gates. Its end must be told by ``leave``."""
+
+    __slots__ = ("_began", "_gates", "_guest", "_loop", "_passed", "_waits", "priority")
+
+    def __init__(self, gates: list[tuple[Gate, Histogram]], guest: Guest, priority: int) -> None:
+        self.priority = priority
+        self._gates = gates
+        self._guest: Guest | None = guest
+        self._loop = asyncio.get_running_loop()
+        self._passed = 0  # gates, in order
+        self._began = self._loop.time()
+        self._waits = False
+
+    def go(self) -> bool:
+        """Go on; False if it has to wait or was turned away."""
+        while self._passed < len(self._gates):
+            if not self._gates[self._passed][0].enter(self):
+                self._waits = True
+                return False
+            self._passed += 1
+        return True
+
+    def let_in(self) -> None:
+        """One gate more is passed."""
+        self._gates[self._passed][1].observe(self._loop.time() - self._began)
+        self._passed += 1
+        self._loop.call_soon(self._go_on)
+
+    def turned_away(self, gate: Gate, why: Refused) -> None:
+        """No way through."""
+        status = 503 if why is Refused.TIMEOUT else 429
+        refusal = RefusalError(status, _SAID[why], retry_after_s=gate.retry_after_s)
+        self._loop.call_soon(self._tell, refusal)
+
+    def leave(self) -> None:
+        """The request is over, wherever it stood."""
+        guest, self._guest = self._guest, None
+        if guest is None:
+            return
+        if self._passed < len(self._gates):
+            self._gates[self._passed][0].withdraw(self)
+        for gate, _ in self._gates[: self._passed]:
+            gate.leave()
+
+    def _go_on(self) -> None:
+        self._began = self._loop.time()
+        if self._guest is not None and self.go():
+            self._guest.admitted()
+
+    def _tell(self, refusal: RefusalError) -> None:
+        if self._guest is not None:
+            self._guest.not_admitted(refusal)
+
+
+_SAID = {
+    Refused.FULL: "too many requests are waiting already",
+    Refused.DISPLACED: "more urgent requests are waiting",
+    Refused.TIMEOUT: "the request has waited for too long",
+}
+
+
+class Gates:
+    """All gates of one router. ``share``: this process's part, where several share a port."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._loop = asyncio.get_running_loop()
+        self._gates: dict[GateKey, tuple[Gate, Histogram]] = {}
+        self._priorities: dict[GateKey, int] = {}
+
+    def configure(self, config: RouterConfig) -> bool:
+        """Go by this configuration; whether there are any gates now. Who waits at one that is gone is let in."""
+        wanted = dict(_wanted(config))
+        for key in self._gates.keys() - wanted.keys():
+            self._gates.pop(key)[0].open()
+        for key, concurrency in wanted.items():
+            if key in self._gates:
+                self._gates[key][0].configure(concurrency, self.share)
+            else:
+                self._gates[key] = Gate(concurrency, self._loop.time, self.share), Histogram()
+        self._priorities = {(pool.name, group.name): group.priority for pool in config.pools for group in pool.groups}
+        return bool(wanted)
+
+    def passage(self, guest: Guest, pool: str, group: str, asked: int | None) -> Passage:
+        """The way for a request. A client may ask for less urgency than its group has, and not for more."""
+        keys = ((pool, group), (pool, "")) if group else ((pool, ""),)
+        mine = self._priorities.get((pool, group), 0)
+        priority = mine if asked is None else min(max(mine, asked), LEAST_URGENT)
+        return Passage([self._gates[key] for key in keys if key in self._gates], guest, priority)
+
+    def expire(self) -> None:
+        """Turn away who has waited for too long."""
+        for gate, _ in self._gates.values():
+            gate.expire()
+
+    def lines(self) -> Iterator[str]:
+        """Prometheus text."""
+        if not self._gates:
+            return
+        named = [(metrics.labels(pool=pool, group=group), *gate) for (pool, group), gate in self._gates.items()]
+        yield from metrics.header("queue_running", "gauge", "Requests that a limit has let in and that have not ended.")
+        yield from (f"{metrics.PREFIX}queue_running{{{where}}} {gate.running}" for where, gate, _ in named)
+        yield from metrics.header("queue_waiting", "gauge", "Requests that wait for a limit.")
+        yield from (f"{metrics.PREFIX}queue_waiting{{{where}}} {gate.waiting}" for where, gate, _ in named)
+        yield from metrics.header("queue_seconds", "histogram", "How long requests had waited that were let in.")
+        for where, _, waits in named:
+            yield from waits.lines(f"{metrics.PREFIX}queue_seconds", where)
+        yield from metrics.header("queue_refused_total", "counter", "Requests that a limit turned away, by why.")
+        for where, gate, _ in named:
+            for why, count in gate.refused.items():
+                yield f'{metrics.PREFIX}queue_refused_total{{{where},cause="{why}"}} {count}'
+
+
+def _wanted(config: RouterConfig) -> Iterator[tuple[GateKey, ConcurrencyConfig]]:
+    for pool in config.pools:
+        if pool.concurrency is not None:
+            yield (pool.name, ""), pool.concurrency
+        for group in pool.groups:
+            if group.concurrency is not None:
+                yield (pool.name, group.name), group.concurrency

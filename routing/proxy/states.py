@@ -1,0 +1,39 @@
+"""Where an exchange stands, and where it may go from there.
+
+PLACING     a replica is being chosen; synchronous
+QUEUED      its pool or task group has as many requests at replicas as it may
+CONNECTING  no kept-alive connection was free
+AWAITING    sent; the answer's head may be here, but is held until the first byte of its body
+JUDGING     an error of the replica is here, held until it is whole, because another replica may do better
+STREAMING   bytes of the answer have gone to the client: from here on nothing is tried again
+DONE        the end, reached exactly once; the load is given back whatever happened
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class State(IntEnum):
+    """Where an exchange stands."""
+
+    PLACING = 0
+    QUEUED = 1
+    CONNECTING = 2
+    AWAITING = 3
+    JUDGING = 4
+    STREAMING = 5
+    DONE = 6
+
+
+PLACING, QUEUED, CONNECTING, AWAITING, JUDGING, STREAMING, DONE = State  # an enum's attributes are slow to look up
+
+NEXT = {
+    PLACING: {QUEUED, CONNECTING, AWAITING, DONE},
+    QUEUED: {PLACING, DONE},
+    CONNECTING: {PLACING, AWAITING, DONE},
+    AWAITING: {PLACING, CONNECTING, JUDGING, STREAMING, DONE},
+    JUDGING: {PLACING, STREAMING, DONE},
+    STREAMING: {DONE},
+    DONE: set[State](),
+}

@@ -1,0 +1,77 @@
+"""What a pool does about replicas that fail, and about more requests than they can do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from routing.schema.base import Frozen
+
+PRIORITIES = 10  # 0 is the most urgent
+LEAST_URGENT = PRIORITIES - 1
+
+
+class BreakerConfig(Frozen, frozen=True):
+    """When a replica that answers its health checks is taken out all the same, and how it comes back."""
+
+    failures: Annotated[
+        int,
+        Meta(
+            ge=1, le=1000, description="Failed requests in a row that take a replica out.", extra={"unit": "requests"}
+        ),
+    ] = 5
+    open_s: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="How long it stays out before a request tries it.", extra={"unit": "seconds"}),
+    ] = 30.0
+    successes: Annotated[
+        int,
+        Meta(ge=1, le=100, description="Tries in a row that must succeed, one at a time.", extra={"unit": "requests"}),
+    ] = 2
+    max_out_ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of a pool's active replicas that may be out once one is taken out; 0 takes none.",
+            extra={"unit": "ratio"},
+        ),
+    ] = 0.5
+    stall_s: (
+        Annotated[
+            float,
+            Meta(
+                ge=0.1,
+                le=600,
+                description="Silence that takes out a replica at which streams wait, beyond what their prefill needs; "
+                "null: none does.",
+                extra={"unit": "seconds"},
+            ),
+        ]
+        | None
+    ) = 3.0
+    slow_start_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="How long a replica that joins or comes back takes from a quarter of its share to all of it; 0 "
+            "gives it all at once.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 60.0
+
+
+class ConcurrencyConfig(Frozen, frozen=True):
+    """How many requests may run at once; the others wait in the router, for a while and up to a number."""
+
+    max_running: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Requests at replicas at once.", extra={"unit": "requests"})
+    ]
+    max_waiting: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Requests in line; 0 refuses at once.", extra={"unit": "requests"})
+    ] = 256
+    max_wait_s: Annotated[
+        float, Meta(gt=0, le=3600, description="How long a request waits in line.", extra={"unit": "seconds"})
+    ] = 10.0
