@@ -36,7 +36,7 @@ class Guest(Protocol):
 class Passage:
     """One request's way through its gates. Its end must be told by ``leave``."""
 
-    __slots__ = ("_began", "_gates", "_guest", "_loop", "_passed", "_waits", "priority")
+    __slots__ = ("_began", "_gates", "_guest", "_loop", "_passed", "priority")
 
     def __init__(self, gates: list[tuple[Gate, Histogram]], guest: Guest, priority: int) -> None:
         self.priority = priority
@@ -45,13 +45,11 @@ class Passage:
         self._loop = asyncio.get_running_loop()
         self._passed = 0  # gates, in order
         self._began = self._loop.time()
-        self._waits = False
 
     def go(self) -> bool:
         """Go on; False if it has to wait or was turned away."""
         while self._passed < len(self._gates):
             if not self._gates[self._passed][0].enter(self):
-                self._waits = True
                 return False
             self._passed += 1
         return True
