@@ -111,7 +111,7 @@ def test_what_cannot_be_trusted_is_stale_and_touches_no_total(pool, metrics_serv
 
 def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
     """R20, with an interval short enough for a test."""
-    settings.SCRAPE_INTERVAL_S = 1.0
+    settings.SCRAPE_INTERVAL_S = 2.0
     replica(pool, metrics_server, "slow", hang())
     for number in range(20):
         replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0)))
@@ -119,7 +119,7 @@ def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
     done = scrape_fleet(T0.timestamp())
 
     assert (done.scrapes, done.failures) == (21, 1)
-    assert done.elapsed_s < 1.0
+    assert done.elapsed_s < 2.0
     lags = ScrapeState.objects.exclude(replica__name="slow").values_list("lag_s", flat=True)
     assert len(lags) == 20
     assert Reading.objects.get(replica__name="slow").state == "stale"
