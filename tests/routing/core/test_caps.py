@@ -78,6 +78,7 @@ DENIED = (
     *("https://evil.example\\@media.example/", "https://media.example:80@evil.example", " https://media.example/a", 5),
     *("file:///etc/passwd", "ftp://media.example/a", "https://media.example\\.evil.example", "https://[::1]/", ""),
     *("https://media.example/\n", "http://169.254.169.254/", "https:media.example", "http:///media.example/a"),
+    *("https://not-media.example/a", "https://media.example..evil.example/"),
 )
 
 

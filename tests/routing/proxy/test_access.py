@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from routing.proxy import access as access_module
+from routing.proxy.access import AccessControl
+from routing.proxy.errors import RefusalError
+from routing.proxy.request import Head
 from routing.schema import (
     Access,
     ApiKey,
@@ -149,6 +152,17 @@ async def test_a_key_counts_from_one_configuration_to_the_next(replica: FakeRepl
             await client.send(post(CHAT, BODY, [bearer()]))
             statuses.append((await client.answer()).status)
     assert statuses == [200, 401, 200, 401]
+
+
+def test_what_was_found_of_a_head_holds_for_one_configuration() -> None:
+    head = Head(b"POST", CHAT, http11=True)
+    head.authorization = b"Bearer " + KEY.encode()
+    before, after = (AccessControl(guarded([], *keys)) for keys in ((api_key(),), (api_key("second", OTHER),)))
+
+    assert before.admit(head) is before.admit(head)
+    with pytest.raises(RefusalError, match="the API key is not valid"):
+        after.admit(head)
+    assert before.admit(head).name == "team"
 
 
 async def test_health_asks_for_no_key(replica: FakeReplica) -> None:

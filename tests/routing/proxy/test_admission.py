@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing.proxy.access import Grant
+from routing.proxy.admission import Admission
+from routing.proxy.placing import admitted_request
+from routing.proxy.request import Head, Request
 from routing.schema import ApiKey, Caps, LowestCostSettings, PolicyConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, Answer, Harness, config, post, routed
@@ -142,6 +146,18 @@ async def test_tenants_have_no_placement_key_in_common(replica: FakeReplica) -> 
     assert len(mine["blocks"]) > 20
     assert mine["prefix"] != other["prefix"]
     assert not set(mine["blocks"]) & set(other["blocks"])
+
+
+def test_one_session_id_is_another_session_for_every_tenant() -> None:
+    snapshot = guarded([], *tenants("a", "b"))
+    admission = Admission(snapshot)
+    sessions = []
+    for key in snapshot.access.keys if snapshot.access else ():
+        request = Request(Head(b"POST", CHAT, http11=True), asking(user="alice"), "id")
+        request.grant = Grant(key, snapshot.hash_secret)
+        sessions.append(admitted_request(request, admission).session_key)
+    assert None not in sessions
+    assert len(set(sessions)) == 2
 
 
 @pytest.fixture

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from routing.core.load import LoadBook
 from routing.proxy.log import LineFormatter
-from routing.schema import HealthCheck, Limits, PrefixHashSettings
+from routing.schema import (
+    Access,
+    ApiKey,
+    HealthCheck,
+    Limits,
+    LowestCostSettings,
+    PrefixHashSettings,
+    RouterConfig,
+    dump_snapshot,
+)
 from routing.strategies.placement import Placement
 from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
-from tests.routing.proxy.harness import Harness, config, post, routed
+from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, post, routed
 
 CANARY = b"canary"
 SECRETS = (
@@ -111,3 +123,83 @@ async def test_a_mistake_of_our_own_quotes_nobody(
         assert (await harness.chat(PROMPT, SECRETS)).status == 500
     assert "error=ValueError" in caplog.text
     assert "canary" not in caplog.text
+
+
+# --- keys that are ours to check, and ours to send ---
+
+KEY = "canary-" + "5e" * 32
+GUARDED: dict[str, tuple[bytes, int]] = {
+    "let in": (post(CHAT, PROMPT, (b"Authorization: Bearer " + KEY.encode(),)), 200),
+    "over a rate": (post(CHAT, PROMPT, (b"Authorization: Bearer " + KEY.encode(),)), 429),
+    "with an unknown key": (post(CHAT, PROMPT, SECRETS), 401),
+    "with two keys": (post(CHAT, PROMPT, (*SECRETS, b"Authorization: Bearer " + KEY.encode())), 401),
+    "with a model of others": (
+        post(CHAT, PROMPT.replace(b"tiny", b"canary-model"), (b"Authorization: Bearer " + KEY.encode(),)),
+        403,
+    ),
+    "asking for too much": (
+        post(CHAT, PROMPT.replace(b"{", b'{"n":"canary",', 1), (b"Authorization: Bearer " + KEY.encode(),)),
+        400,
+    ),
+}
+
+
+def guarded(replica: FakeReplica) -> RouterConfig:
+    rate = 0.001 if replica.script is ONCE else None
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    key = ApiKey(name="team", digest=digest, models=("tiny",), tenant="red", requests_per_s=rate)
+    snapshot = config([replica], settings=LowestCostSettings(), models=("tiny",), limits=LIMITS)
+    pool = replace(snapshot.pools[0], replicas=tuple(replace(it, api_key=KEY) for it in snapshot.pools[0].replicas))
+    return replace(snapshot, pools=(pool,), access=Access(keys=(key,)))
+
+
+ONCE = answering(ECHO)
+
+
+@pytest.mark.parametrize("asked", GUARDED)
+async def test_keys_of_clients_and_replicas_are_told_to_nobody(
+    asked: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    said, status = GUARDED[asked]
+    if asked == "over a rate":
+        replica.script = ONCE
+    snapshot = guarded(replica)
+    secrets = (KEY, hashlib.sha256(KEY.encode()).hexdigest(), SECRET)
+    async with routed(snapshot) as harness, harness.connect() as client:
+        for _ in range(2):
+            await client.send(said)
+            answer = await client.answer()
+        assert answer.status == status
+        await nothing_is_kept(harness)
+        explained = {
+            "path": "/v1/completions",
+            "body": json.loads(PROMPT),
+            "headers": {"Authorization": f"Bearer {KEY}"},
+        }
+        shown = [str(await harness.admin("POST", "/admin/explain", json=explained))]
+        shown += [str(await harness.admin("GET", page)) for page in ("/admin/config", "/admin/replicas", "/metrics")]
+        shown += [repr(snapshot), repr(harness.router.serving), str(harness.router.decisions.after(0, 9)), caplog.text]
+        shown += [(answer.head + answer.body).decode()] if status != 200 else []
+    for text in shown:
+        assert not [secret for secret in secrets if secret in text]
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize("spoilt", ["digest", "api_key", "hash_secret"])
+async def test_a_configuration_that_is_refused_keeps_its_secrets(
+    spoilt: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    document = json.loads(dump_snapshot(guarded(replica), 2).document)
+    del document["sha256"]
+    fields = {
+        "digest": document["config"]["access"]["keys"][0],
+        "api_key": document["config"]["pools"][0]["replicas"][0],
+        "hash_secret": document["config"],
+    }
+    fields[spoilt][spoilt] = KEY + " "  # the key itself where its digest should be, or a character too many
+    async with routed(config([replica])) as harness:
+        status, nack = await harness.admin("PUT", "/admin/config", data=json.dumps(document).encode())
+        _, shown = await harness.admin("GET", "/admin/config")
+    assert status == 422
+    assert nack["path"].endswith(spoilt)
+    assert "canary" not in f"{nack} {shown} {caplog.text}"
