@@ -1,0 +1,182 @@
+"""A TCP relay between a router and a replica that does to the bytes what networks and dying processes do.
+
+Every connection has its fate from a seed: which fault, and at which byte of what the replica says it begins; one that
+lives on gets its next. So a run's faults are the same each time; which request meets which is a matter of timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.fakes.replica import FakeReplica
+
+MOMENT_S = 0.01  # of a delay, or between two bytes that trickle
+
+
+class Fault(StrEnum):
+    """What becomes of a connection from a certain byte on."""
+
+    NONE = "none"
+    RESET = "reset"  # cut at once, what is under way is lost
+    CLOSE = "close"  # ended in an orderly way
+    DELAY = "delay"  # held for a moment, then whole
+    TRICKLE = "trickle"  # byte by byte
+    TEAR = "tear"  # in pieces of random sizes
+    REFUSE = "refuse"  # closed before a byte was read
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a connection next."""
+
+    fault: Fault
+    after_bytes: int  # of what the replica says from now on
+
+
+class FaultProxy:
+    """One replica's relay; give the router ``url`` and ``name``."""
+
+    def __init__(
+        self, replica: FakeReplica, seed: int, faults: Sequence[Fault], within_bytes: int, *, again: bool
+    ) -> None:
+        self.name = replica.name
+        self.port = 0
+        self.faults = list(faults)
+        self.met: Counter[Fault] = Counter()  # faults that happened
+        self._replica = replica
+        self._chance = random.Random(seed)
+        self._again = again  # a connection that lives on meets another fault
+        self._within_bytes = within_bytes  # of what the replica says, faults begin
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def open(self) -> int:
+        """Connections that are being relayed."""
+        return len(self._tasks)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _fate(self, chance: random.Random) -> Fate:
+        return Fate(chance.choice(self.faults), chance.randrange(self._within_bytes))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        try:
+            await self._relay(reader, writer)
+        except (ConnectionError, RuntimeError, asyncio.CancelledError):
+            pass  # RuntimeError: uvloop's word for a write to a connection that has ended
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.read(65536)
+        is_probe = first.startswith(b"GET /health ")
+        chance = (
+            None if is_probe else random.Random(self._chance.getrandbits(32))
+        )  # health checks pass, and do not tell
+        if not first:
+            return
+        fate = Fate(Fault.NONE, 1 << 60) if chance is None else self._fate(chance)
+        if fate.fault is Fault.REFUSE:
+            self.met[Fault.REFUSE] += 1
+            return
+        theirs, to_them = await asyncio.open_connection("127.0.0.1", self._replica.port)
+        try:
+            to_them.write(first)
+            upward = asyncio.create_task(_pump(reader, to_them))
+            try:
+                await self._downward(theirs, writer, fate, chance)
+            finally:
+                upward.cancel()
+                with suppress(asyncio.CancelledError, ConnectionError):
+                    await upward
+        finally:
+            to_them.transport.abort()
+
+    async def _downward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate: Fate, chance: random.Random | None
+    ) -> None:
+        left = fate.after_bytes
+        while data := await reader.read(65536):
+            if len(data) <= left or chance is None:
+                left -= len(data)
+                writer.write(data)
+            else:
+                writer.write(data[:left])
+                self.met[fate.fault] += 1
+                if not await _suffer(fate.fault, chance, data[left:], writer):
+                    return
+                fate = self._fate(chance)
+                left = fate.after_bytes if self._again else 1 << 60
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyncio.StreamWriter) -> bool:
+    """Do it to these bytes; False where nothing comes after."""
+    if fault is Fault.RESET:
+        return False
+    if fault is Fault.CLOSE:
+        writer.close()
+        await writer.wait_closed()
+        return False
+    if fault not in {Fault.TRICKLE, Fault.TEAR}:
+        await asyncio.sleep(chance.random() * 5 * MOMENT_S * (fault is Fault.DELAY))
+        writer.write(data)
+        return True
+    while data:
+        size = 1 if fault is Fault.TRICKLE else chance.randrange(1, 40)
+        writer.write(data[:size])
+        await writer.drain()
+        data = data[size:]
+        await asyncio.sleep(MOMENT_S * chance.random() / 4)
+    return True
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """What the router says, and its going away."""
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.transport.abort()
+
+
+@asynccontextmanager
+async def fault_proxies(
+    replicas: Sequence[FakeReplica], seed: int, faults: Sequence[Fault], within_bytes: int, *, again: bool = True
+) -> AsyncIterator[list[FaultProxy]]:
+    """One relay before each replica."""
+    proxies = [
+        FaultProxy(replica, seed + number, faults, within_bytes, again=again) for number, replica in enumerate(replicas)
+    ]
+    for proxy in proxies:
+        await proxy.start()
+    try:
+        yield proxies
+    finally:
+        for proxy in proxies:
+            await proxy.stop()
