@@ -16,7 +16,7 @@ _json = msgspec.json.Encoder().encode
 
 def with_member(body: bytes, name: str, value: str | int) -> bytes:
     """``body``, a JSON object that was read before, with ``name``, of letters and underscores, as ``value``."""
-    if name.encode() in body or b"\\u" in body:  # there is no other way to spell a letter
+    if name.encode() in body or (b"\\" in body and b"\\u00" in body):  # there is no other way to spell a letter
         members = _members.decode(body)
         if name in members:
             return _json(members | {name: msgspec.Raw(_json(value))})
