@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test check bench lock
+.PHONY: run test check bench bench-soak lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -14,6 +14,9 @@ check:  ## format, lint, types, imports, migrations, documentation
 
 bench:  ## benchmarks, as tables
 	@$(PYTHON) deploy/bootstrap.py bench
+
+bench-soak: ## failures of every kind for three minutes; python -m tests.benchmarks soak --seconds N goes on for longer
+	@$(PYTHON) deploy/bootstrap.py bench soak
 
 lock:   ## compile requirements/*.txt anew from pyproject.toml
 	@$(PYTHON) deploy/bootstrap.py lock

@@ -12,9 +12,11 @@ BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
+    "soak": "tests.benchmarks.soak",  # failures of every kind, for as long as one likes; not among "all"
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
 }
-TAKE_OPTIONS = {"quality"}
+TAKE_OPTIONS = {"quality", "soak"}
+ON_DEMAND = {"soak"}
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if options and not (len(chosen) == 1 and chosen[0] in TAKE_OPTIONS):
         print(f"options are for one benchmark of its own: {', '.join(sorted(TAKE_OPTIONS))}", file=sys.stderr)
         return 2
-    for name in chosen or BENCHMARKS:
+    for name in chosen or [name for name in BENCHMARKS if name not in ON_DEMAND]:
         print(f"\n== {name}\n", flush=True)
         run = importlib.import_module(BENCHMARKS[name]).main
         run(options) if options else run()
