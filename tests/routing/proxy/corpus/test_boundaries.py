@@ -57,6 +57,9 @@ class Wire:
 
     abort = write_eof = close
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def is_closing(self) -> bool:
         return not self.is_open
 
