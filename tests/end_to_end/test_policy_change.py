@@ -102,4 +102,4 @@ def test_without_scripts(site, policy):
     page.get_by_role("button", name="Revert to this").click()
     page.get_by_role("button", name="Publish revision 3").click()
 
-    expect(page.get_by_role("heading", name="Runs now: round robin")).to_be_visible()
+    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
