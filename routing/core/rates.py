@@ -39,6 +39,11 @@ class PrefillRate:
         """Tokens/s; without an answer of its own, what others showed."""
         return self._own if self.samples or self._fleet is None else self._fleet.tokens_per_s
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether this replica, or any other, has shown how fast it is."""
+        return bool(self.samples) or (self._fleet is not None and self._fleet.is_measured)
+
     def learn(self, tokens: float, ttft_s: float) -> None:
         """Take a sample in: so many tokens were prefilled in this time."""
         if tokens < MIN_TOKENS or ttft_s <= 0:

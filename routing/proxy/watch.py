@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.core.breaker import Cause, State
-from routing.core.silence import UsualSilence
+from routing.core.silence import UNMEASURED_RATE, UsualSilence
 from routing.core.types import ReplicaId
 from routing.proxy.log import defect, event
 
@@ -99,7 +99,8 @@ class Watch:
             return
         since = max(progress, oldest.sent_at)
         self._seen[name] = Silence(since, now - since)
-        rate = self._router.loads.load(name).prefill.tokens_per_s
+        prefill = self._router.loads.load(name).prefill
+        rate = prefill.tokens_per_s if prefill.is_measured else UNMEASURED_RATE
         allowed_s = self._usual[pool.name].allowed_s(stall_s, oldest.waiting.waiting_tokens, rate, now)
         if now - since > allowed_s:
             self._stalled(link, now - since)

@@ -63,6 +63,14 @@ def test_a_replica_that_answered_nothing_is_taken_to_be_as_fast_as_the_others() 
 
     assert unmeasured.tokens_per_s == pytest.approx(40_000)
     assert unmeasured.samples == 0
+    assert unmeasured.is_measured
+
+
+def test_without_any_answer_nothing_is_measured() -> None:
+    fleet = PrefillRate()
+
+    assert not PrefillRate(fleet).is_measured
+    assert not fleet.is_measured
 
 
 def test_few_answers_move_a_replica_little_from_the_others_and_many_all_the_way() -> None:

@@ -245,3 +245,15 @@ async def test_at_the_defaults_a_hang_is_over_within_five_seconds() -> None:
             await load.ended()
             assert p99(load.ttft_s) <= 1.2 * base_s + 0.2, "and it stays so while it is out"
             await harness.at_rest()
+
+
+async def test_a_long_prompt_has_its_time_before_anybody_has_shown_a_rate(two: list[FakeReplica]) -> None:
+    """2,000 tokens: 1.05 s at the default rate, 6.3 s where nothing is measured."""
+    first, second = engines(two, first_byte_s=1.8)
+    prompt = [{"role": "user", "content": "word " * 1600}]
+    async with routed(config(two, breaker=QUICK)) as harness:
+        answer = await harness.chat(json.dumps({"model": "tiny", "stream": True, "messages": prompt}).encode())
+
+        assert (answer.status, answer.body) == (200, WHOLE)
+        assert first.taken + second.taken == 1
+        assert harness.router.breakers.troubled == {}
