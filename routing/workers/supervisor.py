@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -137,7 +138,7 @@ class Supervisor:
                 await send_newcomers_to_others(sockets)
         self.is_draining = True
         async with self._sharing:
-            await asyncio.gather(*(_or_kill(member, member.leave()) for member in self.members))
+            await asyncio.gather(*(_or_kill(member, member.leave) for member in self.members))
         self._leave()
         linger_s, timeout_s = LINGER_S if to_others else 0.0, self.drain_timeout_s + ANSWER_S
         await asyncio.gather(*(member.drain(linger_s, timeout_s=timeout_s) for member in self.members))
@@ -252,7 +253,7 @@ class Supervisor:
                     wanted[owner].append(slot)
             for takes_over in (True, False):
                 chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
-                await asyncio.gather(*(_or_kill(member, member.listen(slots)) for member, slots in chosen))
+                await asyncio.gather(*(_or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
 
     async def _keep_looking(self) -> None:
         while True:
@@ -297,7 +298,7 @@ class Supervisor:
 
         async def swap() -> None:
             self._columns = columns
-            await asyncio.gather(*(_or_kill(member, member.commit()) for member in prepared))
+            await asyncio.gather(*(_or_kill(member, member.commit) for member in prepared))
 
         return swap
 
@@ -320,10 +321,10 @@ class Supervisor:
             defect(logger, error, "supervisor")
 
 
-async def _or_kill(member: Member, order: Awaitable[None]) -> None:
+async def _or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:
     """Let an order be carried out, or end the worker; its successor begins with what is in force."""
     try:
-        await order
+        await order()
     except (*GONE, DeclinedError) as error:
         event(logger, "worker_disobeyed", level=logging.ERROR, worker=member.number, reason=repr(error))
         member.kill()
