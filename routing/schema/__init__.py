@@ -15,8 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from inspect import cleandoc
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,221 +24,67 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from routing.schema.access import Access, ApiKey, Caps, check_access
 from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
 from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig
+from routing.schema.policies import (
+    AffinityGroupsSettings,
+    Boundary,
+    BoundedLoad,
+    CacheAwareSettings,
+    CostSettings,
+    LeastLoadSettings,
+    LeastTtftSettings,
+    LowestCostSettings,
+    OpeningSettings,
+    PolicyConfig,
+    PolicySettings,
+    PowerOfTwoSettings,
+    PrefixHashSettings,
+    RandomSettings,
+    ResidencySettings,
+    RoundRobinSettings,
+    SessionAffinitySettings,
+    Settings,
+    TieredSettings,
+)
 
 __all__ = [  # what stands in a file of its own; the rest is below
     "LEAST_URGENT",
     "PRIORITIES",
     "Access",
+    "AffinityGroupsSettings",
     "ApiKey",
+    "Boundary",
+    "BoundedLoad",
     "BreakerConfig",
+    "CacheAwareSettings",
     "Caps",
     "ConcurrencyConfig",
     "ConfigError",
+    "CostSettings",
     "Frozen",
     "Hex",
+    "LeastLoadSettings",
+    "LeastTtftSettings",
+    "LowestCostSettings",
     "Model",
     "Name",
+    "OpeningSettings",
+    "PolicyConfig",
+    "PolicySettings",
+    "PowerOfTwoSettings",
+    "PrefixHashSettings",
+    "RandomSettings",
+    "ResidencySettings",
+    "RoundRobinSettings",
     "Seconds",
+    "SessionAffinitySettings",
+    "Settings",
+    "TieredSettings",
     "without_secrets",
 ]
 
 SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1
 MAX_REASON_CHARS = 200  # of msgspec's, which quotes a name that nobody knows, however long it is
-
-
-# --- policies ----------------------------------------------------------------------------------------
-
-
-class Boundary(StrEnum):
-    """Where the tier-1 prefix ends: the part of the prompt whose hash names a home."""
-
-    AUTO = "auto"  # the end of tools and system prompt if that is at least one block, else the first boundary_bytes
-    SYSTEM = "system"  # the end of tools and system prompt
-    BYTES = "bytes"  # the first boundary_bytes of the canonical prompt
-    MESSAGES = "messages"  # the end of message number boundary_messages
-
-
-class PolicySettings(Frozen, tag_field="strategy", frozen=True):
-    """Base of the settings of every strategy; ``strategy`` in JSON names the subclass."""
-
-    name: ClassVar[str]
-
-
-class RandomSettings(PolicySettings, tag="random", frozen=True):
-    """Any replica, by chance."""
-
-    name: ClassVar[str] = "random"
-
-
-class RoundRobinSettings(PolicySettings, tag="round_robin", frozen=True):
-    """Each replica in turn."""
-
-    name: ClassVar[str] = "round_robin"
-
-
-class LeastLoadSettings(PolicySettings, tag="least_load", frozen=True):
-    """The replica with the least outstanding work."""
-
-    name: ClassVar[str] = "least_load"
-
-
-class PowerOfTwoSettings(PolicySettings, tag="power_of_two", frozen=True):
-    """Of two replicas drawn by chance the one with less outstanding work."""
-
-    name: ClassVar[str] = "power_of_two"
-
-
-class BoundedLoad(PolicySettings, frozen=True):
-    """Settings shared by the strategies that walk a home order with bounded load (ALGORITHMS: home order)."""
-
-    load_factor: Annotated[
-        float,
-        Meta(
-            ge=1.0,
-            le=100.0,
-            description="How far above the mean load a replica still counts as having room.",
-            extra={"unit": "ratio"},
-        ),
-    ] = 2.0
-    min_bound: Annotated[
-        int, Meta(ge=1, le=100_000, description="What a replica may always hold.", extra={"unit": "requests"})
-    ] = 4
-
-
-class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
-    """Home order on the session key."""
-
-    name: ClassVar[str] = "session_affinity"
-
-
-class OpeningSettings(BoundedLoad, frozen=True):
-    """Settings shared by the strategies that go by the tier-1 prefix."""
-
-    boundary: Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))] = Boundary.AUTO
-    boundary_bytes: Annotated[
-        int,
-        Meta(ge=64, le=524_288, description="Length of the opening, for bytes and auto.", extra={"unit": "bytes"}),
-    ] = 1024  # of the canonical prompt
-    boundary_messages: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="Length of the opening, for messages; the system message counts.",
-            extra={"unit": "messages"},
-        ),
-    ] = 1
-
-
-class PrefixHashSettings(OpeningSettings, tag="prefix_hash", frozen=True):
-    """Home order on the tier-1 prefix."""
-
-    name: ClassVar[str] = "prefix_hash"
-
-
-class TieredSettings(OpeningSettings, tag="tiered", frozen=True):
-    """A few replicas for each tier-1 prefix, and among them home order on the conversation."""
-
-    name: ClassVar[str] = "tiered"
-
-    replicas: Annotated[
-        int, Meta(ge=1, le=1000, description="How many replicas share one opening.", extra={"unit": "replicas"})
-    ] = 2
-
-
-class AffinityGroupsSettings(OpeningSettings, tag="affinity_groups", frozen=True):
-    """Replicas of its own for each hot tier-1 prefix, as many as its share of the traffic; the rest for the others."""
-
-    name: ClassVar[str] = "affinity_groups"
-
-    hot_ratio: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=1.0,
-            description="The share of all requests from which on an opening has replicas of its own.",
-            extra={"unit": "ratio"},
-        ),
-    ] = 0.1
-    half_life: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=1_000_000,
-            description="After how many requests a request counts half in the shares.",
-            extra={"unit": "requests"},
-        ),
-    ] = 1000
-
-
-class ResidencySettings(PolicySettings, frozen=True):
-    """Base of the settings of strategies that ask what each replica holds."""
-
-
-class CacheAwareSettings(BoundedLoad, ResidencySettings, tag="cache_aware", frozen=True):
-    """The replica that holds most of the prompt, unless that one is full."""
-
-    name: ClassVar[str] = "cache_aware"
-
-    min_hit_ratio: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=1.0,
-            description="The part of a prompt that a replica must hold to be preferred for it.",
-            extra={"unit": "ratio"},
-        ),
-    ] = 0.3
-
-
-class CostSettings(ResidencySettings, frozen=True):
-    """Settings shared by the strategies that weigh what waits against what is cached."""
-
-    alpha: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=10.0,
-            description="What a token to prefill for this request counts beside one that waits there already.",
-            extra={"unit": "ratio"},
-        ),
-    ] = 2.0
-
-
-class LowestCostSettings(CostSettings, tag="lowest_cost", frozen=True):
-    """The replica with the least waiting work plus prefill of its own, in tokens."""
-
-    name: ClassVar[str] = "lowest_cost"
-
-
-class LeastTtftSettings(CostSettings, tag="least_ttft", frozen=True):
-    """The same in seconds, by the prefill rate that each replica showed."""
-
-    name: ClassVar[str] = "least_ttft"
-
-
-Settings = (
-    LowestCostSettings
-    | LeastTtftSettings
-    | CacheAwareSettings
-    | AffinityGroupsSettings
-    | TieredSettings
-    | PrefixHashSettings
-    | SessionAffinitySettings
-    | LeastLoadSettings
-    | PowerOfTwoSettings
-    | RoundRobinSettings
-    | RandomSettings
-)
-
-
-class PolicyConfig(Frozen, frozen=True):
-    """A policy's revision in force. ``name`` and ``revision`` label every figure that it produces."""
-
-    name: Name
-    revision: Annotated[int, Meta(ge=1)]  # 1, 2, 3 ... within the policy
-    settings: Settings
 
 
 # --- the fleet ---------------------------------------------------------------------------------------
