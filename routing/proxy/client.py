@@ -13,7 +13,6 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from functools import partial
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, cast
 
@@ -118,7 +117,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.write = partial(self._router.outbox.write, self.transport)  # bytes of an answer
+        self.write = self._router.outbox.writer(self.transport)  # bytes of an answer
         self._router.clients.add(self)
         self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
 

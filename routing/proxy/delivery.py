@@ -60,15 +60,17 @@ class Delivery:
     @property
     def sink(self) -> Callable[[bytes], None]:
         """What takes the middle of the answer: one call a read, and nothing else, is the hot path of streams."""
-        return self._pass_chunk if self._frame is chunked else self._pass_plain
+        write, keep = self._write, self._keep
 
-    def _pass_chunk(self, data: bytes) -> None:
-        self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        def pass_chunk(data: bytes) -> None:
+            write(b"%x\r\n%b\r\n" % (len(data), data))
+            keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
 
-    def _pass_plain(self, data: bytes) -> None:
-        self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
-        self._write(data)
+        def pass_plain(data: bytes) -> None:
+            write(data)
+            keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+
+        return pass_chunk if self._frame is chunked else pass_plain
 
     def finish(self, data: bytes) -> None:
         """Send the last bytes, if any, and the end."""

@@ -11,32 +11,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from routing.proxy.log import defect
 
 logger = logging.getLogger(__name__)
 
-BURST_BYTES = 256 << 10  # waiting: written at once, so that a transport's own back-pressure is heard in time
+BURST_BYTES = 64 << 10  # a larger piece is written at once, so that a transport's own back-pressure is heard in time
 
 
 class Outbox:
-    """The writes of one event loop."""
+    """The writes of one event loop. A turn brings at most 1,024 reads, so no more than as many pieces wait."""
 
-    __slots__ = ("_bytes", "_loop", "_waiting")
+    __slots__ = ("_loop", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[asyncio.Transport, bytes | None]] = []  # None: close
-        self._bytes = 0
+        self._waiting: list[tuple[asyncio.Transport, bytes | None]] = []  # None: close; always this very list
 
-    def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write, after everything that waits already."""
-        if not self._waiting:
-            self._loop.call_soon(self.flush)
-        self._waiting.append((transport, data))
-        self._bytes += len(data)
-        if self._bytes > BURST_BYTES:
-            self.flush()
+    def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
+        """What writes to one transport, after everything that waits already."""
+        waiting, append, flush, call_soon = self._waiting, self._waiting.append, self.flush, self._loop.call_soon
+
+        def write(data: bytes) -> None:
+            if not waiting:
+                call_soon(flush)
+            append((transport, data))
+            if len(data) > BURST_BYTES:
+                flush()
+
+        return write
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close in an orderly way, after what was written before."""
@@ -46,15 +50,14 @@ class Outbox:
 
     def flush(self) -> None:
         """Let everything go out now."""
-        waiting, self._waiting = self._waiting, []
-        self._bytes = 0
+        waiting = self._waiting[:]
+        self._waiting.clear()
         for transport, data in waiting:
-            if transport.is_closing():
-                continue  # cut meanwhile: nobody is there to read it
             try:
                 if data is None:
                     transport.close()
                 else:
                     transport.write(data)
             except Exception as error:  # noqa: BLE001 - the others' writes must not be lost with it
-                defect(logger, error, "outbox")
+                if not transport.is_closing():  # else it was cut meanwhile: nobody is there to read it
+                    defect(logger, error, "outbox")

@@ -79,6 +79,7 @@ class Upstream(asyncio.Protocol):
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         self._parser = HttpResponseParser(self)
+        self._feed = self._parser.feed_data
         self._headers: list[tuple[bytes, bytes]] = []
         self._reason = b""
         self._answer: AnswerHead | None = None
@@ -108,10 +109,10 @@ class Upstream(asyncio.Protocol):
         self._head_bytes = 0
         self._uses += 1
         if len(body) < JOINED_BYTES:
-            self._outbox.write(self._transport, request + body)
+            self._write(request + body)
         else:
-            self._outbox.write(self._transport, request)
-            self._outbox.write(self._transport, body)
+            self._write(request)
+            self._write(body)
         self._deadlines.arm(self, first_byte_s)
 
     def pour_into(self, sink: Callable[[bytes], None]) -> None:
@@ -163,8 +164,25 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._write = self._outbox.writer(self._transport)
 
     def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            self._beginning_received(data)
+            return
+        try:
+            self._feed(data)
+        except (HttpParserError, HttpParserUpgrade, BadAnswerError):
+            self._spoilt = True
+        parts = self._parts
+        if self._complete or self._spoilt:
+            self._deliver(cast("AnswerHead", self._answer))
+        elif parts:
+            self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
+            sink(parts.pop() if len(parts) == 1 else self._joined())
+
+    def _beginning_received(self, data: bytes) -> None:
         listener = self._listener
         if listener is None:
             self.abandon()  # bytes that nobody asked for
@@ -176,19 +194,14 @@ class Upstream(asyncio.Protocol):
             listener.answer_arrived(head.with_length(len(body)), body, True)
             return
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
-        parts = self._parts
         if is_fresh and self._complete and not self._spoilt:
             self._learn(data)
-        if self._sink is not None and parts and not (self._complete or self._spoilt):
-            self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
-            self._sink(parts[0] if len(parts) == 1 else b"".join(parts))
-            parts.clear()
-        elif self._answer is None:
+        if self._answer is None:
             self._head_continues(len(data))
-        elif parts or self._complete or self._spoilt:
+        elif self._parts or self._complete or self._spoilt:
             self._deliver(self._answer)
 
     def eof_received(self) -> None:
@@ -240,11 +253,10 @@ class Upstream(asyncio.Protocol):
             self._fail(Failure.BAD_ANSWER)
 
     def _deliver(self, answer: AnswerHead) -> None:
-        listener, parts = self._listener, self._parts
+        listener = self._listener
         if listener is None:
             return
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        data = self._joined()
         if self._complete:
             self._end()
             listener.answer_arrived(answer, b"" if self._bodyless else data, True)
@@ -257,6 +269,13 @@ class Upstream(asyncio.Protocol):
                 self._sink(data)
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
+
+    def _joined(self) -> bytes:
+        """The body bytes of this read."""
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
 
     def _learn(self, data: bytes) -> None:
         """Remember the head of an answer that came whole in one read."""
