@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.proxy.answer import local_bytes
+from routing.proxy.body_pace import BodyPace
 from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
-from routing.proxy.request import Head, Request, body_too_large, read_head
+from routing.proxy.request import Head, Request, body_too_large, malformed, read_head
 
 if TYPE_CHECKING:
     from routing.proxy.exchange import Exchange
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
-UNFINISHED_BYTES = 256 << 20  # of bodies that are still coming, of all clients together
 PIECE_BYTES = 4096  # of a body; a shorter one is joined to the next
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
 _RESET = struct.pack("ii", 1, 0)  # close by a reset, which no client takes for an orderly end
@@ -54,6 +54,7 @@ class Client(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._body_bytes = 0
+        self._body_pace = BodyPace()
         self._unfinished_bytes = 0  # of those, counted with all other clients'
         self._raw_bytes = 0  # read since the last complete request, framing included
         self._ahead_bytes = 0
@@ -66,11 +67,6 @@ class Client(asyncio.Protocol):
         self._awaits_head = True  # the deadline that is running is for a head
 
     # --- what an exchange does ---
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the client does not take what was written."""
-        return self._writing_paused
 
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
@@ -117,9 +113,13 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.write = self._router.outbox.writer(self.transport)  # bytes of an answer
-        self._router.clients.add(self)
-        self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
+        router = self._router
+        self.write = router.outbox.writer(self.transport)  # bytes of an answer
+        if router.addresses.most is not None and not router.addresses.enter(self):
+            self.cut()  # cheaper than a word, which would have to be read
+            return
+        router.clients.add(self)
+        router.deadlines.arm(self, router.limits.header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -142,6 +142,7 @@ class Client(asyncio.Protocol):
         self._head = None
         self._count_unfinished()
         self._router.clients.discard(self)
+        self._router.addresses.leave(self)
         self._router.deadlines.forget(self)
         self._queue.clear()
         self._cancel()
@@ -226,7 +227,7 @@ class Client(asyncio.Protocol):
         except HttpParserError as error:
             if not self._is_deaf:  # what follows a last request is nobody's
                 cause = error.__context__
-                self._refuse(cause if isinstance(cause, RefusalError) else _malformed(error))
+                self._refuse(cause if isinstance(cause, RefusalError) else malformed(error))
         if len(self._parts) > kept:
             self._join_parts(kept)
         if self._in_message or self._unfinished_bytes:
@@ -242,7 +243,7 @@ class Client(asyncio.Protocol):
         held = self._body_bytes if self._head is not None else 0
         router.unfinished_bytes += held - self._unfinished_bytes
         self._unfinished_bytes = held
-        if held and router.unfinished_bytes > UNFINISHED_BYTES:
+        if held and router.unfinished_bytes > router.limits.max_unfinished_body_bytes:
             self._refuse(RefusalError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True))
 
     def _join_parts(self, kept: int) -> None:
@@ -353,6 +354,7 @@ class Client(asyncio.Protocol):
             self._ahead_bytes = 0
             if self._reading_paused:
                 self._reading_paused = False
+                self._body_pace.start_over()
                 self.transport.resume_reading()
         elif self._ahead_bytes > AHEAD_BYTES and not self._reading_paused:
             self._reading_paused = True
@@ -363,8 +365,8 @@ class Client(asyncio.Protocol):
         if self._reading_paused:
             self.deadline = NEVER
         elif self._in_message:
-            if self._head is not None:
-                deadlines.arm(self, limits.body_idle_timeout_s)
+            if (head := self._head) is not None:
+                deadlines.arm(self, self._body_pace.wait_s(head, self._body_bytes, deadlines.time(), limits))
             elif self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
         elif self._exchange or self._queue:
@@ -393,7 +395,3 @@ class Client(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange:
             exchange.cancel()
-
-
-def _malformed(error: HttpParserError) -> RefusalError:
-    return RefusalError(400, f"the request is not valid HTTP: {error}", must_close=True)

@@ -9,20 +9,21 @@ too, so that it leaves no client waiting and no load behind.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING
 
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.answer import AnswerHead
+from routing.proxy.attempts import TOO_MANY, Attempts
 from routing.proxy.decisions import Record
 from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
-from routing.proxy.judging import BUSY, cause_of, no_answer, outcome_of
+from routing.proxy.guarded import never_raises
+from routing.proxy.judging import BUSY, no_answer, outcome_of
 from routing.proxy.log import defect
 from routing.proxy.metrics import Outcome
 from routing.proxy.placing import admitted_request, is_stream, refusal_of
+from routing.proxy.settling import REPLICA_ERROR, settle
 from routing.proxy.states import (
     AWAITING,
     CONNECTING,
@@ -47,48 +48,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELD_BYTES = 64 << 10  # of an error answer that is being judged
-TOO_MANY = HTTPStatus.TOO_MANY_REQUESTS.value
-REPLICA_ERROR = Outcome.REPLICA_ERROR
-
-
-P = ParamSpec("P")
-
-
-def _never_raises(method: Callable[Concatenate[Exchange, P], None]) -> Callable[Concatenate[Exchange, P], None]:
-    """End the exchange where ``method`` fails: its callers are an event loop's callbacks, and would only log it."""
-
-    def guarded(self: Exchange, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
-            self.give_up(error)
-
-    guarded.__doc__ = method.__doc__
-    return guarded
-
 
 class Exchange:
     """One request and its answer."""
 
     __slots__ = (
+        "_attempts",
         "_client",
         "_decision",
         "_delivery",
         "_group",
-        "_held",
         "_is_placed",
         "_passage",
         "_pool",
         "_record",
         "_request",
-        "_retried_busy",
-        "_retried_stale",
         "_router",
         "_serving",
         "_state",
         "_ticket",
-        "_tried",
         "_upstream",
         "_wanted",
     )
@@ -108,10 +86,8 @@ class Exchange:
         self._is_placed = False
         self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
-        self._tried: set[ReplicaId] = set()
         self._upstream: Upstream | None = None
-        self._retried_stale = self._retried_busy = False
-        self._held = b""  # of an error answer
+        self._attempts: Attempts | None = None  # once one has failed
 
     # --- what the client's connection does ---
 
@@ -130,7 +106,7 @@ class Exchange:
             self._refuse(refusal_of(error))
         except RefusalError as refusal:
             self._refuse(refusal)
-        except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
+        except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
             self.give_up(error)
 
     def _may_go(self, gates: Gates, decision: Decision) -> bool:
@@ -142,7 +118,7 @@ class Exchange:
         self._enter(QUEUED)
         return False
 
-    @_never_raises
+    @never_raises
     def admitted(self) -> None:
         """Its turn has come: choose by what the loads are now."""
         self._enter(PLACING)
@@ -151,7 +127,7 @@ class Exchange:
         except NoReplicaError as error:
             self._refuse(refusal_of(error))
 
-    @_never_raises
+    @never_raises
     def not_admitted(self, refusal: RefusalError) -> None:
         """The line is too long."""
         self._refuse(refusal)
@@ -199,7 +175,7 @@ class Exchange:
         link = self._serving.links[self._decision.replica.name]
         link.connect(self, self._serving.limits.connect_timeout_s)
 
-    @_never_raises
+    @never_raises
     def connected(self, upstream: Upstream) -> None:
         """Send the request on a connection of the chosen replica."""
         if self._state is DONE:
@@ -220,7 +196,7 @@ class Exchange:
             bodyless=request.head.method == b"HEAD",
         )
 
-    @_never_raises
+    @never_raises
     def connect_failed(self, reason: str, *, ours: bool) -> None:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
         if self._state is DONE:
@@ -246,7 +222,7 @@ class Exchange:
                 self._judge(answer, data, last)
             elif not (last and b'"abort"' in data and self._was_aborted(data)):
                 self._begin(answer, data, last)
-        except Exception as error:  # noqa: BLE001 - as in _never_raises, but without its frame
+        except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
             self.give_up(error)
 
     def _was_aborted(self, data: bytes) -> bool:
@@ -256,7 +232,7 @@ class Exchange:
         self._router.checks.suspect(self._decision.replica.name)
         return self._retry("aborted")
 
-    @_never_raises
+    @never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
         """The answer ends here, though it is not complete."""
         self._upstream = None
@@ -264,8 +240,7 @@ class Exchange:
             self._router.failed(self._record.replica, failure)
             self._finish(REPLICA_ERROR)
             self._delivery.break_off(no_answer(self._record.replica, failure))
-        elif stale and not self._retried_stale:
-            self._retried_stale = True
+        elif stale and self._failed().reconnects():
             self._connect()
         else:
             self._router.checks.suspect(self._decision.replica.name)
@@ -277,19 +252,17 @@ class Exchange:
         """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
         if self._state is AWAITING:
             self._enter(JUDGING)
-        self._held += data
-        if not last and len(self._held) <= HELD_BYTES:
+        attempts = self._failed()
+        if not attempts.hold(data, last=last):
             return
-        cause = cause_of(answer, self._held)
-        if answer.status == TOO_MANY:
-            cause, self._retried_busy = (None if self._retried_busy else cause), True  # once
+        cause = attempts.cause(answer)
         name = self._decision.replica.name
         if answer.status < 500 or cause == BUSY:
             self._router.breakers.withdrawn(ReplicaId(name))
         elif answer.status != 501:
             self._router.failed(name, cause or f"status_{answer.status}")
         if cause is None or not self._retry(cause):
-            self._begin(answer, self._held, last)
+            self._begin(answer, attempts.held, last)
 
     # --- from whoever watches the replica ---
 
@@ -302,7 +275,7 @@ class Exchange:
         """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
         return self._ticket.share[1]
 
-    @_never_raises
+    @never_raises
     def stalled(self) -> None:
         """The replica hangs: go elsewhere, if that is allowed, else wait on."""
         if self._state is AWAITING:
@@ -310,23 +283,21 @@ class Exchange:
 
     def _retry(self, cause: str) -> bool:
         """Send the request to a replica that was not tried yet; False if there is none, or the limit is reached."""
-        self._tried.add(ReplicaId(self._decision.replica.name))
-        if self._record.retries >= self._serving.limits.retries:
-            return False
-        try:
-            decision = self._serving.placement.decide(self._wanted, self._router.health, self._tried)
-        except NoReplicaError:
-            return False
-        if not self._router.retry_budget.spend():
+        decision = self._failed().next(self._router, self._serving, self._wanted, self._record)
+        if decision is None:
             return False
         self._router.metrics.retried(self._decision, cause)
         self._drop_upstream()
         self._ticket.end()
-        self._held = b""
-        self._retried_stale = False
         self._enter(PLACING)
         self._dispatch(decision)
         return True
+
+    def _failed(self) -> Attempts:
+        """What has failed so far, from now on at least something."""
+        if self._attempts is None:
+            self._attempts = Attempts()
+        return self._attempts
 
     # --- to the client ---
 
@@ -341,7 +312,8 @@ class Exchange:
             self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer)
         del self._wanted, self._decision
-        request.body = self._held = b""
+        request.body = b""
+        self._attempts = None
         keep_alive = request.head.keep_alive and not self._router.is_draining
         delivery.begin(request, self._record, data, last=last, keep_alive=keep_alive)
         if last:
@@ -350,28 +322,9 @@ class Exchange:
             self._upstream.pour_into(delivery.sink)
 
     def _complete(self) -> None:
-        record = self._record
-        usage = self._delivery.usage()
-        record.used(usage)
-        if (grant := self._request.grant) is not None:
-            grant.used(record.prompt_tokens_estimate, usage)
-        if record.status is not None and record.status < 400:
-            ttft_s = None if record.retries else record.ttft_s
-            self._ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
-        outcome = self._delivery.outcome()
-        if self._router.breakers.troubled or outcome is REPLICA_ERROR:
-            self._judged(outcome, record)
+        outcome = settle(self._router, self._request.grant, self._record, self._ticket, self._delivery)
         self._finish(outcome)
         self._delivery.end()
-
-    def _judged(self, outcome: Outcome, record: Record) -> None:
-        """Tell the replica's breaker how a complete answer was; of errors by status it has heard."""
-        if record.status is None or record.status >= TOO_MANY:
-            return
-        if outcome is REPLICA_ERROR:
-            self._router.failed(record.replica, "error in an answer of 200")
-        else:
-            self._router.breakers.completed(ReplicaId(record.replica))
 
     def _refuse(self, refusal: RefusalError) -> None:
         """No answer of a replica will come: give the router's own."""

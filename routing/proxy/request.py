@@ -241,3 +241,8 @@ def _read_expect(head: Head, values: list[bytes]) -> None:
 def body_too_large(limits: Limits) -> RefusalError:
     """A body over the limit: answered before the rest of it is read."""
     return RefusalError(413, f"the body is larger than {limits.max_body_bytes} bytes", must_close=True)
+
+
+def malformed(error: Exception) -> RefusalError:
+    """What the parser did not take for HTTP."""
+    return RefusalError(400, f"the request is not valid HTTP: {error}", must_close=True)

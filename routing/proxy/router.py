@@ -19,6 +19,7 @@ from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
 from routing.core.types import ReplicaId
 from routing.proxy.access import AccessControl, Grant
+from routing.proxy.addresses import Addresses
 from routing.proxy.admission import Admission
 from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
@@ -96,6 +97,7 @@ class Router:
         self.store = ConfigStore(self.prepare, files)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
+        self.addresses = Addresses()
         self.unfinished_bytes = 0  # of bodies that are still coming
         self.is_draining = False
         self.requests = 0  # taken, ever
@@ -221,6 +223,7 @@ class Router:
 
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
+        self.addresses.limit(serving.limits.max_connections_per_address, self.clients)
         self.request_heads.forget()  # they were read by the limits before
         if before is not None and before.access is not None and serving.access is not None:
             serving.access.carry_over(before.access)

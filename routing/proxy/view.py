@@ -175,6 +175,8 @@ class RouterView:
             yield f"{metrics.PREFIX}ejections_total{{{what}}} {count}"
         yield from metrics.header("retries_refused_total", "counter", "Further tries for which the budget had no room.")
         yield f"{metrics.PREFIX}retries_refused_total {router.retry_budget.refused}"
+        yield from metrics.header("connections_refused_total", "counter", "Connections over an address's limit.")
+        yield f"{metrics.PREFIX}connections_refused_total {router.addresses.refused}"
 
     def _replica_lines(self) -> Iterator[str]:
         rows = list(self.replica_rows())

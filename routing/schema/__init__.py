@@ -23,7 +23,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from routing.schema.access import Access, ApiKey, Caps, check_access
 from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
-from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig
+from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig, HealthCheck
+from routing.schema.limits import Limits
 from routing.schema.policies import (
     AffinityGroupsSettings,
     Boundary,
@@ -61,9 +62,11 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "ConfigError",
     "CostSettings",
     "Frozen",
+    "HealthCheck",
     "Hex",
     "LeastLoadSettings",
     "LeastTtftSettings",
+    "Limits",
     "LowestCostSettings",
     "Model",
     "Name",
@@ -126,16 +129,6 @@ class TaskGroupConfig(Frozen, frozen=True):
     ] = 0
 
 
-class HealthCheck(Frozen, frozen=True):
-    """How a router finds out whether a replica answers."""
-
-    path: Annotated[str, Meta(pattern=r"^/[!-~]*$", max_length=256)] = "/health"
-    interval_s: Seconds = 2.0
-    timeout_s: Seconds = 2.0
-    failures: Annotated[int, Meta(ge=1, le=100)] = 2  # in a row, until it counts as down
-    successes: Annotated[int, Meta(ge=1, le=100)] = 1  # in a row, until it counts as up again
-
-
 class PoolConfig(Frozen, frozen=True):
     """Replicas that serve the same models, and how requests are placed among them."""
 
@@ -148,32 +141,6 @@ class PoolConfig(Frozen, frozen=True):
     breaker: BreakerConfig = BreakerConfig()
     caps: Caps = Caps()
     concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
-
-
-class Limits(Frozen, frozen=True):
-    """What a router accepts and how long it waits."""
-
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 << 20
-    max_header_bytes: Annotated[int, Meta(ge=1024, le=1 << 20)] = 32 << 10
-    max_headers: Annotated[int, Meta(ge=8, le=1000)] = 100
-    header_timeout_s: Seconds = 10.0  # a client's whole request head
-    body_idle_timeout_s: Seconds = 30.0  # between two reads of a client's body
-    write_stall_timeout_s: Seconds = 60.0  # a client that takes nothing
-    keep_alive_timeout_s: Seconds = 75.0  # an idle client connection
-    connect_timeout_s: Seconds = 3.0
-    first_byte_timeout_s: Seconds = 120.0  # until the replica's first body byte
-    idle_timeout_s: Seconds = 60.0  # between two reads of a replica's answer
-    retries: Annotated[int, Meta(ge=0, le=8)] = 2  # further replicas tried before the first byte
-    retry_ratio: Annotated[
-        float,
-        Meta(ge=0, le=1, description="Further tries that requests of the last 10 s allow.", extra={"unit": "ratio"}),
-    ] = 0.2
-    retry_floor_per_s: Annotated[
-        float,
-        Meta(ge=0, le=10_000, description="Further tries allowed whatever the traffic.", extra={"unit": "tries/s"}),
-    ] = 10.0
-    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 8192  # requests in this router at once
-    drain_timeout_s: Seconds = 30.0  # how long a stopping router lets streams finish
 
 
 class RouterConfig(Frozen, frozen=True):

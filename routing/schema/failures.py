@@ -1,4 +1,7 @@
-"""What a pool does about replicas that fail, and about more requests than they can do."""
+"""What a pool does about replicas that fail, and about more requests than they can do.
+
+Why each default is what it is stands in ``limits.md``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,24 @@ from routing.schema.base import Frozen
 
 PRIORITIES = 10  # 0 is the most urgent
 LEAST_URGENT = PRIORITIES - 1
+
+
+class HealthCheck(Frozen, frozen=True):
+    """How a router finds out whether a replica answers."""
+
+    path: Annotated[str, Meta(pattern=r"^/[!-~]*$", max_length=256)] = "/health"
+    interval_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Between two questions.", extra={"unit": "seconds"})
+    ] = 2.0
+    timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="For the whole answer.", extra={"unit": "seconds"})
+    ] = 2.0
+    failures: Annotated[
+        int, Meta(ge=1, le=100, description="In a row, until it counts as down.", extra={"unit": "answers"})
+    ] = 2
+    successes: Annotated[
+        int, Meta(ge=1, le=100, description="In a row, until it counts as up again.", extra={"unit": "answers"})
+    ] = 1
 
 
 class BreakerConfig(Frozen, frozen=True):

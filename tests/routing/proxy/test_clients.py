@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.fakes.replica import (
     plain_answer,
     sse,
 )
-from tests.routing.proxy.harness import CHAT, config, connect, get, post, routed
+from tests.routing.proxy.harness import CHAT, RawClient, config, connect, get, post, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
 
@@ -90,7 +91,7 @@ async def test_a_client_that_does_not_read_holds_up_its_replica_and_no_memory(re
             before = sent
             await asyncio.sleep(0.2)
         (connection,) = harness.router.clients
-        assert connection.is_paused
+        assert connection._writing_paused
         assert connection.transport.get_write_buffer_size() < 1 << 20
         assert sent < 24 << 20  # what the sockets' buffers hold
         client.writer.transport.resume_reading()
@@ -201,6 +202,74 @@ async def test_a_body_that_trickles_is_waited_for_while_it_moves(replica: FakeRe
             await asyncio.sleep(0.05)
             await client.send(bytes([byte]))
         assert (await client.answer()).status == 200
+
+
+async def drip(client: RawClient, data: bytes, piece: int, every_s: float) -> bytes:
+    """Send a piece now and then, until all is sent or an answer is here; what came back."""
+    answer = asyncio.create_task(client.read_until(b"\r\n"))
+    for at in range(0, len(data), piece):
+        if answer.done():
+            break
+        client.writer.write(data[at : at + piece])
+        await asyncio.wait([answer], timeout=every_s)
+    return await answer
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 4000", b"Transfer-Encoding: chunked"])
+async def test_a_body_that_moves_too_slowly_is_let_go_though_it_never_stops(
+    framing: bytes, replica: FakeReplica
+) -> None:
+    """S2: 100 bytes/s after the grace, where 1,000 are asked for."""
+    limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.3)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + framing + b"\r\n\r\n")
+        body = b"1\r\nx\r\n" * 4000 if framing.startswith(b"T") else b"x" * 4000
+        begun = time.monotonic()
+        assert await drip(client, body, len(body) // 4000, 0.01) == b"HTTP/1.1 408 Request Timeout\r\n"
+        assert 0.3 <= time.monotonic() - begun < 2.0
+    assert replica.calls == []
+
+
+async def test_a_body_that_keeps_its_pace_has_all_the_time_it_needs(replica: FakeReplica) -> None:
+    """2,000 bytes in a second, with a grace of a tenth; then a pause that those bytes have paid for."""
+    limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.1)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        request = post(b"/v1/completions", b'{"prompt":"' + b"x" * 4000 + b'"}')
+        await client.send(request[:2000])
+        for at in range(2000, 4000, 40):
+            await client.send(request[at : at + 40])
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        await client.send(request[4000:])
+        assert (await client.answer()).status == 200
+
+
+async def test_an_address_has_so_many_connections_and_another_one_its_own(replica: FakeReplica) -> None:
+    """S2"""
+    limits = Limits(max_connections_per_address=3)
+    async with routed(config([replica])) as harness, harness.connect() as before:
+        await before.send(post(CHAT))
+        assert (await before.answer()).status == 200
+        await harness.push(config([replica], limits=limits), 2)
+        async with harness.connect() as second, harness.connect() as third:
+            await harness.until(lambda: len(harness.router.clients) == 3, "three connections")
+            async with harness.connect() as fourth:
+                assert await fourth.read_all() == b"", "and those who were there count too"
+            reader, writer = await asyncio.open_connection("127.0.0.1", harness.port, local_addr=("127.0.0.2", 0))
+            for client in (before, second, third, RawClient(reader, writer)):
+                await client.send(post(CHAT))
+                assert (await client.answer()).status == 200
+            writer.close()
+        await harness.until(lambda: len(harness.router.clients) == 1, "two of them to end")
+        async with harness.connect() as again:
+            await again.send(post(CHAT))
+            assert (await again.answer()).status == 200
+        _, text = await harness.admin("GET", "/metrics")
+        assert "warmpath_router_connections_refused_total 1\n" in text
+        await harness.push(config([replica]), 3)
+        assert len(harness.router.addresses) == 0
+        async with harness.connect(), harness.connect(), harness.connect(), harness.connect():
+            await harness.until(lambda: len(harness.router.clients) == 5, "as many as like")
 
 
 async def test_requests_over_the_limit_are_told_to_come_back(replica: FakeReplica) -> None:

@@ -1,0 +1,43 @@
+"""What an answer that came whole says: of tokens, to rates and limits; of the replica, to its breaker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.core.types import ReplicaId
+from routing.proxy.attempts import TOO_MANY
+from routing.proxy.metrics import Outcome
+
+if TYPE_CHECKING:
+    from routing.core.load import Ticket
+    from routing.proxy.access import Grant
+    from routing.proxy.decisions import Record
+    from routing.proxy.delivery import Delivery
+    from routing.proxy.router import Router
+
+REPLICA_ERROR = Outcome.REPLICA_ERROR
+
+
+def settle(router: Router, grant: Grant | None, record: Record, ticket: Ticket, delivery: Delivery) -> Outcome:
+    """Tell everybody who asked; how the request counts."""
+    usage = delivery.usage()
+    record.used(usage)
+    if grant is not None:
+        grant.used(record.prompt_tokens_estimate, usage)
+    if record.status is not None and record.status < 400:
+        ttft_s = None if record.retries else record.ttft_s
+        ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
+    outcome = delivery.outcome()
+    if router.breakers.troubled or outcome is REPLICA_ERROR:
+        _judge(router, record, outcome)
+    return outcome
+
+
+def _judge(router: Router, record: Record, outcome: Outcome) -> None:
+    """Tell the replica's breaker; of errors by status it has heard."""
+    if record.status is None or record.status >= TOO_MANY:
+        return
+    if outcome is REPLICA_ERROR:
+        router.failed(record.replica, "error in an answer of 200")
+    else:
+        router.breakers.completed(ReplicaId(record.replica))

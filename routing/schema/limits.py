@@ -1,0 +1,119 @@
+"""What a router accepts from clients, and how long it waits for anybody.
+
+Why each default is what it is stands in ``limits.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from routing.schema.base import Frozen
+
+
+class Limits(Frozen, frozen=True):
+    """What a router accepts and how long it waits."""
+
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=1 << 30,
+            description="A request's body; a longer one is refused with 413.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 8 << 20
+    max_unfinished_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Bodies that are still coming, of all clients together; beyond it 503.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 256 << 20
+    max_header_bytes: Annotated[
+        int, Meta(ge=1024, le=1 << 20, description="A request's head; beyond it 431.", extra={"unit": "bytes"})
+    ] = 32 << 10
+    max_headers: Annotated[
+        int, Meta(ge=8, le=1000, description="Of one request; beyond it 431.", extra={"unit": "headers"})
+    ] = 100
+    max_in_flight: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="In this router at once; beyond it 503.", extra={"unit": "requests"})
+    ] = 8192
+    max_connections_per_address: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=1_000_000,
+                description="From one client address, or one IPv6 /64, at each process of a router; null: no limit.",
+                extra={"unit": "connections"},
+            ),
+        ]
+        | None
+    ) = None
+    header_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="For a client's whole request head.", extra={"unit": "seconds"})
+    ] = 10.0
+    body_idle_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Between two reads of a client's body.", extra={"unit": "seconds"})
+    ] = 30.0
+    min_body_bytes_per_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 30,
+            description="A client's body on average, once the grace is over; 0: any pace will do.",
+            extra={"unit": "bytes/s"},
+        ),
+    ] = 1000
+    body_grace_s: Annotated[
+        float,
+        Meta(
+            gt=0, le=86_400, description="How long a body may be slower than that at first.", extra={"unit": "seconds"}
+        ),
+    ] = 10.0
+    write_stall_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0, le=86_400, description="For a client that does not take what was written.", extra={"unit": "seconds"}
+        ),
+    ] = 60.0
+    keep_alive_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="For an idle client connection.", extra={"unit": "seconds"})
+    ] = 75.0
+    connect_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="For a new connection to a replica.", extra={"unit": "seconds"})
+    ] = 3.0
+    first_byte_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="From a request's dispatch to the first byte of the answer's body.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 120.0
+    idle_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Between two reads of a replica's answer.", extra={"unit": "seconds"})
+    ] = 60.0
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0, le=8, description="Further replicas that are tried before the first byte.", extra={"unit": "replicas"}
+        ),
+    ] = 2
+    retry_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Further tries that requests of the last 10 s allow.", extra={"unit": "ratio"}),
+    ] = 0.2
+    retry_floor_per_s: Annotated[
+        float,
+        Meta(ge=0, le=10_000, description="Further tries allowed whatever the traffic.", extra={"unit": "tries/s"}),
+    ] = 10.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="How long a stopping router lets answers finish.", extra={"unit": "seconds"}),
+    ] = 30.0
