@@ -2,7 +2,7 @@
 
 Bounded in number and in bytes, because a record of a long prompt carries thousands of block hashes. A record enters
 when its request has ended; a reader asks for what came after the last sequence number it saw, and learns how many
-records it came too late for.
+records it came too late for. What it gets at once is bounded too, because requests wait while it is written out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RECORDS = 20_000
 MAX_BYTES = 32 << 20
+MAX_SHOWN_BLOCKS = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
 MAX_CANDIDATES = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
 _RECORD_BYTES = 900  # of a record without its blocks
 _CANDIDATE_BYTES = 120
@@ -149,12 +150,21 @@ class DecisionRing:
             self._bytes -= self._records.popleft()[1]
 
     def after(self, seq: int, limit: int) -> dict[str, Any]:
-        """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
+        """Records after ``seq``; ``next`` is where to go on, ``dropped`` what is gone for good.
+
+        At most ``limit``, and fewer where their prompts are long: as many as have ``MAX_SHOWN_BLOCKS`` together.
+        """
         first = self._last - len(self._records) + 1
         start = max(seq + 1, first)
-        chosen = list(islice(self._records, start - first, start - first + limit))
+        shown: list[dict[str, Any]] = []
+        blocks = 0
+        for record, _ in islice(self._records, start - first, start - first + limit):
+            blocks += sum(map(len, record.blocks))
+            if shown and blocks > MAX_SHOWN_BLOCKS:
+                break
+            shown.append(record.as_json(start + len(shown)))
         return {
-            "decisions": [record.as_json(start + index) for index, (record, _) in enumerate(chosen)],
-            "next": start + len(chosen) - 1 if chosen else max(0, min(seq, self._last)),
+            "decisions": shown,
+            "next": start + len(shown) - 1 if shown else max(0, min(seq, self._last)),
             "dropped": max(0, first - seq - 1),
         }

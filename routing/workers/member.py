@@ -95,11 +95,15 @@ class Member:
         return explained
 
     async def read(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Its decisions from one number to another; none if it is gone."""
-        try:
-            found: list[dict[str, Any]] = await self.channel.ask("decisions", [first, last], timeout_s=ANSWER_S)
-        except (*GONE, DeclinedError):
-            return []
+        """Its decisions from one number to another, page by page; those that it told before it was gone."""
+        found: list[dict[str, Any]] = []
+        with suppress(*GONE, DeclinedError):
+            while first <= last:
+                page = await self.channel.ask("decisions", [first, last], timeout_s=ANSWER_S)
+                if not page:
+                    break
+                found += page
+                first = page[-1]["seq"] + 1
         return found
 
     async def leave(self) -> None:

@@ -128,7 +128,7 @@ class Worker:
         return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
-        """Those from one number to another that are still there."""
+        """Those from one number to another that are still there, or the first of them: a page."""
         first, last = content
         found = self.router.decisions.after(first - 1, last - first + 1)["decisions"]
         plain: list[dict[str, Any]] = msgspec.to_builtins([one for one in found if one["seq"] <= last])

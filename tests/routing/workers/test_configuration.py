@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from routing.proxy.decisions import MAX_SHOWN_BLOCKS
 from routing.proxy.last_known_good import CURRENT, PREVIOUS
-from routing.schema import HealthCheck, PrefixHashSettings, dump_snapshot
+from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config
 from tests.routing.workers.harness import Process, loaded, serving, worker_of
@@ -128,6 +130,19 @@ async def test_figures_are_of_all_workers_and_the_boot_is_the_parents(replica: F
         status, explained = await router.admin("POST", "/admin/explain", json=EXPLAIN)
         assert (status, explained["replica"]) == (200, "replica-0")
         assert (await router.admin("POST", "/admin/explain", json={}))[0] == 422
+
+
+async def test_decisions_about_long_prompts_come_whole_though_workers_tell_them_page_by_page(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "A long story. " * 40_000}]}).encode()
+    async with serving(tmp_path, config([replica], settings=LowestCostSettings()), "--workers=2") as router:
+        for _ in range(20):
+            await router.chat(body)
+        _, shown = await router.admin("GET", "/admin/decisions")
+    assert [one["seq"] for one in shown["decisions"]] == list(range(1, 21))
+    assert sum(len(one["blocks"]) for one in shown["decisions"]) > 2 * MAX_SHOWN_BLOCKS  # a worker has several pages
+    assert (shown["next"], shown["dropped"]) == (20, 0)
 
 
 async def test_a_replica_is_down_once_a_worker_finds_it_so(four: list[FakeReplica], tmp_path: Path) -> None:
