@@ -115,14 +115,14 @@ class Sequence:
     async def after(self, seq: int, limit: int) -> dict[str, Any]:
         """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
         found: list[dict[str, Any]] = []
-        reached = self._last
+        reached = self._last  # and no further, though more may be noted while records are read
         for stretch in list(self._stretches):
-            start = max(stretch.oldest, seq + 1)
-            while start <= stretch.end and len(found) < limit:
-                end = min(stretch.end, start + limit - len(found) - 1)
-                found += await _read(stretch, start, end)
-                start = end + 1
-            if start <= stretch.end:  # the limit
+            start, end = max(stretch.oldest, seq + 1), min(stretch.end, reached)
+            while start <= end and len(found) < limit:
+                last = min(end, start + limit - len(found) - 1)
+                found += await _read(stretch, start, last)
+                start = last + 1
+            if start <= end:  # the limit
                 reached = max(start - 1, seq)
                 break
         return {"decisions": found, "next": reached, "dropped": max(0, reached - seq - len(found))}

@@ -87,6 +87,19 @@ async def test_a_number_beyond_the_end_or_no_room_at_all_moves_nobody() -> None:
     assert await sequence.after(1, 0) == {"decisions": [], "next": 1, "dropped": 0}
 
 
+async def test_what_is_decided_while_a_reader_waits_is_on_its_next_page_and_not_on_both() -> None:
+    sequence = Sequence()
+
+    class Busy(Book):
+        async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+            if self.last < 10:
+                self.decide(sequence, 2)
+            return await super().read(first, last)
+
+    Busy("a").decide(sequence, 2)
+    assert await everything(sequence) == ([f"a{number}" for number in range(1, 11)], 0)
+
+
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_RECORDS", 10)
     sequence = Sequence()
