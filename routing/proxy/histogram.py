@@ -26,11 +26,11 @@ class Histogram:
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
         """Prometheus text; only buckets that hold something, cumulative as the format wants it."""
-        cumulative = 0
-        for index, count in enumerate(self._counts):
+        counts, total, cumulative = self._counts[:], self._sum, 0  # of one moment
+        for index, count in enumerate(counts):
             cumulative += count
             if count and index < len(EDGES):
                 yield f'{name}_bucket{{{labels},le="{_LABELS[index]}"}} {cumulative}'
         yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative}'
-        yield f"{name}_sum{{{labels}}} {self._sum!r}"
+        yield f"{name}_sum{{{labels}}} {total!r}"
         yield f"{name}_count{{{labels}}} {cumulative}"

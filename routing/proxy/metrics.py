@@ -136,17 +136,17 @@ class Metrics:
     # --- text ---
 
     def lines(self) -> Iterator[str]:
-        """Everything counted."""
+        """Everything counted, while counting goes on."""
         yield from header("requests_total", "counter", "Requests that ended, by what became of them.")
-        for key, series in self._series.items():
-            for (reason, outcome), count in series.requests.items():
+        for key, series in list(self._series.items()):
+            for (reason, outcome), count in list(series.requests.items()):
                 yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
         yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
-        for (pool, group, replica), histogram in self._ttft.items():
+        for (pool, group, replica), histogram in list(self._ttft.items()):
             yield from histogram.lines(f"{PREFIX}ttft_seconds", labels(pool=pool, group=group, replica=replica))
         yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
-        for (pool, replica, cause), count in self._retries.items():
+        for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
 
     def _token_lines(self) -> Iterator[str]:

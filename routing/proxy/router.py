@@ -24,6 +24,7 @@ from routing.proxy.admission import Admission
 from routing.proxy.answer import AnswerHead
 from routing.proxy.client import Client
 from routing.proxy.config_store import ConfigStore, Swap
+from routing.proxy.configured import ConfiguredSeries
 from routing.proxy.deadlines import Deadlines
 from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.errors import LocalAnswer, RefusalError
@@ -62,6 +63,7 @@ class Serving:
     links: dict[str, ReplicaLink]  # by replica name
     access: AccessControl | None  # None: everybody is let in
     admission: Admission
+    series: ConfiguredSeries
 
     @property
     def limits(self) -> Limits:
@@ -180,8 +182,8 @@ class Router:
         return "no configuration yet" if self.serving is None else None
 
     def knows(self, key: SeriesKey) -> bool:
-        """Whether a series' labels are in the configuration. Empty ones and a revision of 0 stand for any."""
-        return not key[0] or (self.serving is not None and knows(self.serving.config, key))
+        """Whether a series' labels are in the configuration; those without a pool always are."""
+        return not key[0] or (self.serving is not None and key in self.serving.series)
 
     async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Build everything a configuration needs, in a thread; the swap cannot fail."""
@@ -202,7 +204,7 @@ class Router:
             for replica, address in self._addresses(config)
         }
         access = AccessControl(config) if config.access is not None else None
-        return Serving(config, placement, links, access, Admission(config))
+        return Serving(config, placement, links, access, Admission(config), ConfiguredSeries(config))
 
     def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
         hides_keys = config.access is not None
@@ -232,6 +234,7 @@ class Router:
             link.retire()
             self._retired.add(link)
         self._retired = {link for link in self._retired if link.connections}
+        self.metrics.prune(self.knows)  # at each scrape too, but there may be none
         self.loads.forget_all_but(placed_names(serving.config))
         self.residency.forget_all_but(placed_names(serving.config))
         self.checks.watch([target for pool in serving.config.pools for target in _targets(pool, serving.links)])
@@ -290,20 +293,6 @@ class Router:
     def _health_answer(self) -> LocalAnswer:
         reason = self.not_ready_reason
         return LocalAnswer(200 if reason is None else 503)
-
-
-def knows(config: RouterConfig, key: SeriesKey) -> bool:
-    """Whether a series' labels are in a configuration. Empty ones and a revision of 0 stand for any."""
-    pool_name, group, replica, policy, revision = key
-    if not pool_name:
-        return True
-    pool = next((pool for pool in config.pools if pool.name == pool_name), None)
-    if pool is None or (replica and replica not in {one.name for one in pool.replicas}):
-        return False
-    if group and group not in {one.name for one in pool.groups}:
-        return False
-    policies = [pool.policy, *(one.policy for one in pool.groups if one.policy)]
-    return not policy or any((one.name, one.revision) == (policy, revision) for one in policies)
 
 
 def placed_names(config: RouterConfig) -> list[ReplicaId]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from routing.proxy.decisions import Record
 from routing.proxy.errors import RefusalError
 from routing.proxy.placing import PROMPT_PATHS, placement_request, refusal_of
 from routing.proxy.router import Router
+from routing.proxy.turns import in_turns
 
 
 class Explained(Struct):
@@ -95,7 +97,7 @@ class RouterView:
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
-        return "\n".join((*about_lines(self, self._version), *self.figures())) + "\n"
+        return "\n".join(await in_turns(chain(about_lines(self, self._version), self.figures()))) + "\n"
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
@@ -135,7 +137,7 @@ class RouterView:
     # --- rows and lines ---
 
     def figures(self) -> Iterator[str]:
-        """What was counted, and what is now; without what tells this router from others."""
+        """What was counted, and what is now; without what tells this router from others. Take it ``in_turns``."""
         router = self._router
         router.metrics.prune(router.knows)
         yield from router.metrics.lines()
@@ -170,7 +172,7 @@ class RouterView:
     def _failure_lines(self) -> Iterator[str]:
         router = self._router
         yield from metrics.header("ejections_total", "counter", "Replicas taken out by their breakers, by why.")
-        for (pool, replica, cause), count in router.breakers.opened.items():
+        for (pool, replica, cause), count in list(router.breakers.opened.items()):
             what = metrics.labels(pool=pool, replica=replica, cause=cause)
             yield f"{metrics.PREFIX}ejections_total{{{what}}} {count}"
         yield from metrics.header("retries_refused_total", "counter", "Further tries for which the budget had no room.")

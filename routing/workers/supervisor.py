@@ -20,11 +20,12 @@ from itertools import chain
 from typing import Any
 
 from routing.proxy.config_store import ConfigStore, NackError, Swap
+from routing.proxy.configured import ConfiguredSeries
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.log import defect, event
 from routing.proxy.metrics import SeriesKey
-from routing.proxy.router import LINGER_S, knows, placed_names
+from routing.proxy.router import LINGER_S, placed_names
 from routing.proxy.tls import TlsFiles
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
@@ -59,6 +60,7 @@ class Supervisor:
         self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
         self._board = Board.create(2 * workers)  # each slot may have a worker that drains beside its present one
         self._columns: dict[str, int] = {}
+        self._series: ConfiguredSeries | None = None  # None: no configuration yet
         self._slots: list[Member | None] = [None] * workers
         self._members: set[Member] = set()  # those that drain included
         self._rows = set(range(self._board.rows))  # free ones
@@ -81,9 +83,8 @@ class Supervisor:
         return [member for member in self._slots if member is not None and member.is_ready]
 
     def knows(self, key: SeriesKey) -> bool:
-        """Whether a series' labels are in the configuration."""
-        applied = self.store.applied
-        return not key[0] or (applied is not None and knows(applied.snapshot.config, key))
+        """Whether a series' labels are in the configuration; those without a pool always are."""
+        return not key[0] or (self._series is not None and key in self._series)
 
     @property
     def in_flight(self) -> int:
@@ -297,7 +298,7 @@ class Supervisor:
             raise NackError("no worker is running", revision=snapshot.revision)
 
         async def swap() -> None:
-            self._columns = columns
+            self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
             await asyncio.gather(*(_or_kill(member, member.commit) for member in prepared))
 
         return swap

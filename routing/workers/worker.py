@@ -27,6 +27,7 @@ from routing.proxy.listening import BACKLOG
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
 from routing.proxy.tls import Tls
+from routing.proxy.turns import in_turns
 from routing.proxy.view import RouterView
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
@@ -121,9 +122,9 @@ class Worker:
 
     async def _look(self, _: Any) -> Any:
         """What there is to see."""
+        text = "\n".join(await in_turns(self._view.figures()))
         ring = self.router.decisions
         dropped = ring.after(0, 0)["dropped"]
-        text = "\n".join(self._view.figures())
         rows = list(self._view.replica_rows())
         return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
 

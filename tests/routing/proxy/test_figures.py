@@ -167,6 +167,20 @@ def test_series_leave_after_their_configuration_and_not_before_everybody_has_rea
     assert 'replica="replica-0"' in text
 
 
+async def test_series_leave_though_nobody_reads_them(two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    async with routed(config(two), revision=1) as harness:
+        metrics = harness.router.metrics
+        monkeypatch.setattr(metrics, "_clock", lambda: now)
+        for _ in two:
+            await harness.chat()
+        await harness.push(config(two[:1]), 2)
+        assert len(metrics._series) == 2
+        now = GRACE_S + 1
+        await harness.push(config(two[:1]), 3)
+        assert {key[2] for key in metrics._series} == {"replica-0"}
+
+
 async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two: list[FakeReplica]) -> None:
     async with routed(config(two), revision=1) as harness:
         knows = harness.router.knows

@@ -1,0 +1,44 @@
+"""Which labels of figures are in a configuration."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from routing.proxy.metrics import SeriesKey
+from routing.schema import PoolConfig, RouterConfig
+
+
+class _Labels(Struct, frozen=True):
+    """What may stand beside a pool's name. Each has the empty one, which stands for any."""
+
+    groups: frozenset[str]
+    replicas: frozenset[str]
+    policies: frozenset[tuple[str, int]]
+
+
+class ConfiguredSeries:
+    """The series of one configuration: made once, since every scrape asks about each series. O(1) an answer."""
+
+    __slots__ = ("_pools",)
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._pools = {pool.name: _labels(pool) for pool in config.pools}
+
+    def __contains__(self, key: SeriesKey) -> bool:
+        """Whether all labels are configured. Empty ones stand for any, and so does a policy without a name."""
+        pool, group, replica, policy, revision = key
+        if not pool:
+            return True
+        labels = self._pools.get(pool)
+        if labels is None or group not in labels.groups or replica not in labels.replicas:
+            return False
+        return not policy or (policy, revision) in labels.policies
+
+
+def _labels(pool: PoolConfig) -> _Labels:
+    policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
+    return _Labels(
+        groups=frozenset(["", *(group.name for group in pool.groups)]),
+        replicas=frozenset(["", *(replica.name for replica in pool.replicas)]),
+        policies=frozenset((policy.name, policy.revision) for policy in policies),
+    )

@@ -1,0 +1,54 @@
+"""Requests have their turns while a page of figures is written."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from routing.proxy import turns
+from routing.proxy.turns import in_turns
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import config, routed
+
+
+async def test_others_have_a_turn_whenever_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    async def work(slice_s: float) -> int:
+        """How many turns others had in it."""
+        monkeypatch.setattr(turns, "SLICE_S", slice_s)
+        seen.clear()
+        other = asyncio.create_task(keep_seeing())
+        assert await in_turns(iter(range(100))) == list(range(100))
+        other.cancel()
+        return len(seen)
+
+    async def keep_seeing() -> None:
+        while True:
+            seen.append(1)
+            await asyncio.sleep(0)
+
+    assert await work(0.0) >= 99
+    assert await work(60.0) == 0
+
+
+async def test_figures_may_change_between_any_two_lines(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SLICE_S", 0.0)
+    async with routed(config([replica])) as harness:
+        await harness.chat()
+        metrics, view = harness.router.metrics, harness.server.data.view
+        scrape = asyncio.create_task(view.metrics())
+        (series,) = metrics._series.values()
+        for name in map("group-{}".format, count()):
+            metrics.unplaced_ended("ok", "chat", name)
+            series.count(name, "ok")
+            if scrape.done():
+                break
+            await asyncio.sleep(0)
+        text = await scrape
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert "warmpath_router_requests" in families
+    assert families["warmpath_router_ttft_seconds"].samples[-1].value == 1
