@@ -25,9 +25,9 @@ class SettingInfo:
     """One setting of a strategy, as a form or a page of documentation shows it."""
 
     field: str
-    kind: str  # "number", "integer" or "choice"
-    unit: str  # "" for a choice
-    low: float | None  # both included; None: open
+    kind: str  # "number", "integer", "choice" or "text"
+    unit: str  # "" for a choice and a text
+    low: float | None  # both included; None: open; of a text's length
     high: float | None
     choices: tuple[str, ...]
     default: Any
@@ -119,7 +119,9 @@ def _setting(field: msgspec.inspect.Field) -> SettingInfo:
     if isinstance(kind, msgspec.inspect.EnumType):
         choices = tuple(str(member.value) for member in kind.cls)
         return SettingInfo(field.encode_name, "choice", "", None, None, choices, str(default), text)
+    if isinstance(kind, msgspec.inspect.StrType):
+        return SettingInfo(field.encode_name, "text", "", kind.min_length, kind.max_length, (), default, text)
     if not isinstance(kind, msgspec.inspect.FloatType | msgspec.inspect.IntType):
-        raise TypeError(f"{field.name}: a setting is a number or a choice; teach the catalogue this one")
+        raise TypeError(f"{field.name}: a setting is a number, a choice or a text; teach the catalogue this one")
     name = "number" if isinstance(kind, msgspec.inspect.FloatType) else "integer"
     return SettingInfo(field.encode_name, name, unit, kind.ge, kind.le, (), default, text)

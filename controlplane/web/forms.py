@@ -90,13 +90,15 @@ def range_text(info: SettingInfo) -> str:
     """What a setting may be, in words."""
     if info.low is None and info.high is None:
         return ""
+    if info.kind == "text":
+        return f"up to {info.high:,g} characters"
     if info.high is None:
         return f"at least {info.low:,g}"
     return f"up to {info.high:,g}" if info.low is None else f"{info.low:,g} to {info.high:,g}"
 
 
 def _field(info: SettingInfo) -> forms.Field:
-    facts = [range_text(info), f"default {setting(info.default)}" if info.default is not None else ""]
+    facts = [range_text(info), f"default {setting(info.default)}" if info.default not in (None, "") else ""]
     about = "; ".join(fact for fact in facts if fact)
     common: dict[str, Any] = {
         "required": False,
@@ -105,6 +107,8 @@ def _field(info: SettingInfo) -> forms.Field:
     }
     if info.choices:
         return forms.ChoiceField(choices=[(choice, choice) for choice in info.choices], **common)
+    if info.kind == "text":
+        return forms.CharField(strip=False, widget=forms.TextInput({"autocomplete": "off"}), **common)
     if info.kind == "integer":
         return forms.IntegerField(widget=forms.TextInput({"inputmode": "numeric", "autocomplete": "off"}), **common)
     return forms.FloatField(widget=forms.TextInput({"inputmode": "decimal", "autocomplete": "off"}), **common)

@@ -30,24 +30,43 @@ class Fleet:
         self.seed = seed
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
+        self._holders: dict[str, Candidates] = {}  # of them, those that hold an adapter, by its name
 
     @cached_property
     def ring(self) -> HashRing:
         """Home order of all configured replicas."""
         return shared_ring({name: replica.weight for name, replica in self.replicas.items()})
 
-    def candidates(self, health: Health) -> Candidates:
-        """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health."""
+    def candidates(self, health: Health, adapter: str = "") -> Candidates:
+        """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health.
+
+        With ``adapter`` only those that hold it; one of the pool's, so that no more are remembered than there are.
+        """
         if health.epoch != self._epoch:
             self._epoch = health.epoch
-            eligible = {
-                name: replica.weight * health.share(name)
-                for name, replica in self.replicas.items()
-                if replica.state is ReplicaState.ACTIVE and health.is_up(name)
-            }
-            bits = {name: self._settled(replica).bit for name, replica in self.replicas.items()}
-            self._candidates = Candidates(eligible, self.loads, self.seed, bits)
-        return self._candidates
+            self._candidates = self._eligible(health)
+            self._holders = {}
+        if not adapter:
+            return self._candidates
+        holders = self._holders.get(adapter)
+        if holders is None:
+            names = [name for name in self._candidates if self._holds(name, adapter, health)]
+            holders = self._holders[adapter] = self._candidates.only(names)
+        return holders
+
+    def _eligible(self, health: Health) -> Candidates:
+        eligible = {
+            name: replica.weight * health.share(name)
+            for name, replica in self.replicas.items()
+            if replica.state is ReplicaState.ACTIVE and health.is_up(name)
+        }
+        bits = {name: self._settled(replica).bit for name, replica in self.replicas.items()}
+        return Candidates(eligible, self.loads, self.seed, bits)
+
+    def _holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
+        """By what the configuration says of the replica, else by what the replica told."""
+        held = self.replicas[name].adapters
+        return health.holds(name, adapter) if held is None else adapter in held
 
     def _settled(self, replica: ReplicaConfig) -> Holding:
         """The replica's holding, with the room that its engine told of."""

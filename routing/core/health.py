@@ -1,4 +1,4 @@
-"""Which replicas may be asked, and for how much: written by health checks and breakers, read by placement."""
+"""Which replicas may be asked, for what and for how much: written by health checks and breakers, read by placement."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ class Health(Protocol):
         """What part of its weight a replica gets, above 0 and at most 1; less than 1 while it starts slowly."""
         ...
 
+    def holds(self, replica: ReplicaId, adapter: str) -> bool:
+        """Whether a replica has a LoRA adapter loaded; one that has not told may be tried."""
+        ...
+
 
 class HealthBook:
     """Replicas known to be down, replicas taken out by their breakers, and shares below 1; all others are well."""
 
-    __slots__ = ("_down", "_out", "_shares", "epoch")
+    __slots__ = ("_adapters", "_down", "_out", "_shares", "epoch")
 
     def __init__(self) -> None:
         self._down: set[ReplicaId] = set()
         self._out: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
+        self._adapters: dict[ReplicaId, frozenset[str]] = {}  # of those that told
         self.epoch = 0
 
     def is_up(self, replica: ReplicaId) -> bool:
@@ -42,6 +47,21 @@ class HealthBook:
     def share(self, replica: ReplicaId) -> float:
         """What part of its weight a replica gets."""
         return self._shares.get(replica, 1.0)
+
+    def holds(self, replica: ReplicaId, adapter: str) -> bool:
+        """Whether a replica has an adapter loaded."""
+        told = self._adapters.get(replica)
+        return told is None or adapter in told
+
+    def tell_adapters(self, replica: ReplicaId, adapters: frozenset[str] | None) -> None:
+        """Record which adapters a replica has loaded; None: nobody knows."""
+        if adapters == self._adapters.get(replica):
+            return
+        if adapters is None:
+            del self._adapters[replica]
+        else:
+            self._adapters[replica] = adapters
+        self.epoch += 1
 
     def mark(self, replica: ReplicaId, *, up: bool) -> bool:
         """Record what a health check found; True if that is news."""

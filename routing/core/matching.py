@@ -1,32 +1,155 @@
-"""From a request to its pool, by model, and to its task group, by name."""
+"""From a request to its task group.
+
+Theory of operation. The first rule that names a group of the request's pool decides: the header, the API key, the
+session key, the tier-1 prefix, the model. They go from what a client says on purpose to what many requests have in
+common. A key that is good for some groups only is the exception: its requests are of the one that they name, else of
+its first one, and no other rule is asked. Rules that no group of a pool uses cost nothing.
+"""
 
 from __future__ import annotations
 
-from routing.core.types import UnknownModelError
-from routing.schema import PoolConfig, RouterConfig, TaskGroupConfig
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from routing.core.models import Served
+from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
+from routing.core.prompt import CanonicalPrompt
+from routing.core.types import MatchedBy, PrefixHash
+from routing.schema import GroupMatch, OpeningSettings, PoolConfig, RouterConfig, TaskGroupConfig, Tier1
+
+
+class PlacementRequest(Struct, frozen=True, gc=False):
+    """What placing a request needs to know of it."""
+
+    model: str | None
+    group: str | None  # the task group that the client named
+    session_key: str | None
+    prompt: CanonicalPrompt
+    tenant: str = ""  # the salt of its API key's tenant; "" without one
+    key: str | None = None  # the name of its API key
+    key_groups: tuple[str, ...] | None = None  # the task groups that the key is good for; None: all
+
+
+class Found(NamedTuple):
+    """A request's task group, None for its pool's own requests, and the rule that said so."""
+
+    group: TaskGroupConfig | None
+    by: MatchedBy
+
+
+_UNMATCHED = Found(None, MatchedBy.UNMATCHED)
+_NO_RULES = GroupMatch()
 
 
 class Matcher:
-    """The pools of a configuration by the models that they serve, and their task groups by name."""
+    """The task groups of all pools, by what makes a request theirs."""
 
-    __slots__ = ("_any_model", "_by_model", "_groups", "_unnamed")
+    __slots__ = ("_groups",)
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._by_model = {model: pool for pool in config.pools for model in pool.models}
-        self._any_model = next((pool for pool in config.pools if not pool.models), None)
-        self._unnamed = config.pools[0] if len(config.pools) == 1 else self._any_model
-        self._groups = {(pool.name, group.name): group for pool in config.pools for group in pool.groups}
+    def __init__(self, config: RouterConfig, hasher: PrefixHasher) -> None:
+        self._groups = {pool.name: _PoolGroups(pool, hasher) for pool in config.pools}
 
-    def pool(self, model: str | None) -> PoolConfig:
-        """The pool that serves a model, else the one that takes any; UnknownModelError if there is neither.
+    def group(self, served: Served, request: PlacementRequest) -> Found:
+        """The task group of a request."""
+        return self._groups[served.pool.name].find(served, request)
 
-        A request that names no model gets the engine's default one where only one pool can be meant.
-        """
-        pool = self._unnamed if model is None else self._by_model.get(model, self._any_model)
-        if pool is None:
-            raise UnknownModelError(model)
-        return pool
+    def tier1_hashes(self, served: Served, request: PlacementRequest) -> dict[str, PrefixHash | None]:
+        """By task group of the pool, the hash that claims this request where ``match.tier1_hashes`` holds it."""
+        return self._groups[served.pool.name].tier1_hashes(served, request)
 
-    def group(self, pool: PoolConfig, name: str | None) -> TaskGroupConfig | None:
-        """The pool's task group of that name; None for no name and for one that is not configured."""
-        return self._groups.get((pool.name, name)) if name else None
+
+class _PoolGroups:
+    """The task groups of one pool."""
+
+    __slots__ = ("_by_key", "_by_key_prefix", "_by_model", "_by_name", "_by_session", "_by_tier1", "_hasher", "_rules")
+
+    def __init__(self, pool: PoolConfig, hasher: PrefixHasher) -> None:
+        groups = pool.groups
+        self._by_name = {group.name: group for group in groups}
+        self._by_key = {name: group for group in groups for name in group.match.api_keys}
+        self._by_key_prefix = _Prefixes((prefix, group) for group in groups for prefix in group.match.api_key_prefixes)
+        self._by_session = _Prefixes((prefix, group) for group in groups for prefix in group.match.session_prefixes)
+        self._by_tier1 = _by_boundary(pool)
+        self._by_model = {model: group for group in groups for model in group.match.models}
+        self._rules = any(group.match != _NO_RULES for group in groups)
+        self._hasher = hasher
+
+    def find(self, served: Served, request: PlacementRequest) -> Found:
+        """The first rule that names a group."""
+        named = self._by_name.get(request.group) if request.group else None
+        if request.key_groups is not None:
+            return self._of_key(named, request.group, request.key_groups)
+        if named is not None:
+            return Found(named, MatchedBy.HEADER)
+        return self._by_rules(served, request) if self._rules else _UNMATCHED
+
+    def tier1_hashes(self, served: Served, request: PlacementRequest) -> dict[str, PrefixHash | None]:
+        """By task group, the hash of the request's opening at that group's boundary."""
+        rules = {group.name: rule for rule, groups, _ in self._by_tier1 for group in groups}
+        return {name: self._tier1(served, request, rule) for name, rule in rules.items()}
+
+    def _of_key(self, named: TaskGroupConfig | None, asked: str | None, groups: tuple[str, ...]) -> Found:
+        """Of a key that is good for these groups alone."""
+        if asked:
+            return Found(named, MatchedBy.HEADER) if named is not None and named.name in groups else _UNMATCHED
+        first = next((self._by_name[name] for name in groups if name in self._by_name), None)
+        return _UNMATCHED if first is None else Found(first, MatchedBy.API_KEY)
+
+    def _by_rules(self, served: Served, request: PlacementRequest) -> Found:
+        """What the request itself tells; it names no group."""
+        if request.key and (group := self._by_key.get(request.key) or self._by_key_prefix.longest(request.key)):
+            return Found(group, MatchedBy.API_KEY)
+        if request.session_key and (group := self._by_session.longest(request.session_key)):
+            return Found(group, MatchedBy.SESSION)
+        for rule, _, by_hash in self._by_tier1:
+            if by_hash and (group := by_hash.get(self._tier1(served, request, rule))):
+                return Found(group, MatchedBy.TIER1)
+        group = self._by_model.get(request.model or served.name) or self._by_model.get(served.name)
+        return Found(group, MatchedBy.MODEL) if group else _UNMATCHED
+
+    def _tier1(self, served: Served, request: PlacementRequest, rule: Tier1) -> PrefixHash | None:
+        return self._hasher.tier1(request.prompt, served.model, rule, served.adapter)
+
+
+class _Prefixes:
+    """Task groups by how a text begins; a longer beginning comes before a shorter one."""
+
+    __slots__ = ("_by_prefix", "_lengths")
+
+    def __init__(self, claims: Iterable[tuple[str, TaskGroupConfig]]) -> None:
+        self._by_prefix = dict(claims)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix}, reverse=True)
+
+    def longest(self, text: str) -> TaskGroupConfig | None:
+        """The group that claims the longest beginning of a text. O(different lengths)."""
+        return next((group for length in self._lengths if (group := self._by_prefix.get(text[:length]))), None)
+
+
+class _AtBoundary(NamedTuple):
+    """Task groups with the same boundary, and those of their hashes that they claim."""
+
+    rule: Tier1
+    groups: list[TaskGroupConfig]
+    by_hash: dict[PrefixHash | None, TaskGroupConfig]
+
+
+def _by_boundary(pool: PoolConfig) -> list[_AtBoundary]:
+    """In the order of the configuration, so that a prompt is hashed once for each boundary."""
+    found: list[_AtBoundary] = []
+    for group in pool.groups:
+        rule = tier1_rule(pool, group)
+        place = next((it for it in found if it.rule == rule), None)
+        if place is None:
+            found.append(place := _AtBoundary(rule, [], {}))
+        place.groups.append(group)
+        place.by_hash.update({PrefixHash(int(hash_, 16)): group for hash_ in group.match.tier1_hashes})
+    return found
+
+
+def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1:
+    """Where tier 1 ends: where the group says, else the pool, else the policy in force, else the default."""
+    policy = group.policy if group and group.policy else pool.policy
+    of_policy = policy.settings.tier1 if isinstance(policy.settings, OpeningSettings) else DEFAULT_TIER1
+    return (group.tier1 if group else None) or pool.tier1 or of_policy

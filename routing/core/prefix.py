@@ -1,6 +1,6 @@
 """Hashes of a canonical prompt: one key for its opening, and a chain over its blocks.
 
-Theory of operation. Everything starts from a seed, XXH3-64 of model, LoRA name, salt and the fleet's secret, so that
+Theory of operation. Everything starts from a seed, XXH3-64 of model, adapter, salt and the fleet's secret, so that
 no caller can compute a placement and a stored hash tells nothing about the text. The tier-1 key is the hash of the
 opening up to a boundary. Block hashes are chained, ``h[i] = XXH3-64(h[i-1], block[i])``, so one of them names a block
 and everything before it: two prompts share exactly the blocks of their common prefix. Routers with the same secret
@@ -17,19 +17,17 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.prompt import CanonicalPrompt
 from routing.core.types import PrefixHash
-from routing.schema import Boundary, OpeningSettings, PrefixHashSettings
+from routing.schema import Boundary, Tier1
 
 BLOCK_BYTES = 256  # about 64 tokens
 MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS = 16  # hashed at once where they are known
 MAX_STRETCHES = 16_384  # remembered at least, and twice as many at most: 12 MiB
-MAX_SEEDS = 1024  # remembered: models and salts
+MAX_SEEDS = 1024  # remembered: models, salts and adapters
 TIER2_BYTES = 4096  # of the first message behind the opening
 _STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
 
-DEFAULT_BOUNDARY: OpeningSettings = (
-    PrefixHashSettings()
-)  # where tier 1 ends for policies that have no boundary of their own
+DEFAULT_TIER1 = Tier1()  # where tier 1 ends unless a group, a pool or a policy says it
 
 _SEPARATOR = b"\xff"  # in no UTF-8 text
 _word = struct.Struct("<Q").pack
@@ -42,30 +40,30 @@ class PrefixHasher:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without LoRA and salt
-        self._seeds: dict[tuple[str, str], int] = {}
+        self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without adapter and salt
+        self._seeds: dict[tuple[str, str, str], int] = {}
         self._stretches: dict[int, array[int]] = {}
         self._fading: dict[int, array[int]] = {}  # the generation before, from which what is met again comes back
 
     def __repr__(self) -> str:
         return "PrefixHasher(***)"
 
-    def seed(self, model: str, salt: str = "", lora: str = "") -> int:
+    def seed(self, model: str, salt: str = "", adapter: str = "") -> int:
         """``h[-1]`` of the chain: what sets apart equal texts whose KV blocks differ."""
-        if not (salt or lora):
+        if not (salt or adapter):
             return xxh3_64_intdigest(model.encode() + self._plain)
-        return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), lora.encode(), salt.encode(), self._secret)))
+        return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), adapter.encode(), salt.encode(), self._secret)))
 
     def tier1(
-        self, prompt: CanonicalPrompt, model: str, settings: OpeningSettings = DEFAULT_BOUNDARY
+        self, prompt: CanonicalPrompt, model: str, rule: Tier1 = DEFAULT_TIER1, adapter: str = ""
     ) -> PrefixHash | None:
-        """Key of the opening, at the settings' boundary; None when nothing lies before it. 0.7 us for 1 KiB."""
-        end = boundary_end(prompt, settings)
+        """Key of the opening, at the rule's boundary; None when nothing lies before it. 0.7 us for 1 KiB."""
+        end = boundary_end(prompt, rule)
         if not end:
             return None
-        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt)) + prompt.data[:end]))
+        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt, adapter)) + prompt.data[:end]))
 
-    def tier2(self, prompt: CanonicalPrompt, model: str) -> PrefixHash | None:
+    def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
         """Key of the opening and the first message behind it, which tells conversations apart; None without one.
 
         Of a long first message the first ``TIER2_BYTES`` count.
@@ -75,7 +73,7 @@ class PrefixHasher:
         if not end:
             return None
         data = prompt.data[: min(end, opening_end + TIER2_BYTES)]
-        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt)) + data))
+        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt, adapter)) + data))
 
     def session(self, key: str) -> PrefixHash:
         """Key of a session: the same for every model, so that a conversation stays where it is."""
@@ -85,14 +83,15 @@ class PrefixHasher:
         """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``."""
         return array("Q", chain.from_iterable(self.stretches(prompt, model)))
 
-    def stretches(self, prompt: CanonicalPrompt, model: str) -> list[array[int]]:
+    def stretches(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> list[array[int]]:
         """The same in arrays of ``STRETCH_BLOCKS``, shared by all who hold them. 0.15 us a block, 0.02 where known.
 
         Prompts that open alike are the rule, so stretches of blocks are remembered by their own hash, seeded with the
         one before: then a stretch costs one hash instead of one for each block, and no memory.
         """
         data, known, found = prompt.data, self._stretches, []
-        last = self._seeds.get((model, prompt.salt)) or self._new_seed(model, prompt.salt)
+        identity = (model, prompt.salt, adapter)
+        last = self._seeds.get(identity) or self._new_seed(identity)
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]
@@ -110,10 +109,10 @@ class PrefixHasher:
         if len(self._stretches) >= MAX_STRETCHES:
             self._fading, self._stretches = self._stretches, {}
 
-    def _new_seed(self, model: str, salt: str) -> int:
+    def _new_seed(self, identity: tuple[str, str, str]) -> int:
         if len(self._seeds) >= MAX_SEEDS:
             self._seeds.clear()
-        seed = self._seeds[model, salt] = self.seed(model, salt)
+        seed = self._seeds[identity] = self.seed(*identity)
         return seed
 
 
@@ -123,12 +122,16 @@ def _chain(hash_: int, data: bytes) -> array[int]:
     return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + piece) for piece in pieces])
 
 
-def boundary_end(prompt: CanonicalPrompt, settings: OpeningSettings) -> int:
+def boundary_end(prompt: CanonicalPrompt, rule: Tier1) -> int:
     """Offset in the canonical prompt at which its tier-1 opening ends; 0 when there is none."""
-    boundary = settings.boundary
-    if boundary is Boundary.SYSTEM or (boundary is Boundary.AUTO and prompt.opening_end >= BLOCK_BYTES):
+    boundary = rule.boundary
+    if boundary is Boundary.SYSTEM:
         return prompt.opening_end
+    if boundary is Boundary.MARKER and (end := prompt.data.find(rule.boundary_marker.encode())) >= 0:
+        return end
     if boundary is Boundary.MESSAGES:
         ends = prompt.message_ends
-        return ends[min(settings.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end
-    return min(settings.boundary_bytes, len(prompt.data))
+        return ends[min(rule.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end
+    if boundary is not Boundary.BYTES and prompt.opening_end >= BLOCK_BYTES:  # auto, and a marker that is not there
+        return prompt.opening_end
+    return min(rule.boundary_bytes, len(prompt.data))

@@ -27,6 +27,17 @@ class Reason(StrEnum):
     COLD = "cold"  # nobody holds as much of the prompt as would count
 
 
+class MatchedBy(StrEnum):
+    """What made a request its task group's; the rules in the order in which they are asked."""
+
+    HEADER = "header"  # X-Task-Group names it
+    API_KEY = "api_key"  # the key is good for it, or it claims the key
+    SESSION = "session"  # it claims how the session key begins
+    TIER1 = "tier1"  # it claims the hash of the opening
+    MODEL = "model"  # it claims the model
+    UNMATCHED = "unmatched"  # none: the pool's own
+
+
 class Choice(Struct, frozen=True, gc=False):
     """Where a request goes, and the rule that said so."""
 
@@ -54,15 +65,16 @@ class UnknownModelError(RoutingError):
     """No pool serves the model that was asked for."""
 
     def __init__(self, model: str | None) -> None:
-        super().__init__("no model was named" if model is None else f"no pool serves the model {model[:256]!r}")
+        super().__init__("No model was named." if model is None else f"The model `{model[:256]}` does not exist.")
         self.model = model
 
 
 class NoReplicaError(RoutingError):
     """No replica is eligible: none is configured, up and not yet tried."""
 
-    def __init__(self, pool: str, group: str = "") -> None:
+    def __init__(self, pool: str, group: str = "", adapter: str = "") -> None:
         where = f"pool {pool!r}, task group {group!r}" if group else f"pool {pool!r}"
-        super().__init__(f"no replica of {where} is up, active and untried")
+        holding = f" holds the adapter {adapter!r} and" if adapter else ""
+        super().__init__(f"no replica of {where}{holding} is up, active and untried")
         self.pool = pool
         self.group = group

@@ -103,6 +103,10 @@ class AccessControl:
         grant.admit()
         return grant
 
+    def named(self, name: str) -> Grant | None:
+        """What the key of this name grants; None where there is none."""
+        return next((grant for grant in self._grants.values() if grant.name == name), None)
+
     def carry_over(self, before: AccessControl) -> None:
         """Let rates go on where they stood: a new configuration is no new allowance."""
         for digest, grant in self._grants.items():

@@ -1,7 +1,7 @@
 """What a request that was let in may be: its key's models and task groups, the caps of its pool, its tenant's salt.
 
-It may leave with another body: with its tenant's ``cache_salt``, or with a length where a cap asks for one. Every other
-body goes on byte by byte.
+It may leave with another body: with its tenant's ``cache_salt``, with a length where a cap asks for one, or with the
+model's own name in place of an alias. Every other body goes on byte by byte.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from routing.core.caps import check_caps, length_to_add
-from routing.core.matching import Matcher
+from routing.core.matching import Matcher, PlacementRequest
+from routing.core.models import Models
 from routing.core.request import ParsedBody
 from routing.core.splice import with_member
+from routing.core.types import UnknownModelError
 from routing.proxy.errors import RefusalError
 from routing.schema import Caps, RouterConfig
-from routing.strategies.placement import PlacementRequest
 
 if TYPE_CHECKING:
     from routing.proxy.access import Grant
@@ -28,14 +29,18 @@ _DEFAULT = Caps()
 class Admission:
     """One configuration's rules for requests. ``is_idle``: they concern nothing but ``n`` and ``best_of``."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._matcher = Matcher(config)
+    def __init__(self, config: RouterConfig, models: Models, matcher: Matcher) -> None:
+        self._models = models
+        self._matcher = matcher
         self._caps = {
             (pool.name, group.name if group else ""): group.caps if group and group.caps else pool.caps
             for pool in config.pools
             for group in (None, *pool.groups)
         }
-        self.is_idle = config.access is None and all(caps == _DEFAULT for caps in self._caps.values())
+        has_aliases = any(pool.aliases for pool in config.pools)
+        self.is_idle = (
+            config.access is None and not has_aliases and all(caps == _DEFAULT for caps in self._caps.values())
+        )
 
     def admitted(self, request: Request, parsed: ParsedBody | None, wanted: PlacementRequest) -> PlacementRequest:
         """The request as it is placed, its body as it is sent; RefusalError or BodyError for what may not be.
@@ -44,38 +49,43 @@ class Admission:
         """
         grant = request.grant
         if grant is not None:
-            wanted = self._in_scope(grant, wanted, has_prompt=parsed is not None)
+            wanted = _with_key(grant, wanted)
+            if parsed is not None:
+                self._check_model(grant, wanted.model)
+        if parsed is None and (grant is None or grant.groups is None):
+            return wanted
+        served = self._models.served(wanted.model)
+        group, _ = self._matcher.group(served, wanted)
+        if wanted.key_groups is not None and group is None:
+            raise RefusalError(403, "the request is of no task group that its API key may use")
         if parsed is None:
             return wanted
-        pool = self._matcher.pool(wanted.model)
-        group = self._matcher.group(pool, wanted.group)
-        caps = self._caps[pool.name, group.name if group else ""]
+        caps = self._caps[served.pool.name, group.name if group else ""]
         check_caps(parsed, caps)
         if caps.max_tokens is not None and (length := length_to_add(parsed, caps.max_tokens)):
             request.body = with_member(request.body, *length)
-        if grant is not None:
-            wanted = _salted(grant, request, wanted)
+        if wanted.model is not None and wanted.model != served.name:
+            request.body = with_member(request.body, "model", served.name)
+        if wanted.tenant:
+            request.body = with_member(request.body, "cache_salt", wanted.tenant)
         return wanted
 
-    def _in_scope(self, grant: Grant, wanted: PlacementRequest, *, has_prompt: bool) -> PlacementRequest:
-        if grant.models is not None and has_prompt and wanted.model not in grant.models:
-            what = "names no model" if wanted.model is None else f"names the model {wanted.model[:256]!r}"
-            raise RefusalError(403, f"the request {what}, which its API key may not use", param="model")
-        if grant.groups is None:
-            return wanted
-        pool = self._matcher.pool(wanted.model)
-        names = (wanted.group,) if wanted.group else grant.groups
-        group = next((name for name in names if name in grant.groups and self._matcher.group(pool, name)), None)
-        if group is None:
-            raise RefusalError(403, "the request is of no task group that its API key may use")
-        return replace(wanted, group=group)
+    def _check_model(self, grant: Grant, model: str | None) -> None:
+        """A key for some models is good under their aliases too; RefusalError for all others."""
+        if grant.models is None or model in grant.models or self._stands_for(model) in grant.models:
+            return
+        what = "names no model" if model is None else f"names the model {model[:256]!r}"
+        raise RefusalError(403, f"the request {what}, which its API key may not use", param="model")
+
+    def _stands_for(self, model: str | None) -> str | None:
+        try:
+            return None if model is None else self._models.served(model).name
+        except UnknownModelError:
+            return None
 
 
-def _salted(grant: Grant, request: Request, wanted: PlacementRequest) -> PlacementRequest:
-    """The request under its tenant's salt: no cached block and no placement key in common with anybody else's."""
+def _with_key(grant: Grant, wanted: PlacementRequest) -> PlacementRequest:
+    """The request under its key, and under its tenant's salt: nothing of it in common with anybody else's."""
     salt = grant.salt(wanted.prompt.salt)
-    if salt is None:
-        return wanted
-    request.body = with_member(request.body, "cache_salt", salt)
-    session = None if wanted.session_key is None else f"{salt} {wanted.session_key}"
-    return replace(wanted, prompt=replace(wanted.prompt, salt=salt), session_key=session)
+    prompt = wanted.prompt if salt is None else replace(wanted.prompt, salt=salt)
+    return replace(wanted, prompt=prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups)

@@ -9,10 +9,11 @@ from routing.core.types import NoReplicaError, ReplicaId
 from routing.proxy.judging import cause_of
 
 if TYPE_CHECKING:
+    from routing.core.matching import PlacementRequest
     from routing.proxy.answer import AnswerHead
     from routing.proxy.decisions import Record
     from routing.proxy.router import Router, Serving
-    from routing.strategies.placement import Decision, PlacementRequest
+    from routing.strategies.placement import Decision
 
 HELD_BYTES = 64 << 10  # of an error answer that is being judged
 TOO_MANY = HTTPStatus.TOO_MANY_REQUESTS.value

@@ -35,6 +35,7 @@ class Record(Struct, gc=False):
     at: float  # unix seconds
     pool: str
     group: str
+    matched_by: str
     policy: str
     revision: int
     strategy: str
@@ -55,14 +56,17 @@ class Record(Struct, gc=False):
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
         """What is known when a request is placed."""
+        route = decision.route
+        policy = route.policy
         return cls(
             request_id,
             time.time(),
-            decision.pool,
-            decision.group,
-            decision.policy.name,
-            decision.policy.revision,
-            decision.policy.settings.name,
+            route.pool,
+            route.group,
+            decision.matched_by,
+            policy.name,
+            policy.revision,
+            policy.settings.name,
             decision.replica.name,
             decision.choice.reason,
             tokens,
@@ -101,13 +105,14 @@ class Record(Struct, gc=False):
             "request_id": self.request_id,
             "pool": self.pool,
             "group": self.group,
+            "matched_by": self.matched_by,
             "policy": self.policy,
             "revision": self.revision,
             "strategy": self.strategy,
             "replica": self.replica,
             "reason": self.reason,
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
-            "prefix": None if self.prefix is None else f"{self.prefix:016x}",
+            "prefix": shown_hash(self.prefix),
             "blocks": [f"{block:016x}" for stretch in self.blocks for block in stretch],
             "candidates": self.candidates,
             "hit_tokens": self.hit_tokens,
@@ -120,6 +125,11 @@ class Record(Struct, gc=False):
         if seq is None:
             del shown["seq"]
         return shown
+
+
+def shown_hash(value: int | None) -> str | None:
+    """A hash as people copy it: 16 hexadecimal digits."""
+    return None if value is None else f"{value:016x}"
 
 
 class DecisionRing:

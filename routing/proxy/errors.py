@@ -37,18 +37,19 @@ class RefusalError(Exception):
     retry_after_s: int | None = None
     must_close: bool = False
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+    kind: str | None = None  # the error's type; None: the usual one of its status
 
     def answer(self) -> LocalAnswer:
         """The refusal as a client sees it."""
         headers = self.headers
         if self.retry_after_s is not None:
             headers = (*headers, (b"Retry-After", b"%d" % self.retry_after_s))
-        return LocalAnswer(self.status, error_body(self.status, self.message, self.param), headers)
+        return LocalAnswer(self.status, error_body(self.status, self.message, self.param, self.kind), headers)
 
 
-def error_body(status: int, message: str, param: str | None = None) -> bytes:
+def error_body(status: int, message: str, param: str | None = None, kind: str | None = None) -> bytes:
     """OpenAI's error object; ``code`` is the HTTP status, as vLLM has it."""
-    kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 

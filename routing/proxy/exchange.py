@@ -40,11 +40,12 @@ from routing.proxy.usage import was_aborted
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
+    from routing.core.matching import PlacementRequest
     from routing.proxy.client import Client
     from routing.proxy.gates import Gates, Passage
     from routing.proxy.request import Request
     from routing.proxy.router import Router, Serving
-    from routing.strategies.placement import Decision, PlacementRequest
+    from routing.strategies.placement import Decision
 
 logger = logging.getLogger(__name__)
 

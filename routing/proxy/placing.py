@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
 from routing.core.request import BODIES, parse_body
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.errors import RefusalError
-from routing.strategies.placement import PlacementRequest
 
 if TYPE_CHECKING:
     from routing.proxy.admission import Admission
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 PROMPT_PATHS = {path.encode(): path for path in BODIES}
 NO_PROMPT = CanonicalPrompt(b"", 0, 0, [], 0)
 RETRY_AFTER_S = 1  # seconds a client is asked to wait when the router cannot serve it now
-
-
-def placement_request(path: bytes, body: bytes, session_id: str | None, group: str | None) -> PlacementRequest:
-    """What there is to place. A path without a prompt, such as the list of models, goes by load alone."""
-    prompt_path = PROMPT_PATHS.get(path)
-    if prompt_path is None:
-        return PlacementRequest(None, group, session_id, NO_PROMPT)
-    parsed = parse_body(prompt_path, body)
-    return PlacementRequest(parsed.model, group, session_id or parsed.session_key, canonical_prompt(parsed))
 
 
 class _Streaming(Struct):
@@ -66,7 +57,7 @@ def refusal_of(error: RoutingError) -> RefusalError:
     if isinstance(error, BodyError):
         return RefusalError(400, str(error), param=error.param)
     if isinstance(error, UnknownModelError):
-        return RefusalError(404, str(error), param="model")
+        return RefusalError(404, str(error), param="model", kind="NotFoundError")
     if isinstance(error, NoReplicaError):
         return RefusalError(503, str(error), retry_after_s=RETRY_AFTER_S)
     return RefusalError(500, str(error))

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-import msgspec
-
 from routing.core.breaker import Breakers
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
@@ -18,7 +16,7 @@ from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
 from routing.core.types import ReplicaId
-from routing.proxy.access import AccessControl, Grant
+from routing.proxy.access import AccessControl
 from routing.proxy.addresses import Addresses
 from routing.proxy.admission import Admission
 from routing.proxy.answer import AnswerHead
@@ -35,6 +33,7 @@ from routing.proxy.known_heads import KnownHeads
 from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.log import event
 from routing.proxy.metrics import Metrics, Outcome, SeriesKey
+from routing.proxy.models import models_answer
 from routing.proxy.outbox import Outbox
 from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.replica_link import Address, ReplicaLink
@@ -135,7 +134,7 @@ class Router:
             raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if serving.access is not None:
             request.grant = serving.access.admit(head)
-        if head.path == MODELS and (models := _models_of(serving.config, request.grant)) is not None:
+        if head.path == MODELS and (models := models_answer(serving.config, request.grant)) is not None:
             return models
         if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
@@ -204,7 +203,8 @@ class Router:
             for replica, address in self._addresses(config)
         }
         access = AccessControl(config) if config.access is not None else None
-        return Serving(config, placement, links, access, Admission(config), ConfiguredSeries(config))
+        admission = Admission(config, placement.models, placement.matcher)
+        return Serving(config, placement, links, access, admission, ConfiguredSeries(config))
 
     def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
         hides_keys = config.access is not None
@@ -312,16 +312,3 @@ def _targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
         for replica in pool.replicas
         if replica.state is not ReplicaState.DISABLED
     ]
-
-
-def _models_of(config: RouterConfig, grant: Grant | None) -> LocalAnswer | None:
-    """The models of all pools that one may use; None if a pool takes any: then its replicas know and we do not."""
-    if any(not pool.models for pool in config.pools):
-        return None
-    models = [
-        {"id": model, "object": "model", "created": 0, "owned_by": "warmpath"}
-        for pool in config.pools
-        for model in pool.models
-        if grant is None or grant.models is None or model in grant.models
-    ]
-    return LocalAnswer(200, msgspec.json.encode({"object": "list", "data": models}))

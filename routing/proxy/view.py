@@ -10,14 +10,16 @@ import msgspec
 from msgspec import Struct
 
 from routing.core.breaker import State
-from routing.core.types import ReplicaId, RoutingError
+from routing.core.types import PrefixHash, ReplicaId, RoutingError
 from routing.proxy import metrics
 from routing.proxy.config_store import ConfigStore
-from routing.proxy.decisions import Record
+from routing.proxy.decisions import Record, shown_hash
 from routing.proxy.errors import RefusalError
-from routing.proxy.placing import PROMPT_PATHS, placement_request, refusal_of
-from routing.proxy.router import Router
+from routing.proxy.placing import PROMPT_PATHS, admitted_request, refusal_of
+from routing.proxy.request import Head, Request
+from routing.proxy.router import Router, Serving
 from routing.proxy.turns import in_turns
+from routing.strategies.placement import Decision
 
 
 class Explained(Struct):
@@ -26,6 +28,7 @@ class Explained(Struct):
     path: str
     body: msgspec.Raw
     headers: dict[str, str] = {}
+    key: str | None = None  # the name of its API key
 
 
 class View(Protocol):
@@ -123,12 +126,14 @@ class RouterView:
         path = request.path.encode()
         if path not in PROMPT_PATHS:
             raise RefusalError(422, "path: not one that carries a prompt")
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        session, group = headers.get("x-session-id") or None, headers.get("x-task-group") or None
-        wanted = placement_request(path, bytes(request.body), session, group)
+        asked = _as_request(request, serving)
+        wanted = admitted_request(asked, serving.admission)
         decision = serving.placement.decide(wanted, self._router.health)
-        record = Record.of(decision, headers.get("x-request-id", ""), wanted.prompt.tokens)
+        record = Record.of(decision, asked.request_id, wanted.prompt.tokens)
         return record.as_json() | {
+            "model": decision.served.model,
+            "adapter": decision.served.adapter or None,
+            "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, wanted)),
             "refused": decision.choice.refused,
             "bound": decision.choice.bound,
             "candidates": decision.explained(),
@@ -200,6 +205,30 @@ class RouterView:
                     continue
                 where = metrics.labels(pool=row["pool"], replica=row["name"])
                 yield f"{metrics.PREFIX}{name}{{{where}}} {value(row)}"
+
+
+def _as_request(asked: Explained, serving: Serving) -> Request:
+    """The request that a client would have sent; RefusalError for a key that nobody has."""
+    headers = {name.lower(): value for name, value in asked.headers.items()}
+    head = Head(b"POST", asked.path.encode(), http11=True)
+    head.session_id = headers.get("x-session-id") or None
+    head.task_group = headers.get("x-task-group") or None
+    request = Request(head, bytes(asked.body), headers.get("x-request-id", ""))
+    if asked.key is not None:
+        request.grant = serving.access.named(asked.key) if serving.access else None
+        if request.grant is None:
+            raise RefusalError(422, f"key: no API key is named {asked.key[:64]!r}")
+    return request
+
+
+def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[str, Any]:
+    """Where the opening ended and its hash, and which hash each task group would have to claim to get this request."""
+    return {
+        "rule": decision.route.tier1,
+        "bytes": decision.keys.tier1_bytes,
+        "hash": shown_hash(decision.keys.tier1),
+        "hash_by_group": {group: shown_hash(found) for group, found in by_group.items()},
+    }
 
 
 def about_lines(view: View, version: str) -> Iterator[str]:

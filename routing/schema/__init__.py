@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
@@ -24,10 +24,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from routing.schema.access import Access, ApiKey, Caps, check_access
 from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
 from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig, HealthCheck
+from routing.schema.groups import GroupMatch, TaskGroupConfig, check_claimed_keys, check_groups
 from routing.schema.limits import Limits
+from routing.schema.models import Adapter, Alias, ModelNames, check_held, check_names
+from routing.schema.openings import Boundary, Tier1
 from routing.schema.policies import (
     AffinityGroupsSettings,
-    Boundary,
     BoundedLoad,
     CacheAwareSettings,
     CostSettings,
@@ -51,7 +53,9 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "LEAST_URGENT",
     "PRIORITIES",
     "Access",
+    "Adapter",
     "AffinityGroupsSettings",
+    "Alias",
     "ApiKey",
     "Boundary",
     "BoundedLoad",
@@ -62,6 +66,7 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "ConfigError",
     "CostSettings",
     "Frozen",
+    "GroupMatch",
     "HealthCheck",
     "Hex",
     "LeastLoadSettings",
@@ -81,6 +86,8 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "Seconds",
     "SessionAffinitySettings",
     "Settings",
+    "TaskGroupConfig",
+    "Tier1",
     "TieredSettings",
     "without_secrets",
 ]
@@ -111,22 +118,7 @@ class ReplicaConfig(Frozen, frozen=True):
     block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens a KV block holds; None until the engine told us
     capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks; None until the engine told us
     api_key: Annotated[str, Meta(pattern=r"^[!-~]{1,1024}$")] | None = None  # sent instead of the client's; a secret
-
-
-class TaskGroupConfig(Frozen, frozen=True):
-    """Requests with one purpose. Matched by ``X-Task-Group: <name>``; unmatched requests are the pool's own."""
-
-    name: Name
-    policy: PolicyConfig | None = None  # None: the pool's
-    replicas: tuple[Name, ...] | None = None  # the subset of the pool it may use; None: all
-    caps: Caps | None = None  # None: the pool's
-    concurrency: ConcurrencyConfig | None = None  # beside the pool's own; None: no limit
-    priority: Annotated[
-        int,
-        Meta(
-            ge=0, le=LEAST_URGENT, description="Place in line, 0 first; X-Priority may only put a request further back."
-        ),
-    ] = 0
+    adapters: tuple[Model, ...] | None = None  # of its pool's, those it holds; None: those that its /v1/models lists
 
 
 class PoolConfig(Frozen, frozen=True):
@@ -135,12 +127,20 @@ class PoolConfig(Frozen, frozen=True):
     name: Name
     policy: PolicyConfig  # for requests of no task group, and of groups without a policy of their own
     models: tuple[Model, ...] = ()  # served names; () takes any model
+    aliases: tuple[Alias, ...] = ()  # other names for these
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that its replicas may hold
     replicas: tuple[ReplicaConfig, ...] = ()
     groups: tuple[TaskGroupConfig, ...] = ()
     health: HealthCheck = HealthCheck()
     breaker: BreakerConfig = BreakerConfig()
     caps: Caps = Caps()
     concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
+    tier1: Tier1 | None = None  # where tier 1 ends; None: where the policy says
+
+    @property
+    def names(self) -> ModelNames:
+        """Every name of a model, alias or adapter that it answers to."""
+        return ModelNames(self.models, self.aliases, self.adapters)
 
 
 class RouterConfig(Frozen, frozen=True):
@@ -218,39 +218,36 @@ def check_config(config: RouterConfig) -> None:
     _check_unique((pool.name for pool in config.pools), "$.pools", "pool")
     _check_unique((r.name for pool in config.pools for r in pool.replicas), "$.pools[*].replicas", "replica")
     _check_models(config)
+    keys = {key.name for key in config.access.keys} if config.access else set()
     for index, pool in enumerate(config.pools):
-        _check_pool(pool, f"$.pools[{index}]")
+        _check_pool(pool, f"$.pools[{index}]", keys)
     if config.access is not None:
         groups = {group.name for pool in config.pools for group in pool.groups}
-        models = {model for pool in config.pools for model in pool.models}
+        models = {name for pool in config.pools for name, _ in pool.names}
         check_access(config.access, groups, models if all(pool.models for pool in config.pools) else None)
 
 
-def _check_pool(pool: PoolConfig, path: str) -> None:
+def _check_pool(pool: PoolConfig, path: str, keys: Collection[str]) -> None:
     _check_unique((group.name for group in pool.groups), f"{path}.groups", "task group")
+    adapters = {adapter.name for adapter in pool.adapters}
     for index, replica in enumerate(pool.replicas):
         check_base_url(replica.url, f"{path}.replicas[{index}].url")
-    known = {replica.name for replica in pool.replicas}
-    for index, group in enumerate(pool.groups):
-        for position, name in enumerate(group.replicas or ()):
-            if name not in known:
-                where = f"{path}.groups[{index}].replicas[{position}]"
-                raise ConfigError(where, f"pool {pool.name!r} has no replica {name!r}")
-        if group.replicas == ():
-            raise ConfigError(
-                f"{path}.groups[{index}].replicas", "a group without replicas serves nothing; use null for all"
-            )
+        check_held(replica.adapters, adapters, f"{path}.replicas[{index}].adapters")
+    replicas = {replica.name for replica in pool.replicas}
+    models = {name for name, _ in pool.names} if pool.models else None
+    check_groups(pool.groups, replicas, models, pool.name, f"{path}.groups")
+    check_claimed_keys(pool.groups, keys, f"{path}.groups")
 
 
 def _check_models(config: RouterConfig) -> None:
-    """A model belongs to one pool, and at most one pool takes any model."""
-    owners: dict[str | None, str] = {}
+    """A name belongs to one pool, and at most one pool takes any model."""
+    owners: dict[str, str] = {}
+    any_model: str | None = None
     for index, pool in enumerate(config.pools):
-        for model in pool.models or (None,):
-            if model in owners:
-                what = "every model" if model is None else f"model {model!r}"
-                raise ConfigError(f"$.pools[{index}].models", f"{what} is already served by pool {owners[model]!r}")
-            owners[model] = pool.name
+        check_names(pool.names, pool.name, f"$.pools[{index}]", owners)
+        if not pool.models and any_model is not None:
+            raise ConfigError(f"$.pools[{index}].models", f"every model is already served by pool {any_model!r}")
+        any_model = any_model if pool.models else pool.name
 
 
 def _check_unique(names: Iterator[str], path: str, noun: str) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from inspect import cleandoc
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from routing.schema.base import Frozen, Name
-
-
-class Boundary(StrEnum):
-    """Where the tier-1 prefix ends: the part of the prompt whose hash names a home."""
-
-    AUTO = "auto"  # the end of tools and system prompt if that is at least one block, else the first boundary_bytes
-    SYSTEM = "system"  # the end of tools and system prompt
-    BYTES = "bytes"  # the first boundary_bytes of the canonical prompt
-    MESSAGES = "messages"  # the end of message number boundary_messages
+from routing.schema.openings import (
+    Boundary,
+    BoundaryBytes,
+    BoundaryKind,
+    BoundaryMarker,
+    BoundaryMessages,
+    Tier1,
+)
 
 
 class PolicySettings(Frozen, tag_field="strategy", frozen=True):
@@ -74,22 +71,18 @@ class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
 
 
 class OpeningSettings(BoundedLoad, frozen=True):
-    """Settings shared by the strategies that go by the tier-1 prefix."""
+    """Settings shared by the strategies that go by the tier-1 prefix; a pool's or group's ``tier1`` comes before."""
 
-    boundary: Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))] = Boundary.AUTO
-    boundary_bytes: Annotated[
-        int,
-        Meta(ge=64, le=524_288, description="Length of the opening, for bytes and auto.", extra={"unit": "bytes"}),
-    ] = 1024  # of the canonical prompt
-    boundary_messages: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="Length of the opening, for messages; the system message counts.",
-            extra={"unit": "messages"},
-        ),
-    ] = 1
+    boundary: BoundaryKind = Boundary.AUTO
+    boundary_bytes: BoundaryBytes = 1024
+    boundary_messages: BoundaryMessages = 1
+    boundary_marker: BoundaryMarker = ""
+
+    @property
+    def tier1(self) -> Tier1:
+        """The boundary alone; a marker that is not said is in no prompt, so that comes to auto."""
+        boundary = Boundary.AUTO if self.boundary is Boundary.MARKER and not self.boundary_marker else self.boundary
+        return Tier1(boundary, self.boundary_bytes, self.boundary_messages, self.boundary_marker)
 
 
 class PrefixHashSettings(OpeningSettings, tag="prefix_hash", frozen=True):

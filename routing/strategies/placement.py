@@ -18,31 +18,22 @@ from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
 from routing.core.health import Health
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import Matcher
-from routing.core.prefix import DEFAULT_BOUNDARY, PrefixHasher
-from routing.core.prompt import CanonicalPrompt
+from routing.core.matching import Matcher, PlacementRequest, tier1_rule
+from routing.core.models import Models, Served
+from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
-from routing.core.types import Choice, NoReplicaError, PrefixHash, Reason, ReplicaId
+from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
 from routing.schema import (
-    OpeningSettings,
     PolicyConfig,
     PoolConfig,
     ReplicaConfig,
     ResidencySettings,
     RouterConfig,
     TaskGroupConfig,
+    Tier1,
 )
 from routing.strategies.registry import build_strategy
 from routing.strategies.strategy import Keys, Strategy, Weighed, Weighs
-
-
-class PlacementRequest(Struct, frozen=True, gc=False):
-    """What placing a request needs to know of it."""
-
-    model: str | None
-    group: str | None  # the task group that the client named
-    session_key: str | None
-    prompt: CanonicalPrompt
 
 
 class CandidateLoad(Struct, frozen=True, gc=False):
@@ -63,39 +54,47 @@ class CandidateCost(CandidateLoad, frozen=True, gc=False):
 class RequestKeys:
     """The keys of one request. Computed when asked, and then kept."""
 
-    __slots__ = ("_blocks", "_boundary", "_chain", "_hasher", "_request", "_tier1")
+    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1")
 
-    def __init__(self, request: PlacementRequest, hasher: PrefixHasher, boundary: OpeningSettings) -> None:
+    def __init__(self, request: PlacementRequest, served: Served, hasher: PrefixHasher, rule: Tier1) -> None:
         self._request = request
+        self._served = served
         self._hasher = hasher
-        self._boundary = boundary
+        self._rule = rule
         self._tier1: PrefixHash | None = None
         self._blocks: list[array[int]] | None = None
         self._chain: array[int] | None = None
 
     @property
     def session(self) -> PrefixHash | None:
-        """Key of the session; None when the request names none."""
-        key = self._request.session_key
-        return self._hasher.session(key) if key else None
+        """Key of the session, which tenants do not share; None when the request names none."""
+        key, tenant = self._request.session_key, self._request.tenant
+        return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
 
     @property
     def tier1(self) -> PrefixHash | None:
-        """Key of the prompt's opening at the policy's boundary; None when that is empty."""
+        """Key of the prompt's opening, where the group's tier 1 ends; None when that is empty."""
         if self._tier1 is None:
-            self._tier1 = self._hasher.tier1(self._request.prompt, self._request.model or "", self._boundary)
+            served = self._served
+            self._tier1 = self._hasher.tier1(self._request.prompt, served.model, self._rule, served.adapter)
         return self._tier1
+
+    @property
+    def tier1_bytes(self) -> int:
+        """Where the opening ends in the canonical prompt."""
+        return boundary_end(self._request.prompt, self._rule)
 
     @property
     def tier2(self) -> PrefixHash | None:
         """Key of the conversation: its session, else all up to its first user message; None without either."""
-        return self.session or self._hasher.tier2(self._request.prompt, self._request.model or "")
+        return self.session or self._hasher.tier2(self._request.prompt, self._served.model, self._served.adapter)
 
     @property
     def blocks(self) -> list[array[int]]:
         """Chained block hashes of the prompt, in stretches that others share."""
         if self._blocks is None:
-            self._blocks = self._hasher.stretches(self._request.prompt, self._request.model or "")
+            served = self._served
+            self._blocks = self._hasher.stretches(self._request.prompt, served.model, served.adapter)
         return self._blocks
 
     @property
@@ -111,17 +110,42 @@ class RequestKeys:
         return self._request.prompt.tokens
 
 
+class Route(Struct, frozen=True):
+    """One pool's own requests, or one task group's."""
+
+    pool: str
+    group: str  # "" for the pool's own
+    policy: PolicyConfig
+    strategy: Strategy
+    fleet: Fleet
+    tier1: Tier1  # where tier 1 ends
+
+
 class Decision(Struct, frozen=True, gc=False):
     """Where a request goes, and everything that explains why."""
 
-    pool: str
-    group: str  # "" for none
-    policy: PolicyConfig
+    route: Route
+    matched_by: MatchedBy
+    served: Served
     replica: ReplicaConfig
     choice: Choice
     candidates: Candidates
     keys: RequestKeys
-    chooser: Strategy
+
+    @property
+    def pool(self) -> str:
+        """Whose replica it is."""
+        return self.route.pool
+
+    @property
+    def group(self) -> str:
+        """The task group; "" for none."""
+        return self.route.group
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy in force there."""
+        return self.route.policy
 
     @property
     def strategy(self) -> str:
@@ -135,7 +159,7 @@ class Decision(Struct, frozen=True, gc=False):
 
     @property
     def prefix(self) -> PrefixHash | None:
-        """The tier-1 key, at the policy's boundary or at the default one."""
+        """The tier-1 key, where the task group's, the pool's or the policy's rule says."""
         return self.keys.tier1
 
     def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
@@ -146,8 +170,8 @@ class Decision(Struct, frozen=True, gc=False):
     def explained(self) -> list[CandidateCost]:
         """All candidates with the figures that the strategy compares, as it computes them, by present loads."""
         names, weighed = list(self.candidates.loads), [Weighed()] * len(self.candidates)
-        if isinstance(self.chooser, Weighs):
-            weighed = self.chooser.weigh(self.keys, self.candidates, names)
+        if isinstance(self.route.strategy, Weighs):
+            weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
         return [
             CandidateCost(load.replica, load.running, load.waiting_tokens, *found)
             for load, found in zip(self.candidate_loads(), weighed, strict=True)
@@ -160,17 +184,6 @@ class Decision(Struct, frozen=True, gc=False):
         return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
 
 
-class Route(Struct, frozen=True):
-    """One pool's own requests, or one task group's."""
-
-    pool: str
-    group: str  # "" for the pool's own
-    policy: PolicyConfig
-    strategy: Strategy
-    fleet: Fleet
-    boundary: OpeningSettings
-
-
 class Placement:
     """One configuration, ready to decide. ``seed`` varies what need not agree between routers, such as ties."""
 
@@ -180,8 +193,9 @@ class Placement:
         self.config = config
         self._loads = loads
         self._residency = Residency() if residency is None else residency
-        self._matcher = Matcher(config)
         self._hasher = PrefixHasher(config.hash_secret)
+        self.models = Models(config)
+        self.matcher = Matcher(config, self._hasher)
         self._routes: dict[tuple[str, str], Route] = {}
         self._asks_residency = {pool.name for pool in config.pools if _asks_residency(pool)}
         for pool in config.pools:
@@ -193,18 +207,21 @@ class Placement:
         self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
     ) -> Decision:
         """Choose a replica that is active, up and not ``excluded``; UnknownModelError or NoReplicaError."""
-        pool = self._matcher.pool(request.model)
-        group = self._matcher.group(pool, request.group)
-        route = self._routes[pool.name, group.name if group else ""]
-        candidates = route.fleet.candidates(health)
+        served = self.models.served(request.model)
+        group, matched_by = self.matcher.group(served, request)
+        route = self._routes[served.pool.name, group.name if group else ""]
+        candidates = route.fleet.candidates(health, served.adapter)
         if excluded:
             candidates = candidates.without(excluded)
         if not candidates:
-            raise NoReplicaError(route.pool, route.group)
-        keys = RequestKeys(request, self._hasher, route.boundary)
+            raise NoReplicaError(route.pool, route.group, served.adapter)
+        keys = RequestKeys(request, served, self._hasher, route.tier1)
         choice = route.strategy.choose(keys, candidates)
-        replica = route.fleet.replicas[choice.replica]
-        return Decision(route.pool, route.group, route.policy, replica, choice, candidates, keys, route.strategy)
+        return Decision(route, matched_by, served, route.fleet.replicas[choice.replica], choice, candidates, keys)
+
+    def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
+        """By task group of the pool, the hash that would claim a request that was decided on."""
+        return self.matcher.tier1_hashes(decision.served, request)
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
@@ -251,5 +268,4 @@ def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets) -> 
     policy = group.policy if group and group.policy else pool.policy
     fleet = fleets.of(group)
     strategy = build_strategy(policy.settings, fleet)
-    boundary = policy.settings if isinstance(policy.settings, OpeningSettings) else DEFAULT_BOUNDARY
-    return Route(pool.name, group.name if group else "", policy, strategy, fleet, boundary)
+    return Route(pool.name, group.name if group else "", policy, strategy, fleet, tier1_rule(pool, group))

@@ -18,6 +18,7 @@ from typing import get_args
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
+from routing.core.matching import PlacementRequest
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
@@ -30,7 +31,7 @@ from routing.schema import (
     RouterConfig,
     Settings,
 )
-from routing.strategies.placement import Decision, Placement, PlacementRequest
+from routing.strategies.placement import Decision, Placement
 
 PATH = "/v1/chat/completions"
 SECRET = "5ec2e7" * 8

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
 from routing.core.request import parse_body
 from routing.core.types import PrefixHash, ReplicaId
@@ -19,7 +20,6 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
 )
-from routing.strategies.placement import PlacementRequest
 
 SECRET = "5ec2e7" * 8
 CHAT = "/v1/chat/completions"

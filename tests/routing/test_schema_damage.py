@@ -25,15 +25,20 @@ CONFIG: dict[str, Any] = {
         {
             "name": "chat",
             "models": ["tiny"],
+            "aliases": [{"name": "gpt", "model": "tiny"}],
+            "adapters": [{"name": "sql", "model": "tiny"}],
+            "tier1": {"boundary": "messages", "boundary_messages": 2},
             "policy": {"name": "everyday", "revision": 3, "settings": {"strategy": "prefix_hash", "boundary": "bytes"}},
             "replicas": [
-                {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "block_tokens": 16},
+                {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "adapters": ["sql"]},
                 {"name": "b", "url": "https://b.example/base", "state": "draining", "capacity_blocks": None},
             ],
             "groups": [
                 {
                     "name": "coding",
                     "replicas": ["a"],
+                    "match": {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["sql"]},
+                    "tier1": {"boundary": "marker", "boundary_marker": "<q>"},
                     "policy": {"name": "hot", "revision": 1, "settings": {"strategy": "session_affinity"}},
                 }
             ],

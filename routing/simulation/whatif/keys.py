@@ -79,9 +79,9 @@ class KeyBook:
 
 
 def tier1_depth(settings: Settings, block_tokens: int) -> int:
-    """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends of messages."""
+    """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends in the text."""
     if not isinstance(settings, OpeningSettings) or settings.boundary is Boundary.SYSTEM:
         return 1
-    if settings.boundary is Boundary.MESSAGES:
-        raise NotInTracesError("boundary messages: a trace tells no messages; use bytes with boundary_bytes, or system")
+    if settings.boundary in {Boundary.MESSAGES, Boundary.MARKER}:
+        raise NotInTracesError(f"boundary {settings.boundary}: a trace has no text; use bytes with boundary_bytes")
     return -(-settings.boundary_bytes // (block_tokens * TOKEN_BYTES))

@@ -38,6 +38,8 @@ def described(field: msgspec.inspect.Field) -> tuple[str, str, str]:
         kind = kind.type
     if isinstance(kind, msgspec.inspect.EnumType):
         return unit, ", ".join(f"`{member}`" for member in kind.cls), f"`{field.default}`"
+    if isinstance(kind, msgspec.inspect.StrType):
+        return unit, f"up to {kind.max_length} characters", field.default or "-"
     return unit, f"{kind.ge:g} to {kind.le}".removesuffix(".0"), str(field.default)
 
 

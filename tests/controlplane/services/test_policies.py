@@ -69,6 +69,7 @@ def test_a_draft_holds_every_default_so_that_later_releases_do_not_change_it(pol
         "boundary": "auto",
         "boundary_bytes": 1024,
         "boundary_messages": 1,
+        "boundary_marker": "",
     }
 
 

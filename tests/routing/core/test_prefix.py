@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from routing.core import prefix
-from routing.core.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixHasher
+from routing.core.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixHasher, boundary_end
 from routing.core.prompt import CanonicalPrompt
-from routing.schema import Boundary, PrefixHashSettings
+from routing.schema import Boundary, PrefixHashSettings, Tier1
 from tests.routing.building import SECRET, chat
 
 HASHER = PrefixHasher(SECRET)
@@ -18,8 +20,8 @@ def of_bytes(data: bytes) -> CanonicalPrompt:
     return CanonicalPrompt(data, 0, 0, [len(data)], len(data) // 4)
 
 
-def at(boundary: Boundary, **fields: int) -> PrefixHashSettings:
-    return PrefixHashSettings(boundary=boundary, **fields)
+def at(boundary: Boundary, **fields: Any) -> Tier1:
+    return Tier1(boundary=boundary, **{"boundary_marker": "### Question"} | fields)
 
 
 # --- the tier-1 key ----------------------------------------------------------------------------------
@@ -89,6 +91,34 @@ def test_a_message_boundary_without_messages_reads_the_tools() -> None:
     assert HASHER.tier1(chat(tools=[{"name": "a"}]), "llama", at(Boundary.MESSAGES)) is not None
 
 
+def test_a_marker_ends_the_opening_before_it() -> None:
+    one, other = (chat(("user", f"The handbook. ### Question {text}")) for text in ("a", "b"))
+    edited = chat(("user", "The Handbook. ### Question a"))
+    rule = at(Boundary.MARKER)
+
+    assert HASHER.tier1(one, "llama", rule) == HASHER.tier1(other, "llama", rule)
+    assert HASHER.tier1(one, "llama", rule) != HASHER.tier1(edited, "llama", rule)
+    assert one.data[: boundary_end(one, rule)].endswith(b"The handbook. ")
+
+
+@pytest.mark.parametrize("prompt", [chat(LONG_SYSTEM, ("user", "a")), chat(("user", "a" * 5000)), chat()])
+def test_without_its_marker_a_prompt_ends_its_opening_as_by_default(prompt: CanonicalPrompt) -> None:
+    assert boundary_end(prompt, at(Boundary.MARKER)) == boundary_end(prompt, Tier1())
+
+
+def test_a_policys_marker_that_is_not_said_comes_to_the_default() -> None:
+    assert PrefixHashSettings(boundary=Boundary.MARKER).tier1 == Tier1()
+
+
+def test_an_adapter_has_keys_of_its_own() -> None:
+    prompt = chat(LONG_SYSTEM, ("user", "a" * 5000))
+
+    assert HASHER.tier1(prompt, "llama") != HASHER.tier1(prompt, "llama", adapter="sql")
+    assert HASHER.tier2(prompt, "llama") != HASHER.tier2(prompt, "llama", "sql")
+    shared = {hash_ for stretch in HASHER.stretches(prompt, "llama") for hash_ in stretch}
+    assert shared.isdisjoint(hash_ for stretch in HASHER.stretches(prompt, "llama", "sql") for hash_ in stretch)
+
+
 @pytest.mark.parametrize("boundary", Boundary)
 def test_an_empty_prompt_has_no_key(boundary: Boundary) -> None:
     assert HASHER.tier1(chat(), "llama", at(boundary)) is None
@@ -108,7 +138,7 @@ def test_model_salt_and_secret_each_change_the_key() -> None:
 
 def test_model_and_salt_do_not_run_together() -> None:
     assert HASHER.seed("ab", salt="c") != HASHER.seed("a", salt="bc")
-    assert HASHER.seed("a", salt="b") != HASHER.seed("a", lora="b")
+    assert HASHER.seed("a", salt="b") != HASHER.seed("a", adapter="b")
 
 
 def test_the_secret_is_not_shown() -> None:
@@ -184,7 +214,7 @@ def test_blocks_of_other_models_differ() -> None:
 def test_these_hashes_never_change() -> None:
     prompt = chat(LONG_SYSTEM, ("user", "Which form do I need?"), tools=[{"name": "search"}], cache_salt="team-a")
 
-    assert HASHER.seed("llama", salt="team-a", lora="legal") == 0x8BDE60279143F756
+    assert HASHER.seed("llama", salt="team-a", adapter="legal") == 0x8BDE60279143F756
     assert HASHER.tier1(prompt, "llama") == 0xF0FA516F72A9226F
     assert HASHER.session("session-17") == 0xC3CD921366947516
     assert HASHER.blocks(prompt, "llama").tolist() == [

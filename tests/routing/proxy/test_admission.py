@@ -9,13 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing.core.load import LoadBook
+from routing.core.prefix import PrefixHasher
 from routing.proxy.access import Grant
 from routing.proxy.admission import Admission
 from routing.proxy.placing import admitted_request
 from routing.proxy.request import Head, Request
-from routing.schema import ApiKey, Caps, LowestCostSettings, PolicyConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
+from routing.schema import (
+    ApiKey,
+    Caps,
+    LowestCostSettings,
+    PolicyConfig,
+    ReplicaConfig,
+    RouterConfig,
+    TaskGroupConfig,
+    Tier1,
+)
+from routing.strategies.placement import Placement, RequestKeys
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import CHAT, Answer, Harness, config, post, routed
+from tests.routing.proxy.harness import CHAT, SECRET, Answer, Harness, config, post, routed
 from tests.routing.proxy.test_access import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.simulation.replica_process import ReplicaProcess, replica_process
 
@@ -150,12 +162,16 @@ async def test_tenants_have_no_placement_key_in_common(replica: FakeReplica) -> 
 
 def test_one_session_id_is_another_session_for_every_tenant() -> None:
     snapshot = guarded([], *tenants("a", "b"))
-    admission = Admission(snapshot)
+    placement = Placement(snapshot, LoadBook())
+    admission = Admission(snapshot, placement.models, placement.matcher)
     sessions = []
     for key in snapshot.access.keys if snapshot.access else ():
         request = Request(Head(b"POST", CHAT, http11=True), asking(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret)
-        sessions.append(admitted_request(request, admission).session_key)
+        wanted = admitted_request(request, admission)
+        sessions.append(
+            RequestKeys(wanted, placement.models.served(wanted.model), PrefixHasher(SECRET), Tier1()).session
+        )
     assert None not in sessions
     assert len(set(sessions)) == 2
 

@@ -105,7 +105,7 @@ def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
     [
         ("policy.json", '{"strategy": "nearest"}', "policy.json: .*nearest"),
         ("policy.json", '{"strategy": "prefix_hash", "load_factor": 0.5}', r"policy.json: \$.load_factor: .*>= 1"),
-        ("policy.json", '{"strategy": "prefix_hash", "boundary": "messages"}', "policy.json: .*no messages"),
+        ("policy.json", '{"strategy": "prefix_hash", "boundary": "messages"}', "policy.json: .*no text"),
         ("policy.json", '{"strategy": "round_robin", "colour": 1}', "policy.json: .*colour"),
         ("policy.json", "round_robin", "policy.json: "),
         ("trace.jsonl", ROWS[0] + "\n" + row(-1, 1, 1, 0), r"trace.jsonl, line 2: .*\$.timestamp"),

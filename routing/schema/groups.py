@@ -1,0 +1,91 @@
+"""Task groups: which requests are theirs, where their tier-1 prefix ends, and which replicas they use.
+
+A request belongs to the first group that one of these rules names, tried in this order: the header ``X-Task-Group``,
+the API key, the session key, the tier-1 prefix, the model. They go from what a client says on purpose to what many
+requests have in common. Where two groups claim the same thing a request could be of either: that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from routing.schema.access import Caps
+from routing.schema.base import ConfigError, Frozen, Model, Name
+from routing.schema.failures import LEAST_URGENT, ConcurrencyConfig
+from routing.schema.openings import Tier1
+from routing.schema.policies import PolicyConfig
+
+Tier1Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]  # as decisions and /admin/explain show it
+NamePrefix = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class GroupMatch(Frozen, frozen=True):
+    """What makes a request a task group's, beside naming it in ``X-Task-Group``. Any one of these is enough."""
+
+    api_keys: tuple[Name, ...] = ()  # the name of its API key
+    api_key_prefixes: tuple[NamePrefix, ...] = ()  # what that name begins with; of several the longest
+    session_prefixes: tuple[SessionPrefix, ...] = ()  # what its session key begins with; of several the longest
+    tier1_hashes: tuple[Tier1Hash, ...] = ()  # the hash of its tier-1 prefix at this group's boundary
+    models: tuple[Model, ...] = ()  # the model, alias or adapter that it names
+
+
+class TaskGroupConfig(Frozen, frozen=True):
+    """Requests with one purpose. Those of no group are the pool's own."""
+
+    name: Name
+    policy: PolicyConfig | None = None  # None: the pool's
+    replicas: tuple[Name, ...] | None = None  # the subset of the pool it may use; None: all
+    caps: Caps | None = None  # None: the pool's
+    concurrency: ConcurrencyConfig | None = None  # beside the pool's own; None: no limit
+    priority: Annotated[
+        int,
+        Meta(
+            ge=0, le=LEAST_URGENT, description="Place in line, 0 first; X-Priority may only put a request further back."
+        ),
+    ] = 0
+    match: GroupMatch = GroupMatch()
+    tier1: Tier1 | None = None  # None: the pool's, else the policy's
+
+
+def check_groups(
+    groups: Iterable[TaskGroupConfig], replicas: Collection[str], models: Collection[str] | None, pool: str, path: str
+) -> None:
+    """Known replicas and ``models`` (None: any), and nothing that two groups claim; ConfigError otherwise."""
+    claims: dict[tuple[str, str], str] = {}
+    for index, group in enumerate(groups):
+        where = f"{path}[{index}]"
+        _check_replicas(group, replicas, pool, where)
+        for field, at, value in _claims(group):
+            owner = claims.setdefault((field, value), group.name)
+            if owner != group.name:
+                reason = f"{value!r} is claimed by task group {owner!r} and by {group.name!r}; leave it to one of them"
+                raise ConfigError(f"{where}.match.{field}[{at}]", reason)
+            if field == "models" and models is not None and value not in models:
+                raise ConfigError(f"{where}.match.models[{at}]", f"pool {pool!r} has no model {value!r}")
+
+
+def check_claimed_keys(groups: Iterable[TaskGroupConfig], keys: Collection[str], path: str) -> None:
+    """Every API key that a group claims must be one of ``keys``; ConfigError otherwise."""
+    for index, group in enumerate(groups):
+        for at, name in enumerate(group.match.api_keys):
+            if name not in keys:
+                raise ConfigError(f"{path}[{index}].match.api_keys[{at}]", f"no API key is named {name!r}")
+
+
+def _check_replicas(group: TaskGroupConfig, known: Collection[str], pool: str, where: str) -> None:
+    for position, name in enumerate(group.replicas or ()):
+        if name not in known:
+            raise ConfigError(f"{where}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
+    if group.replicas == ():
+        raise ConfigError(f"{where}.replicas", "a group without replicas serves nothing; use null for all")
+
+
+def _claims(group: TaskGroupConfig) -> Iterator[tuple[str, int, str]]:
+    """What a group claims: the field, the place there, the value."""
+    for field in group.match.__struct_fields__:
+        for at, value in enumerate(getattr(group.match, field)):
+            yield field, at, value

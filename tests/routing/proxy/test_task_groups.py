@@ -1,0 +1,154 @@
+"""Which task group a request is of, as a client, a decision and an explanation see it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.schema import (
+    Access,
+    Adapter,
+    Boundary,
+    ConfigError,
+    GroupMatch,
+    LowestCostSettings,
+    RouterConfig,
+    TaskGroupConfig,
+    Tier1,
+    dump_snapshot,
+)
+from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.routing.proxy.harness import CHAT, Harness, config, routed
+from tests.routing.proxy.test_access import KEY, OTHER, api_key, asking, bearer
+
+HANDBOOK = "Answer from the handbook. " * 40
+
+
+@pytest.fixture
+async def two() -> Any:
+    async with fake_replicas(2) as replicas:
+        yield replicas
+
+
+def grouped(replicas: list[FakeReplica], *groups: TaskGroupConfig, **fields: Any) -> RouterConfig:
+    """A pool in which each group has one replica to itself, in turn, so that a replica tells the group."""
+    owned = tuple(replace(group, replicas=(replicas[at % len(replicas)].name,)) for at, group in enumerate(groups))
+    snapshot = config(replicas, groups=owned, models=("tiny",), settings=LowestCostSettings())
+    return replace(snapshot, pools=(replace(snapshot.pools[0], **fields),))
+
+
+async def explained(harness: Harness, body: bytes, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    asked = {"path": CHAT.decode(), "body": json.loads(body), "headers": headers or {}, **fields}
+    status, answer = await harness.admin("POST", "/admin/explain", json=asked)
+    assert status == 200, answer
+    return answer
+
+
+async def decided(harness: Harness) -> Any:
+    """The latest decision's record."""
+    await harness.at_rest()
+    _, answer = await harness.admin("GET", "/admin/decisions")
+    return answer["decisions"][-1]
+
+
+async def test_a_hash_that_an_explanation_shows_makes_the_prompt_a_groups(two: list[FakeReplica]) -> None:
+    prompt = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": "tiny", "messages": prompt}).encode()
+    async with routed(grouped(two, TaskGroupConfig(name="other"), TaskGroupConfig(name="handbook"))) as harness:
+        before = await explained(harness, body)
+        assert (before["group"], before["matched_by"]) == ("", "unmatched")
+        claimed = GroupMatch(tier1_hashes=(before["tier1"]["hash_by_group"]["handbook"],))
+        groups = TaskGroupConfig(name="other"), TaskGroupConfig(name="handbook", match=claimed)
+        await harness.push(grouped(two, *groups), revision=2)
+        after, answer = await explained(harness, body), await harness.chat(body)
+        record = await decided(harness)
+    assert answer.replica == two[1].name
+    for shown in (after, record):
+        assert (shown["group"], shown["matched_by"], shown["replica"]) == ("handbook", "tier1", two[1].name)
+        assert shown["prefix"] == after["tier1"]["hash"] == claimed.tier1_hashes[0]
+    assert HANDBOOK not in json.dumps([before, after, record])
+
+
+async def test_a_group_ends_tier_1_where_it_says(two: list[FakeReplica]) -> None:
+    rule = Tier1(boundary=Boundary.MARKER, boundary_marker="<q>")
+    bodies = [asking(text=f"{text} <q> {question}") for text, question in (("one", "a"), ("one", "b"), ("two", "a"))]
+    async with routed(grouped(two, TaskGroupConfig(name="asked", tier1=rule))) as harness:
+        one, same, other = [await explained(harness, body, {"X-Task-Group": "asked"}) for body in bodies]
+        whole = await explained(harness, bodies[0])
+    assert one["prefix"] == same["prefix"] != other["prefix"]
+    assert one["tier1"]["rule"] == {
+        "boundary": "marker",
+        "boundary_bytes": 1024,
+        "boundary_messages": 1,
+        "boundary_marker": "<q>",
+    }
+    assert one["tier1"]["bytes"] < whole["tier1"]["bytes"]
+    assert whole["tier1"]["hash_by_group"] == {"asked": one["prefix"]}
+
+
+async def test_a_session_and_a_model_can_name_the_group(two: list[FakeReplica]) -> None:
+    groups = (
+        TaskGroupConfig(name="agents", match=GroupMatch(session_prefixes=("agent-",))),
+        TaskGroupConfig(name="sql", match=GroupMatch(models=("sql",))),
+    )
+    async with routed(grouped(two, *groups, adapters=(Adapter("sql", "tiny"),))) as harness:
+        found = []
+        for body, headers in (
+            (asking(user="agent-7"), ()),
+            (asking("sql"), ()),
+            (asking("sql"), [b"X-Session-ID: agent-8"]),
+        ):
+            assert (await harness.chat(body, headers)).status == 200
+            record = await decided(harness)
+            found.append((record["group"], record["matched_by"]))
+    assert found == [("agents", "session"), ("sql", "model"), ("agents", "session")]
+
+
+async def test_a_key_can_name_the_group_and_an_explanation_can_be_asked_for_a_key(two: list[FakeReplica]) -> None:
+    groups = (
+        TaskGroupConfig(name="red", match=GroupMatch(api_keys=("main",))),
+        TaskGroupConfig(name="agents", match=GroupMatch(session_prefixes=("agent-",), api_key_prefixes=("batch-",))),
+    )
+    keys = (api_key("main"), api_key("batch-2", OTHER, groups=("agents",)))
+    snapshot = replace(grouped(two, *groups), access=Access(keys=keys))
+    async with routed(snapshot) as harness:
+        for secret, key, group in ((KEY, "main", "red"), (OTHER, "batch-2", "agents")):
+            assert (await harness.chat(asking(user="agent-7"), [bearer(secret)])).status == 200
+            record, shown = await decided(harness), await explained(harness, asking(user="agent-7"), key=key)
+            for it in (record, shown):
+                assert (it["group"], it["matched_by"]) == (group, "api_key")
+        assert (await explained(harness, asking(user="agent-7")))["group"] == "agents"
+        asked = {"path": CHAT.decode(), "body": json.loads(asking()), "key": "nobody"}
+        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 422
+        assert KEY not in json.dumps(await explained(harness, asking(), key="main"))
+
+
+async def test_an_explanation_spends_nothing_of_a_keys_rate(two: list[FakeReplica]) -> None:
+    snapshot = replace(grouped(two), access=Access(keys=(api_key("main", requests_per_s=0.001, burst=1),)))
+    async with routed(snapshot) as harness:
+        for _ in range(3):
+            await explained(harness, asking(), key="main")
+        assert (await harness.chat(asking(), [bearer()])).status == 200
+        assert (await harness.chat(asking(), [bearer()])).status == 429
+
+
+async def test_a_configuration_in_which_two_groups_claim_the_same_is_refused(two: list[FakeReplica]) -> None:
+    claim = GroupMatch(session_prefixes=("agent-",))
+    groups = TaskGroupConfig(name="one", match=claim), TaskGroupConfig(name="two", match=claim)
+    sound = grouped(two)
+    with pytest.raises(ConfigError):
+        dump_snapshot(grouped(two, *groups), 2)
+    document = json.loads(dump_snapshot(sound, 2).document)
+    document["config"]["pools"][0]["groups"] = [
+        {"name": name, "match": {"session_prefixes": ["agent-"]}} for name in ("one", "two")
+    ]
+    del document["sha256"]
+    async with routed(sound) as harness:
+        status, nack = await harness.admin("PUT", "/admin/config", json=document)
+        assert (status, nack["path"]) == (422, "$.pools[0].groups[1].match.session_prefixes[0]")
+        assert "'one'" in nack["reason"]
+        assert "'two'" in nack["reason"]
+        assert (await harness.chat(asking())).status == 200
