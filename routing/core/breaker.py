@@ -1,10 +1,10 @@
 """Replicas that answer their health checks and fail requests are taken out, and come back after they have proved well.
 
 Theory of operation. A breaker is closed while requests go to its replica. ``failures`` bad ends in a row, or one
-finding that the engine hangs, open it: the replica is no candidate. After ``open_s`` it is half open: one request at a
-time may go there, as its trial. A first byte is a success; ``successes`` of them in a row close the breaker, a failure
-opens it again. A replica whose health check had failed and is well again is tried at once. A trial that nobody hears
-of again is given up after ``open_s``.
+finding that the engine hangs or crawls, open it: the replica is no candidate. After ``open_s`` it is half open: one
+request at a time may go there, as its trial. A first byte is a success, or a whole answer where the replica was slow;
+``successes`` of them in a row close the breaker, a failure opens it again. A replica whose health check had failed and
+is well again is tried at once. A trial that nobody hears of again is given up after ``open_s``.
 
 A replica is taken out only where, with it, no more than ``max_out_ratio`` of the pool's active replicas are out or
 down: beyond that a failing replica is likelier to be one that all share the fault of, and better than none. Connections
@@ -37,6 +37,7 @@ class Cause(StrEnum):
 
     FAILURES = "failures"
     STALLED = "stalled"
+    SLOW = "slow"
     TRIAL = "trial"  # it failed the trial
 
 
@@ -110,23 +111,25 @@ class Breakers:
         breaker.failures += 1
         return breaker.failures >= breaker.settings.failures and self._take_out(replica, breaker, Cause.FAILURES)
 
-    def stalled(self, replica: ReplicaId, reason: str) -> bool:
-        """No byte comes from there; True if that took the replica out."""
+    def stalled(self, replica: ReplicaId, reason: str, cause: Cause = Cause.STALLED) -> bool:
+        """No byte comes from there, or hardly any; True if that took the replica out."""
         breaker = self._of(replica)
         if breaker is None:
             return False
         breaker.reason = reason
         if breaker.state is State.HALF_OPEN:
-            return self._open(replica, breaker, Cause.STALLED)
-        return self._take_out(replica, breaker, Cause.STALLED)
+            return self._open(replica, breaker, cause)
+        return self._take_out(replica, breaker, cause)
 
-    def sent(self, replica: ReplicaId) -> None:
-        """A request goes there: if it is a trial, no other one does meanwhile."""
+    def sent(self, replica: ReplicaId) -> bool:
+        """A request goes there; True if it is a trial: then no other one does meanwhile."""
         breaker = self.troubled.get(replica)
-        if breaker is not None and breaker.state is State.HALF_OPEN:
-            breaker.is_trying = True
-            breaker.until_s = self._clock() + breaker.settings.open_s
-            self._health.take_out(replica, out=True)
+        if breaker is None or breaker.state is not State.HALF_OPEN:
+            return False
+        breaker.is_trying = True
+        breaker.until_s = self._clock() + breaker.settings.open_s
+        self._health.take_out(replica, out=True)
+        return True
 
     def refused(self, replica: ReplicaId, reason: str) -> None:
         """A connection could not be made: only a trial counts that."""
@@ -134,21 +137,20 @@ class Breakers:
             self.failed(replica, reason)
 
     def answered(self, replica: ReplicaId) -> None:
-        """The first byte of an answer came from there that is no failure."""
+        """The first byte of a trial's answer came from there that is no failure."""
         breaker = self.troubled.get(replica)
-        if breaker is None or breaker.state is not State.HALF_OPEN or not breaker.is_trying:
-            return
-        breaker.successes += 1
-        if breaker.successes >= breaker.settings.successes:
-            self._close(replica)
-            self._returned(replica)
-        else:
-            self._try(replica, breaker)
+        if breaker is not None and breaker.is_trying and breaker.cause is not Cause.SLOW:
+            self._succeeded(replica, breaker)
 
-    def completed(self, replica: ReplicaId) -> None:
+    def completed(self, replica: ReplicaId, *, was_trial: bool = False) -> None:
         """An answer came from there, whole: failures before it are forgotten."""
-        if self.state(replica) is State.CLOSED:
+        breaker = self.troubled.get(replica)
+        if breaker is None:
+            return
+        if breaker.state is State.CLOSED:
             self.troubled.pop(replica, None)
+        elif was_trial and breaker.is_trying and breaker.cause is Cause.SLOW:
+            self._succeeded(replica, breaker)
 
     def withdrawn(self, replica: ReplicaId) -> None:
         """A request ended there that proves nothing: if it was a trial, the next one may be."""
@@ -202,6 +204,15 @@ class Breakers:
         self.opened[key] = self.opened.get(key, 0) + 1
         self._health.take_out(replica, out=True)
         return True
+
+    def _succeeded(self, replica: ReplicaId, breaker: Breaker) -> None:
+        """A trial ended well."""
+        breaker.successes += 1
+        if breaker.successes >= breaker.settings.successes:
+            self._close(replica)
+            self._returned(replica)
+        else:
+            self._try(replica, breaker)
 
     def _try(self, replica: ReplicaId, breaker: Breaker) -> None:
         """Let one request go there."""

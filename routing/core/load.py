@@ -108,6 +108,11 @@ class Ticket:
         """Requests (0 or 1) and waiting tokens that this ticket still holds."""
         return self._running, self._load.waiting.get(self, 0)
 
+    @property
+    def ahead_tokens(self) -> float:
+        """What waited there when this request was sent."""
+        return self._ahead
+
     def _leave_line(self) -> bool:
         """Wait no longer for a first byte; False if that was so already."""
         load = self._load

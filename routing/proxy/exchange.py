@@ -60,6 +60,7 @@ class Exchange:
         "_delivery",
         "_group",
         "_is_placed",
+        "_is_trial",
         "_passage",
         "_pool",
         "_record",
@@ -84,7 +85,7 @@ class Exchange:
         self._client = client
         self._request = request
         self._state = PLACING
-        self._is_placed = False
+        self._is_placed = self._is_trial = False
         self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
         self._upstream: Upstream | None = None
@@ -136,7 +137,7 @@ class Exchange:
     def cancel(self) -> None:
         """The client has gone: stop the replica's work at once."""
         self._drop_upstream()
-        if self._is_placed and self._router.breakers.troubled:
+        if self._is_trial:
             self._router.breakers.withdrawn(ReplicaId(self._record.replica))
         self._finish(Outcome.CANCELLED)
 
@@ -164,7 +165,7 @@ class Exchange:
         self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
         if self._router.breakers.troubled:
-            self._router.breakers.sent(ReplicaId(decision.replica.name))
+            self._is_trial = self._router.breakers.sent(ReplicaId(decision.replica.name))
         upstream = self._serving.links[decision.replica.name].take_idle()
         if upstream is None:
             self._connect()
@@ -259,7 +260,8 @@ class Exchange:
         cause = attempts.cause(answer)
         name = self._decision.replica.name
         if answer.status < 500 or cause == BUSY:
-            self._router.breakers.withdrawn(ReplicaId(name))
+            if self._is_trial:
+                self._router.breakers.withdrawn(ReplicaId(name))
         elif answer.status != 501:
             self._router.failed(name, cause or f"status_{answer.status}")
         if cause is None or not self._retry(cause):
@@ -275,6 +277,16 @@ class Exchange:
     def waiting_tokens(self) -> int:
         """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
         return self._ticket.share[1]
+
+    @property
+    def tokens_ahead(self) -> float:
+        """Those, and what the replica had to prefill before them."""
+        return self._ticket.ahead_tokens + self._ticket.share[1]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of its prompt."""
+        return self._record.prompt_tokens_estimate
 
     @never_raises
     def stalled(self) -> None:
@@ -309,7 +321,7 @@ class Exchange:
         self._record.first_byte(answer.status, monotonic() - request.arrived_at)
         if not last:
             self._ticket.first_byte()  # its end implies it
-        if self._router.breakers.troubled and answer.status < TOO_MANY:
+        if self._is_trial and answer.status < TOO_MANY:
             self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer)
         del self._wanted, self._decision
@@ -323,7 +335,9 @@ class Exchange:
             self._upstream.pour_into(delivery.sink)
 
     def _complete(self) -> None:
-        outcome = settle(self._router, self._request.grant, self._record, self._ticket, self._delivery)
+        outcome = settle(
+            self._router, self._request.grant, self._record, self._ticket, self._delivery, was_trial=self._is_trial
+        )
         self._finish(outcome)
         self._delivery.end()
 

@@ -115,6 +115,15 @@ class ReplicaLink:
         """Connections on which somebody waits for a first byte, the longest waiting first. O(connections)."""
         return sorted((it for it in self._open if it.waiting is not None), key=lambda upstream: upstream.sent_at)
 
+    def silences(self, now: float) -> list[float]:
+        """For how many seconds each stream under way has had no byte, where its client keeps up. O(connections)."""
+        return [now - at for upstream in self._open if (at := upstream.last_byte_at)]
+
+    @property
+    def held_tokens(self) -> int:
+        """Of prompts that are being answered. O(connections)."""
+        return sum(listener.prompt_tokens for it in self._open if (listener := it.streaming) is not None)
+
     def take_idle(self) -> Upstream | None:
         """A kept-alive connection, if there is one."""
         while self._idle:

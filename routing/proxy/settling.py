@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 REPLICA_ERROR = Outcome.REPLICA_ERROR
 
 
-def settle(router: Router, grant: Grant | None, record: Record, ticket: Ticket, delivery: Delivery) -> Outcome:
-    """Tell everybody who asked; how the request counts."""
+def settle(
+    router: Router, grant: Grant | None, record: Record, ticket: Ticket, delivery: Delivery, *, was_trial: bool
+) -> Outcome:
+    """Tell everybody who asked; how the request counts. ``was_trial``: it tried a replica that was out."""
     usage = delivery.usage()
     record.used(usage)
     if grant is not None:
@@ -29,15 +31,15 @@ def settle(router: Router, grant: Grant | None, record: Record, ticket: Ticket, 
         ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
     outcome = delivery.outcome()
     if router.breakers.troubled or outcome is REPLICA_ERROR:
-        _judge(router, record, outcome)
+        _judge(router, record, outcome, was_trial=was_trial)
     return outcome
 
 
-def _judge(router: Router, record: Record, outcome: Outcome) -> None:
+def _judge(router: Router, record: Record, outcome: Outcome, *, was_trial: bool) -> None:
     """Tell the replica's breaker; of errors by status it has heard."""
     if record.status is None or record.status >= TOO_MANY:
         return
     if outcome is REPLICA_ERROR:
         router.failed(record.replica, "error in an answer of 200")
     else:
-        router.breakers.completed(ReplicaId(record.replica))
+        router.breakers.completed(ReplicaId(record.replica), was_trial=was_trial)

@@ -53,6 +53,16 @@ class Listener(Protocol):
         """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
         ...
 
+    @property
+    def tokens_ahead(self) -> float:
+        """Those, and what the replica had to prefill before them."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of its prompt."""
+        ...
+
     def stalled(self) -> None:
         """The replica hangs: better to wait for another one."""
         ...
@@ -133,6 +143,11 @@ class Upstream(asyncio.Protocol):
     def waiting(self) -> Listener | None:
         """Who waits for a first byte on it."""
         return self._listener if self._sink is None and not self._parts else None
+
+    @property
+    def streaming(self) -> Listener | None:
+        """Whose answer is under way on it."""
+        return None if self._sink is None else self._listener
 
     @property
     def sent_at(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Protocol
@@ -149,6 +150,10 @@ class RouterView:
         yield from self._failure_lines()
         yield from router.all_gates.lines()
         yield from self._replica_lines()
+        yield from metrics.header(
+            "tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check."
+        )
+        yield f"{metrics.PREFIX}tasks {len(asyncio.all_tasks())}"
         yield from metrics.process_lines()
 
     def replica_rows(self) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""What happens by the clock: replicas that hang are found, those that are out are tried, shares grow, lines move.
+"""What happens by the clock: replicas that hang or crawl are found, those out are tried, shares grow, lines move.
 
-Theory of operation. One timer for all, four times a second. It looks only at replicas where requests wait for a first
-byte, and reads what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last
-one came. So watching costs a request nothing. ``core/silence.py`` says how long is too long; then the breaker decides,
-and what waits at the replica goes elsewhere as far as the retry rules allow. Requests that must stay are asked again
-with each tick, for the budget fills up.
+Theory of operation. One timer for all, four times a second. It looks only at replicas where requests are, and reads
+what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came. So
+watching costs a request nothing. ``core/silence.py`` says how long no byte is too long, ``core/slowness.py`` when few
+bytes are too few; then the breaker decides, and what waits at the replica goes elsewhere as far as the retry rules
+allow. Requests that must stay are asked again with each tick, for the budget fills up.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from routing.core.breaker import Cause, State
 from routing.core.silence import UNMEASURED_RATE, UsualSilence
+from routing.core.slowness import Look, Slowness, allowed_s, look
 from routing.core.types import ReplicaId
 from routing.proxy.log import defect, event
+from routing.schema import ReplicaState
 
 if TYPE_CHECKING:
+    from routing.core.load import Load
     from routing.proxy.replica_link import ReplicaLink
     from routing.proxy.router import Router, Serving
     from routing.schema import PoolConfig
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
+MOVED = {Cause.STALLED, Cause.SLOW}  # causes for which what waits goes elsewhere
 BRIEF_S = 0.5  # silences shorter than this are not worth remembering
 
 
@@ -43,6 +47,7 @@ class Watch:
         self._router = router
         self._timer: asyncio.TimerHandle | None = None
         self._usual: dict[str, UsualSilence] = {}  # by pool
+        self._slowness: dict[str, Slowness] = {}  # by pool
         self._seen: dict[str, Silence] = {}  # by replica, while a stream waits there
 
     def start(self) -> None:
@@ -73,6 +78,7 @@ class Watch:
     def _look_at_all(self, serving: Serving, now: float) -> None:
         pools = serving.config.pools
         self._usual = {pool.name: self._usual.get(pool.name) or UsualSilence() for pool in pools}
+        self._slowness = {pool.name: self._slowness.get(pool.name) or Slowness() for pool in pools}
         self._seen = {name: seen for name, seen in self._seen.items() if name in serving.links}
         for pool in pools:
             if pool.breaker.stall_s is None:
@@ -82,6 +88,7 @@ class Watch:
                     self._look_at(pool, serving.links[replica.name], pool.breaker.stall_s, now)
                 else:
                     self._seen.pop(replica.name, None)
+            self._compare(pool, serving.links, pool.breaker.stall_s, now)
 
     def _look_at(self, pool: PoolConfig, link: ReplicaLink, stall_s: float, now: float) -> None:
         """Judge one replica at which somebody waits."""
@@ -89,7 +96,7 @@ class Watch:
         breaker = self._router.breakers.troubled.get(name)
         if breaker is not None and breaker.state is State.OPEN:
             self._seen.pop(name, None)
-            if breaker.cause is Cause.STALLED:
+            if breaker.cause in MOVED:
                 _move(link)
             return
         progress = link.progress_at
@@ -99,11 +106,9 @@ class Watch:
             return
         since = max(progress, oldest.sent_at)
         self._seen[name] = Silence(since, now - since)
-        prefill = self._router.loads.load(name).prefill
-        rate = prefill.tokens_per_s if prefill.is_measured else UNMEASURED_RATE
-        allowed_s = self._usual[pool.name].allowed_s(stall_s, oldest.waiting.waiting_tokens, rate, now)
-        if now - since > allowed_s:
-            self._stalled(link, now - since)
+        rate = _rate(self._router.loads.load(name))
+        if now - since > self._usual[pool.name].allowed_s(stall_s, oldest.waiting.waiting_tokens, rate, now):
+            self._out(link, f"no byte for {now - since:.1f} s", Cause.STALLED)
 
     def _learn(self, pool: PoolConfig, link: ReplicaLink, progress: float, now: float) -> None:
         """Remember how long a silence was that has ended with a byte."""
@@ -111,12 +116,46 @@ class Watch:
         if seen is not None and progress > seen.since and seen.lasted_s > BRIEF_S:
             self._usual[pool.name].ended(seen.lasted_s, now)
 
-    def _stalled(self, link: ReplicaLink, silence_s: float) -> None:
-        reason = f"no byte for {silence_s:.1f} s"
-        if self._router.breakers.stalled(ReplicaId(link.name), reason):
+    def _compare(self, pool: PoolConfig, links: dict[str, ReplicaLink], stall_s: float, now: float) -> None:
+        """Judge replicas beside each other."""
+        weights = {ReplicaId(it.name): it.weight for it in pool.replicas if it.state is ReplicaState.ACTIVE}
+        if len(weights) < 2:
+            return
+        looks = {name: seen for name in weights if (seen := self._seen_of(name, links[name], stall_s, now)) is not None}
+        slow = self._slowness[pool.name].judge(
+            looks, stall_s, now, held=lambda name: links[name].held_tokens / weights[name]
+        )
+        for name, reason in slow:
+            self._out(links[name], reason, Cause.SLOW)
+
+    def _seen_of(self, name: ReplicaId, link: ReplicaLink, stall_s: float, now: float) -> Look | None:
+        """What a replica shows; None of one that is out or down."""
+        router = self._router
+        state = router.breakers.state(name)
+        if state is State.OPEN or (state is State.CLOSED and not router.health.is_up(name)):
+            return None
+        load, ended_s, on_trial = router.loads.load(name), now - link.last_end_at, state is State.HALF_OPEN
+        if not load.running:
+            return look((), (), ended_s=ended_s, on_trial=on_trial)
+        rate = _rate(load)
+        lates_s = [
+            now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
+            for upstream in link.waiting()
+            if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
+        ]
+        prefill_s = allowed_s(load.waiting_tokens, rate)
+        return look(lates_s, link.silences(now), prefill_s, ended_s=ended_s, on_trial=on_trial)
+
+    def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:
+        if self._router.breakers.stalled(ReplicaId(link.name), reason, cause):
             event(logger, "replica_out", level=logging.WARNING, replica=link.name, reason=reason)
             self._seen.pop(link.name, None)
             _move(link)
+
+
+def _rate(load: Load) -> float:
+    """Tokens/s that a replica prefills."""
+    return load.prefill.tokens_per_s if load.prefill.is_measured else UNMEASURED_RATE
 
 
 def _move(link: ReplicaLink) -> None:

@@ -65,8 +65,8 @@ class BreakerConfig(Frozen, frozen=True):
             Meta(
                 ge=0.1,
                 le=600,
-                description="Silence that takes out a replica at which streams wait, beyond what their prefill needs; "
-                "null: none does.",
+                description="Silence or crawling that takes out a replica at which streams wait, beyond what their "
+                "prefill needs; null: none does.",
                 extra={"unit": "seconds"},
             ),
         ]
