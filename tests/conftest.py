@@ -13,6 +13,11 @@ import pytest
 from controlplane.stack.child import Child
 from controlplane.stack.postgres import EmbeddedPostgres
 from controlplane.stack.valkey import valkey_child
+from tests.side_by_side import (  # noqa: F401 - hooks
+    pytest_collection_modifyitems,
+    pytest_runtest_protocol,
+    pytest_xdist_make_scheduler,
+)
 
 START_DEADLINE_S = 30
 

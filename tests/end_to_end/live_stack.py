@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -155,11 +156,13 @@ def outside_pytest(more: dict[str, str]) -> dict[str, str]:
 
 
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:
-    """Ports that nobody holds, below the ephemeral range, with room for consecutive ones after the last."""
-    import random
+    """Ports that nobody holds, below the ephemeral range, with room for consecutive ones after the last.
 
+    Test processes beside each other draw from ports of their own.
+    """
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     while True:
-        start = random.randrange(12_000, 30_000, 32)
+        start = random.randrange(12_000 + 32 * mine, 30_000, 32 * 8)
         wanted = range(start, start + count + spare_after_last)
         if all(_is_free(port) for port in wanted):
             return list(wanted)[:count]

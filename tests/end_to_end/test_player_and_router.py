@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from routing import schema
 from tests.conftest import wait_until
 from tests.end_to_end.live_stack import ROOT, free_ports
+from tests.side_by_side import alone
 
 REQUESTS = 60
 
@@ -75,6 +76,7 @@ def totals(admin_url: str) -> dict[str, float]:
     return sums
 
 
+@alone
 def test_the_players_figures_agree_with_the_routers(fleet, tmp_path):
     router, admin = fleet
     report_file = tmp_path / "report.json"

@@ -134,11 +134,12 @@ def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:
     return answer
 
 
-def unused_port() -> int:
-    """A port at which nobody listens: bound once and given back."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def refusing() -> Iterator[int]:
+    """A port at which nobody listens, held so that nobody else can."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Rows and servers that the tests of telemetry start from."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 
 from controlplane.models import Pool
 from controlplane.services.fleet import create_pool
+from telemetry.storage.partitions import drop_before
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 
@@ -17,6 +18,12 @@ T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # on the grid of every interval
 def pool(db) -> Pool:
     """The pool ``chat``, without replicas."""
     return create_pool("chat")
+
+
+@pytest.fixture
+def no_days(db) -> None:
+    """No table of any day: those that other tests committed are gone until this one ends."""
+    drop_before(date.max)
 
 
 @pytest.fixture

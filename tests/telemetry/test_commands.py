@@ -8,7 +8,7 @@ from telemetry import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_maintain_partitions_says_what_it_did():
+def test_maintain_partitions_says_what_it_did(no_days):
     out = StringIO()
 
     call_command("maintain_partitions", "--days-ahead", "4", stdout=out)

@@ -18,6 +18,7 @@ from controlplane.egress import (
     guarded_async_client,
     guarded_client,
 )
+from tests.side_by_side import alone
 
 LOOPBACK = Rules((ipaddress.ip_network("127.0.0.0/8"),), allow_public=False)
 PUBLIC_ONLY = Rules((), allow_public=True)
@@ -182,6 +183,7 @@ def test_an_answer_that_is_too_long_or_packed_is_refused(get, server, path):
         get(f"http://127.0.0.1:{server.server_port}/{path}")
 
 
+@alone
 @pytest.mark.parametrize("path", ["trickle", "trickled_head", "silence"])
 def test_the_whole_request_ends_with_its_deadline(get, server, path):
     begun = time.monotonic()
@@ -190,6 +192,7 @@ def test_the_whole_request_ends_with_its_deadline(get, server, path):
     assert time.monotonic() - begun < 1.5
 
 
+@alone
 def test_a_resolver_that_hangs_ends_with_the_deadline_too(get, server):
     def hanging(*_):
         server.closing.wait(10)

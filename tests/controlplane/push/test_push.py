@@ -18,6 +18,7 @@ from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
 from routing.schema import dump_snapshot
 from tests.conftest import wait_until
+from tests.side_by_side import alone
 
 from .conftest import later, row
 
@@ -302,6 +303,7 @@ def in_thread(work):
         raise failures[0]
 
 
+@alone
 @pytest.mark.django_db(transaction=True)
 def test_a_router_that_hangs_delays_no_other(start_router, pool):
     hanging, *others = [start_router(f"router-{number:02}") for number in range(16)]
@@ -315,6 +317,7 @@ def test_a_router_that_hangs_delays_no_other(start_router, pool):
     assert row(hanging).push_failures == 1
 
 
+@alone
 @pytest.mark.django_db(transaction=True)
 def test_sixteen_routers_converge_within_two_seconds_of_publishing(start_router, policy):
     routers = [start_router(f"router-{number:02}") for number in range(16)]
@@ -336,6 +339,7 @@ def test_two_reconcilers_push_to_a_router_once_and_record_one_event(start_router
     assert Event.objects.filter(kind="config_applied").count() == 8
 
 
+@alone
 @pytest.mark.django_db(transaction=True)
 def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router, pool):
     router = start_router()
@@ -351,6 +355,7 @@ def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router,
     assert row(router).running_number == older + 1
 
 
+@alone
 @pytest.mark.django_db(transaction=True)
 def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(start_router, policy, caplog):
     router = start_router()

@@ -22,6 +22,7 @@ from tests.fakes.replica import (
 )
 from tests.fakes.replica import hanging as hang
 from tests.routing.proxy.harness import config, routed
+from tests.side_by_side import alone
 
 WELL = answering()
 BROKEN = answering(b'{"error":"x"}', status=500)
@@ -143,6 +144,7 @@ async def test_a_sick_pool_is_not_beaten_to_death() -> None:
             assert "warmpath_router_retries_refused_total 0" not in text
 
 
+@alone
 async def test_a_replica_that_joins_starts_slowly(two: list[FakeReplica]) -> None:
     async def share() -> tuple[float, float]:
         _, shown = await harness.admin("GET", "/admin/replicas")

@@ -24,6 +24,7 @@ from tests.fakes.replica import (
     sse,
 )
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, post, routed
+from tests.side_by_side import alone
 
 EVENTS = 12
 LENIENT = Limits(retry_ratio=1.0, retry_floor_per_s=1000, retries=3)
@@ -154,6 +155,7 @@ async def test_a_stream_that_is_cut_ends_within_a_second(replica: FakeReplica) -
 # --- clients that go (R9) ----------------------------------------------------------------------------
 
 
+@alone
 async def test_a_client_that_goes_takes_its_request_along_within_a_second(replica: FakeReplica) -> None:
     gone: list[float] = []
     loop = asyncio.get_running_loop()

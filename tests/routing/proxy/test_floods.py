@@ -16,6 +16,7 @@ import pytest
 from routing.schema import Limits, dump_snapshot
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post
+from tests.side_by_side import alone
 
 MIB = 1 << 20
 START = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
@@ -106,6 +107,7 @@ async def test_a_hundred_mebibytes_cost_sixteen(
             assert (await other.answer()).status == 200
 
 
+@alone
 async def test_slow_clients_hold_up_nobody_and_are_let_go(replica: FakeReplica, tmp_path: Path) -> None:
     """A third sends no whole head, and the others bodies that never stop and never get anywhere."""
     limits = Limits(header_timeout_s=2.0, body_grace_s=2.0)

@@ -14,6 +14,7 @@ from routing.proxy.placing import is_stream
 from routing.schema import BreakerConfig, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.routing.proxy.harness import BODY, Harness, config, routed
+from tests.side_by_side import alone
 
 STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
 QUICK = BreakerConfig(stall_s=0.3, open_s=0.3, slow_start_s=0.4)
@@ -112,6 +113,7 @@ async def test_an_engine_that_hangs_is_taken_out_and_its_streams_go_elsewhere(
         await harness.at_rest()
 
 
+@alone
 async def test_it_comes_back_by_trial_and_starts_slowly(two: list[FakeReplica]) -> None:
     first, _ = engines(two)
     async with routed(config(two, breaker=QUICK)) as harness:
@@ -155,6 +157,7 @@ async def test_answers_that_are_no_streams_may_take_their_time(two: list[FakeRep
         assert harness.router.breakers.opened == {}
 
 
+@alone
 async def test_a_replica_that_works_for_others_meanwhile_does_not_hang(two: list[FakeReplica]) -> None:
     """A running stream gives a byte now and then; a waiting one gets its first after 1.5 s."""
 
@@ -177,6 +180,7 @@ async def test_a_replica_that_works_for_others_meanwhile_does_not_hang(two: list
         assert harness.router.breakers.opened == {}
 
 
+@alone
 async def test_silences_that_end_well_become_usual(two: list[FakeReplica]) -> None:
     """The cap keeps the only replica in; what it shows is that 1 s is usual there, so that 2 s later is no hang."""
     (engine,) = engines(two[:1], first_byte_s=1.2)
@@ -221,6 +225,7 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
+@alone
 async def test_at_the_defaults_a_hang_is_over_within_five_seconds() -> None:
     """R8 in short: 4 replicas, 60 streams/s; whoever was elsewhere, or comes later, notices nothing."""
     chance = random.Random(4)

@@ -12,6 +12,7 @@ import pytest
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, post, routed
+from tests.side_by_side import alone
 
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
 
@@ -239,6 +240,7 @@ async def offered(harness: Harness, clients: int, seconds: float) -> Counter[int
     return statuses
 
 
+@alone
 async def test_at_five_times_the_load_the_goodput_is_that_of_the_peak(replica: FakeReplica) -> None:
     """R10 in short."""
     replica.script = Thrashing()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.routing.simulation.replica_process import DEADLINE_S, ReplicaProcess, replica_process
+from tests.side_by_side import alone
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,7 @@ def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> h
     return connection
 
 
+@alone
 def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(replica: ReplicaProcess) -> None:
     connection = open_stream(replica, "word " * 5000)  # 6,250 tokens: 0.8 s of prefill
     started_s = time.perf_counter()
@@ -53,6 +55,7 @@ def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(re
     connection.close()
 
 
+@alone
 def test_a_cached_prompt_is_answered_without_its_prefill(replica: ReplicaProcess) -> None:
     replica.chat("word " * 5000)
     started_s = time.perf_counter()
@@ -299,6 +302,7 @@ def test_a_port_that_is_taken_is_said_and_ends_the_start() -> None:
         pass
 
 
+@alone
 def test_the_metrics_page_is_made_in_a_few_milliseconds(replica: ReplicaProcess) -> None:
     replica.send("GET", "/metrics")
     before_s = replica.metric("process_cpu_seconds_total")

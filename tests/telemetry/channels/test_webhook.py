@@ -11,7 +11,7 @@ from telemetry.channels.base import ConfigError, DeliveryError, Message
 from telemetry.channels.registry import KINDS
 from telemetry.channels.webhook import channel as webhook
 from telemetry.channels.webhook.signature import signature
-from tests.fakes.fake_metrics_server import unused_port
+from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
 
@@ -109,7 +109,8 @@ def test_a_receiver_that_never_answers_ends_in_a_retryable_error(receiver, monke
 
 
 def test_nobody_there_is_retryable():
-    assert refused(f"http://127.0.0.1:{unused_port()}/x").retryable
+    with refusing() as port:
+        assert refused(f"http://127.0.0.1:{port}/x").retryable
 
 
 def test_an_address_that_webhooks_may_not_reach_is_refused_for_good(receiver, settings):
@@ -137,7 +138,8 @@ def test_no_error_names_the_url_or_the_secret(receiver):
     """S13"""
     receiver.replies = [Reply(500), Reply(302), Reply(410)]
     errors = [refused(receiver.url) for _ in range(3)]
-    errors.append(refused(f"http://127.0.0.1:{unused_port()}/hook/s3cret-path"))
+    with refusing() as port:
+        errors.append(refused(f"http://127.0.0.1:{port}/hook/s3cret-path"))
     errors.append(refused("http://169.254.169.254/hook/s3cret-path"))
 
     for error in errors:

@@ -13,7 +13,8 @@ from telemetry.models import Reading, RouterReading, ScrapeState
 from telemetry.scraping import record
 from telemetry.scraping.tick import place, scrape_fleet
 from telemetry.storage.locks import SCRAPE
-from tests.fakes.fake_metrics_server import endless, hang, silent, status, text, torn, unused_port
+from tests.fakes.fake_metrics_server import endless, hang, refusing, silent, status, text, torn
+from tests.side_by_side import alone
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text, router_text
 
@@ -109,6 +110,7 @@ def test_what_cannot_be_trusted_is_stale_and_touches_no_total(pool, metrics_serv
     assert kinds() == ["replica_changed"]  # it told its cache; nothing went down
 
 
+@alone
 def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
     """R20, with an interval short enough for a test."""
     settings.SCRAPE_INTERVAL_S = 2.0
@@ -140,9 +142,10 @@ def test_a_tick_is_left_out_while_another_one_runs(pool, metrics_server):
 def test_a_replica_that_nobody_listens_for_is_down_at_once_and_told_once(pool, metrics_server):
     r1 = replica(pool, metrics_server, "r1", text(replica_text(1000, 100, facts=False)))
     tick(0)
-    Replica.objects.filter(pk=r1.pk).update(url=f"http://127.0.0.1:{unused_port()}")
-    tick(1)
-    tick(2)
+    with refusing() as port:
+        Replica.objects.filter(pk=r1.pk).update(url=f"http://127.0.0.1:{port}")
+        tick(1)
+        tick(2)
     Replica.objects.filter(pk=r1.pk).update(url=f"{metrics_server.url}/r1")
     tick(3)
     tick(4)
@@ -348,6 +351,7 @@ def test_a_reading_that_the_database_refuses_costs_no_other_one(pool, metrics_se
     assert "what bad says cannot be stored" in caplog.text
 
 
+@alone
 def test_half_a_large_fleet_that_hangs_does_not_make_a_tick_longer(pool, metrics_server, settings):
     settings.SCRAPE_INTERVAL_S = 2  # so a scrape has 1.6 s
     base = metrics_server.url

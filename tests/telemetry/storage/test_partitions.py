@@ -15,7 +15,7 @@ def partitions():
         return {row[0] for row in cursor.fetchall() if row[0].startswith("telemetry_")}
 
 
-def test_today_and_the_days_ahead_have_a_table_for_each_kind_of_reading():
+def test_today_and_the_days_ahead_have_a_table_for_each_kind_of_reading(no_days):
     made = set(maintain(NOON, retention_days=14).created)
 
     assert made >= {"telemetry_reading_20310304", "telemetry_reading_20310306", "telemetry_routerreading_20310305"}
