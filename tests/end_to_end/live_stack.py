@@ -155,6 +155,14 @@ def outside_pytest(more: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | more
 
 
+def slowdown() -> float:
+    """How much longer work takes on this machine just now: seconds that pass in a second of CPU, at least 1."""
+    begun, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < 0.3:
+        pass
+    return max(1.0, (time.perf_counter() - begun) / (time.thread_time() - used))
+
+
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:
     """Ports that nobody holds, below the ephemeral range, with room for consecutive ones after the last.
 

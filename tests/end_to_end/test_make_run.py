@@ -22,15 +22,16 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack
+from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
 # All ask for the same fixtures, or they would be sorted apart and each part given a stack of its own.
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("stack", "page")]
 
 FIRST_START_S = 180
-NEXT_START_S = 15  # with everything installed and its data there
+NEXT_START_S = 15  # with everything installed and its data there, on a machine that does nothing else
 BROWSER_MS = 60_000
+LINE_S = 10  # between two lines of the player, each about what came since the one before
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +135,8 @@ def test_the_overview_shows_three_live_charts_within_a_minute_of_the_ready_line(
 
 
 def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, page):
-    stack.until(lambda: len(player_lines(stack)) >= 5, 90, "traffic to settle under round robin")
-    before_hit, before_ttft = fleet_hit_rate(stack, player_lines(stack)[2][0])
+    stack.until(lambda: len(player_lines(stack)) >= 4, 90, "traffic to settle under round robin")
+    before_hit, before_ttft = fleet_hit_rate(stack, player_lines(stack)[1][0])
 
     page.goto("/policies/")
     page.get_by_role("link", name="default").first.click()
@@ -148,7 +149,7 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     published = time.monotonic()
 
     def better() -> bool:
-        lines = [line for line in player_lines(stack) if line[0] > published + 25]
+        lines = [line for line in player_lines(stack) if line[0] > published + LINE_S]
         if len(lines) < 2:
             return False
         hit, ttft = fleet_hit_rate(stack, lines[-3:][0][0])
@@ -252,10 +253,12 @@ def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data(stack, rest,
         for number in range(200):
             row = {"timestamp": number * 200, "input_length": 1024, "output_length": 4, "hash_ids": [0, number % 7 + 1]}
             file.write(json.dumps(row) + "\n")
-    again = LiveStack(stack.data_dir, WARMPATH_TRACE=str(trace), WARMPATH_DEMO_REPLICAS="4")
-    again.replica_port = stack.replica_port
+    ports = {"WARMPATH_REPLICA_PORT": str(stack.replica_port)}
+    again = LiveStack(stack.data_dir, WARMPATH_TRACE=str(trace), WARMPATH_DEMO_REPLICAS="4", **ports)
     try:
-        again.start(within_s=NEXT_START_S)
+        before = slowdown()
+        took_s = again.start(within_s=FIRST_START_S)
+        assert took_s <= NEXT_START_S * max(before, slowdown())
         with again.rest() as client:
             found = client.get("policies").json()["results"][0]["live"]
             earlier = series(client, "hit_rate", datetime.now(UTC) - timedelta(minutes=30), by="replica")

@@ -19,7 +19,8 @@ from tests.contracts.documents.test_commands import shown
 from tests.end_to_end.live_stack import free_ports
 
 BIN = Path(sys.executable).parent
-START_S = 60
+START_S = 120  # of four programs at once, on a machine that runs the other tests too
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
