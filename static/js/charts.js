@@ -61,7 +61,7 @@ export class Chart {
     const drawn = themed(structuredClone(layout), this.plot.clientWidth - layout.margin.l - layout.margin.r);
     if (this.range) drawn.xaxis.range = [...this.range];
     if (NARROW.matches) drawn.dragmode = false;
-    drawn.xaxis.nticks = Math.max(3, Math.floor(this.plot.clientWidth / 90));
+    drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90));
     drawn.xaxis.tickangle = 0;
     const first = !this.plot.classList.contains("js-plotly-plot");
     await window.Plotly.react(this.plot, shown, drawn, CONFIG);

@@ -8,3 +8,4 @@ startTheme();
 startKeys();
 startAges();
 startLive();
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // the strip of narrow screens

@@ -44,7 +44,7 @@ GROUP_COLUMNS = (
     "prompt_tokens_per_s",
     "failed_ratio",
 )
-EVENTS = 12
+EVENTS = 8
 LATE_INTERVALS = 3  # scrapes that may be missed before a page says that reading stopped
 
 
