@@ -52,8 +52,9 @@ class Candidates:
         self._book = book
         self._seed = seed
         self._position = book.position
-        self._counted: dict[ReplicaId, int] = {}  # requests that ``_running`` counts at each
+        self._counted: dict[ReplicaId, tuple[int, bool]] = {}  # requests, and whether any waits, as counted of each
         self._running = 0
+        self._busy = 0
         self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
         self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
         self._stamp = 0
@@ -115,6 +116,11 @@ class Candidates:
         """Of the candidate with the most capacity."""
         return max(self.weights.values())
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all have the same weight."""
+        return self.greatest_weight == min(self.weights.values())
+
     def only(self, names: Collection[ReplicaId]) -> Candidates:
         """Some of them, in this order. O(names)."""
         return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits)
@@ -124,6 +130,12 @@ class Candidates:
         """Requests running at all of them together."""
         self._catch_up()
         return self._running
+
+    @property
+    def busy_ratio(self) -> float:
+        """Share of them that have prompts to prefill, 0 to 1."""
+        self._catch_up()
+        return self._busy / len(self.loads)
 
     def work(self, replica: ReplicaId) -> float:
         """Outstanding work, in tokens by the replica's weight."""
@@ -160,16 +172,19 @@ class Candidates:
             before = counted.get(load.replica)
             if before is None:
                 continue
-            if before != load.running:
-                self._running += load.running - before
-                counted[load.replica] = load.running
+            now = load.running, load.waiting_tokens > 0
+            if now != before:
+                self._running += now[0] - before[0]
+                self._busy += now[1] - before[1]
+                counted[load.replica] = now
             if self._heap:
                 self._push(load.replica)
 
     def _start_over(self) -> None:
         """Sum anew, because too much has changed to look at each change."""
-        self._counted = {name: load.running for name, load in self.loads.items()}
-        self._running = sum(self._counted.values())
+        self._counted = {name: (load.running, load.waiting_tokens > 0) for name, load in self.loads.items()}
+        self._running = sum(running for running, _is_busy in self._counted.values())
+        self._busy = sum(is_busy for _running, is_busy in self._counted.values())
         self._heap = []
 
     def _fill_heap(self) -> None:

@@ -1,12 +1,19 @@
 """What a request would cost at each candidate: the work ahead of it, and what it would have to prefill.
 
-Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + alpha * uncached``, in tokens,
-divided by the replica's speed. Whatever the figures are, that grows with the load and falls with what the replica holds
-of the prompt, so the least is found among few. Where those who hold the longest known opening are few, and one of them
-costs less than an idle replica without it would, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all
-are compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest
-known opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of
-them that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
+Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + price * uncached``, in tokens,
+divided by the replica's speed. At a price of 1 that is the time to this request's own first token. What it prefills
+again although another replica holds it also costs others: whoever finds nobody idle waits behind it, and what it pushes
+out of a full cache may be asked for again. So up to ``alpha`` is charged, by the greater of two shares: that of the
+replicas that are busy, to the power of ``LOOKS``, because a next request waits only if those it could go to are busy
+too; and that of what has lain in the caches for long and is asked for again before it is evicted. An idle fleet with
+room thus prefills something long and new at several replicas at once, and a busy or crowded one spares copies.
+
+Whatever the figures are, the cost grows with the load and falls with what the replica holds of the prompt, so the least
+is found among few. Where those who hold the longest known opening are few, and one of them costs less than an idle
+replica without it would, at whatever price, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all are
+compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest known
+opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of them
+that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
 
 Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal, and a key decides: the first
 block that nobody holds. So a new prompt, or a new branch of a known one, has the same home at every router, as long as
@@ -27,6 +34,7 @@ from routing.core.types import Choice, PrefixHash, Reason
 
 EVERYBODY = 16  # candidates up to which all are compared
 HOLDERS = 4  # compared of each of two depths
+LOOKS = 3  # replicas that a next request is taken to choose among
 STEP_S = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
 RATE_ERROR = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
@@ -35,11 +43,12 @@ RATE_ERROR = 0.02  # of a cost that goes by measured rates: equal replicas measu
 class CostRule:
     """Choose the least cost. ``by_rate`` divides by the measured prefill rate, in seconds, else by the weight."""
 
-    __slots__ = ("alpha", "by_rate", "ring")
+    __slots__ = ("alpha", "base", "by_rate", "ring")
 
     def __init__(self, ring: HashRing, alpha: float, *, by_rate: bool) -> None:
         self.ring = ring
-        self.alpha = alpha  # of a token to prefill, beside one that waits
+        self.alpha = alpha  # of a token to prefill, beside one that waits, where that costs others most
+        self.base = min(1.0, alpha)  # the same where it costs nobody else anything
         self.by_rate = by_rate
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
@@ -54,36 +63,60 @@ class CostRule:
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
         return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
 
-    def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, now_s: float) -> list[float]:
+    def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
         """Of each member: tokens by weight, or seconds by rate."""
-        alpha, by_rate, held = self.alpha, self.by_rate, match.tokens
-        found = []
+        terms, busy = self._terms(members, match, prompt_tokens, candidates.now_s())
+        busy_ratio = busy / len(terms) if len(candidates) <= EVERYBODY else candidates.busy_ratio
+        price = self.base + (self.alpha - self.base) * max(busy_ratio**LOOKS, match.reuse_ratio)
+        return [(work + price * uncached) / speed for work, uncached, speed in terms]
+
+    def _terms(
+        self, members: Sequence[Member], match: Match, prompt_tokens: int, now_s: float
+    ) -> tuple[list[tuple[float, int, float]], int]:
+        """Of each member: tokens of work ahead, tokens of the prompt to prefill, and speed; how many are busy."""
+        levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
+        terms, busy = [], 0
         for _replica, load, weight, bit in members:
-            uncached, rate = prompt_tokens - held(bit), load.prefill.tokens_per_s
+            uncached, rate = prompt_tokens, load.prefill.tokens_per_s
+            for blocks, holders in levels:
+                if holders & bit:
+                    uncached = max(0, uncached - blocks * block_tokens)
+                    break
             work = STEP_S * rate * load.running
             if load.waiting_tokens:
                 work += load.remaining_tokens(now_s)
-            if uncached > 0:
-                work += alpha * uncached
-            found.append(work / (rate if by_rate else weight))
-        return found
+                busy += 1
+            terms.append((work, uncached, rate if by_rate else weight))
+        return terms, busy
 
     def _compared(
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
     ) -> tuple[list[Member], list[float]]:
         """Candidates and their costs, the least of all among them."""
-        now_s = candidates.now_s()
-        holders = match.levels[-1][1] & candidates.mask if match.levels else 0
-        if holders and holders.bit_count() <= HOLDERS and not self.by_rate:
-            by_bit = candidates.by_bit
-            members = [by_bit[bit] for bit in window(holders, key)]
-            costs = self.costs(members, match, prompt_tokens, now_s)
-            next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
-            elsewhere = self.alpha * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
-            if self._limit(min(costs), members[0]) < elsewhere:
-                return members, costs
+        members, costs = self._few_holders(match, key, prompt_tokens, candidates)
+        if members:
+            return members, costs
         members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
-        return members, self.costs(members, match, prompt_tokens, now_s)
+        return members, self.costs(members, match, prompt_tokens, candidates)
+
+    def _few_holders(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
+    ) -> tuple[list[Member], list[float]]:
+        """Those who hold the longest opening, and their costs at the least price; nobody where others may cost less.
+
+        Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order.
+        """
+        holders = match.levels[-1][1] & candidates.mask if match.levels else 0
+        count = holders.bit_count()
+        if not count or count > HOLDERS or self.by_rate or (count > 1 and not candidates.is_even):
+            return [], []
+        base, by_bit = self.base, candidates.by_bit
+        members = [by_bit[bit] for bit in window(holders, key)]
+        terms, _busy = self._terms(members, match, prompt_tokens, candidates.now_s())
+        costs = [(work + base * uncached) / speed for work, uncached, speed in terms]
+        next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
+        elsewhere = base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+        return (members, costs) if self._limit(min(costs), members[0]) < elsewhere else ([], [])
 
     def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
         """Whoever has the highest hash with the key; where not all were compared, its home on the ring comes first."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from msgspec import Struct
 
@@ -35,6 +36,7 @@ TTL_S = 1200.0  # since last used
 SETTLED_S = 5.0  # after which a dispatched prompt has been prefilled, or never will be
 MISSES = 3  # in a row, until a replica's old entries are forgotten
 MISS_RATIO = 0.5  # delivered / predicted tokens below which a prediction was wrong
+FULL_RATIO = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
 MIN_CHECKED_TOKENS = 256  # predictions of fewer say nothing
 
 Chain = Sequence[int]
@@ -58,11 +60,12 @@ class Run(Struct, gc=False, eq=False):
 class Match:
     """How much of a prompt each replica holds, by its longest known opening."""
 
-    __slots__ = ("block_tokens", "levels")
+    __slots__ = ("block_tokens", "levels", "reuse_ratio")
 
-    def __init__(self, levels: list[tuple[int, int]], block_tokens: int) -> None:
-        self.levels = levels  # (blocks, mask of those who hold at least so many), both descending in what they name
+    def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
+        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest opening first
         self.block_tokens = block_tokens
+        self.reuse_ratio = reuse_ratio  # the residency's
 
     @property
     def blocks(self) -> int:
@@ -97,6 +100,12 @@ class Holding:
         self.delivered = 0.0  # cached tokens that the same answers told
         self.misses = 0  # predictions in a row that were wrong
         self.suspect_s = 0.0  # latest use of what those missed
+
+    def old_s(self, now_s: float) -> float:
+        """What a full cache last used before this time is nearer to its eviction than to its last use."""
+        if self.blocks < FULL_RATIO * self.capacity or not self.runs:
+            return -inf
+        return (next(iter(self.runs.values())) + now_s) / 2
 
 
 class Stay:
@@ -149,15 +158,19 @@ class Residency:
 
     __slots__ = (
         "_block_tokens",
+        "_capacity",
         "_entries",
         "_free",
         "_holdings",
         "_max_entries",
+        "_pushed_out",
+        "_reused",
         "_run_blocks",
         "_slots",
         "_starts",
         "_ttl_s",
         "_turn",
+        "reuse_ratio",
     )
 
     def __init__(
@@ -177,6 +190,10 @@ class Residency:
         self._free: list[int] = []  # numbers that nobody has
         self._entries = 0  # runs of all replicas
         self._turn = 0  # whose oldest run goes next where all are too many
+        self.reuse_ratio = 0.0  # of what full caches have not used for long: the share asked for before it is evicted
+        self._reused = 0.0  # blocks of that, of late
+        self._pushed_out = 0.0  # and blocks that were evicted
+        self._capacity = 0  # of all replicas, in blocks
 
     def __len__(self) -> int:
         """Entries, one for each run and replica that holds it."""
@@ -203,7 +220,8 @@ class Residency:
                 self._free.append(len(self._slots))
                 self._slots.append(None)
             number = self._free.pop()
-            holding = self._holdings[replica] = self._slots[number] = Holding(replica, 1 << number, blocks)
+            holding = self._holdings[replica] = self._slots[number] = Holding(replica, 1 << number, 0)
+        self._capacity += blocks - holding.capacity
         holding.capacity = blocks
         return holding
 
@@ -223,6 +241,7 @@ class Residency:
         if holding is not None:
             while holding.runs:
                 self._evict_oldest(holding)
+            self._capacity -= holding.capacity
             number = holding.bit.bit_length() - 1
             self._slots[number] = None
             self._free.append(number)
@@ -259,19 +278,21 @@ class Residency:
             at = after
         if at:
             levels.append((at, mask))
-        return Match(levels, self._block_tokens)
+        return Match(levels, self._block_tokens, self.reuse_ratio)
 
     def insert(self, replica: ReplicaId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
         """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
         holding = self._holdings.get(replica) or self.settle(replica)
         path, bit, runs = self._path(chain), holding.bit, holding.runs
         fresh: list[Run] = []
-        held_blocks, leans_on_s = 0, now_s
+        held_blocks, leans_on_s, old_s = 0, now_s, holding.old_s(now_s)
         for run in path:
             if run.mask & bit:
+                if (used_s := runs[run]) < old_s:
+                    self._reused += run.length
                 if not fresh:
                     held_blocks += run.length
-                    leans_on_s = runs[run]
+                    leans_on_s = used_s
             else:
                 run.mask |= bit
                 holding.blocks += run.length
@@ -329,8 +350,11 @@ class Residency:
     def _make_room(self, holding: Holding, now_s: float) -> None:
         """Evict what has no room at this replica, what is too old here and at one other, and what all have too many."""
         runs = holding.runs
-        while holding.blocks > holding.capacity:
-            self._evict_oldest(holding)
+        if holding.blocks > holding.capacity:
+            self._pushed_out += holding.blocks - holding.capacity
+            while holding.blocks > holding.capacity:
+                self._evict_oldest(holding)
+            self._judge_reuse()
         while runs and next(iter(runs.values())) < now_s - self._ttl_s:
             self._evict_oldest(holding)
         self._turn = turn = (self._turn + 1) % len(self._slots)
@@ -342,6 +366,14 @@ class Residency:
             other = self._slots[turn]
             if other and other.runs:
                 self._evict_oldest(other)
+
+    def _judge_reuse(self) -> None:
+        """What the latest turnover of the caches says about what they push out."""
+        judged = self._reused + self._pushed_out
+        self.reuse_ratio = self._reused / judged
+        if judged > self._capacity:
+            self._reused /= 2
+            self._pushed_out /= 2
 
     def _evict_oldest(self, holding: Holding) -> None:
         run, _used_s = holding.runs.popitem(last=False)

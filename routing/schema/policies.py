@@ -154,7 +154,7 @@ class CostSettings(ResidencySettings, frozen=True):
         Meta(
             ge=0.0,
             le=10.0,
-            description="What a token to prefill for this request counts beside one that waits there already.",
+            description="What a token to prefill for this request counts at most beside one that waits there already.",
             extra={"unit": "ratio"},
         ),
     ] = 2.0

@@ -37,7 +37,7 @@ class LowestCost:
         """What each of some candidates holds of the prompt, and its cost."""
         match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
         members = [candidates.by_name[name] for name in replicas]
-        costs = self.rule.costs(members, match, tokens, candidates.now_s())
+        costs = self.rule.costs(members, match, tokens, candidates)
         return [
             Weighed(min(match.tokens(member.bit), tokens), cost) for member, cost in zip(members, costs, strict=True)
         ]

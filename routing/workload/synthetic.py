@@ -176,6 +176,74 @@ def mixed_lengths(requests: int, seed: int) -> Columns:
     return prompts.columns
 
 
+def jobs(requests: int, seed: int) -> Columns:
+    """Every 2 s a job asks 2 to 60 questions about a new document of 500 to 30,000 tokens, at once or within 5 s."""
+    rng = random.Random(f"{seed} jobs")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    at_s = 0.0
+    while len(prompts.columns) < requests:
+        at_s += rng.expovariate(0.5)
+        document, span_s = prompts.prefix(rng.randint(500, 30_000)), rng.choice((0.0, 0.5, 5.0))
+        for _ in range(rng.randint(2, 60)):
+            prompts.ask(at_s + rng.random() * span_s, document, rng.randint(20, 600), rng.randint(10, 200))
+    return _in_order(prompts.columns)
+
+
+def tides(requests: int, seed: int) -> Columns:
+    """300 documents of 2,000 to 10,000 tokens, the first ones most; 10 s of every 40 at eighteen times the pace."""
+    rng = random.Random(f"{seed} tides")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    documents = [prompts.prefix(rng.randint(2000, 10_000)) for _ in range(300)]
+    at_s = 0.0
+    for _ in range(requests):
+        at_s += rng.expovariate(36.0 if at_s % 40 < 10 else 2.0)
+        prompts.ask(at_s, documents[int(300 * rng.random() ** 2)], rng.randint(50, 1500), 100)
+    return prompts.columns
+
+
+def drifting(requests: int, seed: int) -> Columns:
+    """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, asked for by a power law of their age."""
+    rng = random.Random(f"{seed} drifting")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    documents = [prompts.prefix(rng.randint(1000, 8000)) for _ in range(200 + requests // 20)]
+    for number, at_s in enumerate(_poisson(rng, 10.0, requests)):
+        age = min(200, int(rng.paretovariate(0.8)))
+        prompts.ask(at_s, documents[200 + number // 20 - age], rng.randint(50, 500), 100)
+    return prompts.columns
+
+
+def small_groups(requests: int, seed: int) -> Columns:
+    """3,000 groups with openings of 200 to 3,000 tokens, of Zipf's frequencies."""
+    rng = random.Random(f"{seed} small groups")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    openings = [prompts.prefix(rng.randint(200, 3000)) for _ in range(3000)]
+    asked = rng.choices(openings, [number**-0.9 for number in range(1, 3001)], k=requests)
+    for at_s, opening in zip(_poisson(rng, 10.0, requests), asked, strict=True):
+        prompts.ask(at_s, opening, rng.randint(20, 1500), 100)
+    return prompts.columns
+
+
+def giant_group(requests: int, seed: int) -> Columns:
+    """All behind one prompt of 6,000 tokens, with some hundred tokens of their own, at most 30,000."""
+    rng = random.Random(f"{seed} giant group")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    opening = prompts.prefix(6000)
+    for at_s in _poisson(rng, 10.0, requests):
+        prompts.ask(at_s, opening, min(30_000, 20 + int(rng.lognormvariate(math.log(400), 1.3))), 150)
+    return prompts.columns
+
+
+def heavy_tails(requests: int, seed: int) -> Columns:
+    """600 documents and questions about them, both with lengths of a Pareto distribution (1.1)."""
+    rng = random.Random(f"{seed} heavy tails")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    documents = [prompts.prefix(min(60_000, int(500 * rng.paretovariate(1.1)))) for _ in range(600)]
+    for at_s in _poisson(rng, 10.0, requests):
+        question = min(40_000, int(100 * rng.paretovariate(1.1)))
+        prompts.ask(at_s, documents[int(600 * rng.random() ** 2)], question, 100)
+    return prompts.columns
+
+
 def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
     """So many arrivals, seconds."""
     at_s = 0.0

@@ -37,10 +37,16 @@ from routing.workload.synthetic import (
     agents,
     bursts,
     chat,
+    drifting,
+    giant_group,
+    heavy_tails,
     hot_prefix,
+    jobs,
     mixed_lengths,
     nothing_shared,
     session_pool,
+    small_groups,
+    tides,
 )
 from routing.workload.trace import read_columns
 
@@ -59,7 +65,19 @@ FAST_REPLICA = {
     "chunk_tokens": 8192,
 }
 HARD: dict[str, Callable[[int, int], Columns]] = {
-    make.__name__: make for make in (nothing_shared, bursts, agents, mixed_lengths)
+    make.__name__: make
+    for make in (
+        nothing_shared,
+        bursts,
+        jobs,
+        agents,
+        mixed_lengths,
+        heavy_tails,
+        tides,
+        drifting,
+        small_groups,
+        giant_group,
+    )
 }
 HARD_REQUESTS = 12_000
 SPEED_REQUESTS = 100_000

@@ -30,6 +30,19 @@ def test_sums_follow_every_change() -> None:
     assert candidates.running == 2
 
 
+def test_those_count_as_busy_that_have_prompts_to_prefill() -> None:
+    book = LoadBook()
+    ticket = book.dispatch(A, 5)
+    candidates = all_of(book)
+    book.dispatch(A, 5)
+    others = [book.dispatch(name, tokens) for name, tokens in ((B, 5), (C, 0))]
+    assert candidates.busy_ratio == 0.5
+
+    others[0].first_byte()
+    ticket.end()
+    assert candidates.busy_ratio == 0.25
+
+
 def test_sums_are_right_after_more_changes_than_are_remembered() -> None:
     book = LoadBook()
     candidates = all_of(book)

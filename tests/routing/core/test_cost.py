@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.core.candidates import Candidates
-from routing.core.cost import EVERYBODY, HOLDERS, STEP_S, TIE_S, CostRule, home_key, window
+from routing.core.cost import EVERYBODY, HOLDERS, LOOKS, STEP_S, TIE_S, CostRule, home_key, window
 from routing.core.load import LoadBook
 from routing.core.rates import DEFAULT_RATE
 from routing.core.residency import Residency
@@ -21,12 +21,12 @@ PROMPT = list(range(1000, 1010))  # ten blocks
 
 
 class Fleet:
-    """Replicas with loads and with openings of one prompt, ten tokens a block."""
+    """Replicas with loads and with openings of one prompt of ten blocks."""
 
-    def __init__(self, count: int, weights: dict[str, float] | None = None) -> None:
+    def __init__(self, count: int, weights: dict[str, float] | None = None, block_tokens: int = 10) -> None:
         self.names = names(count)
         self.book = LoadBook(lambda: 0.0)
-        self.residency = Residency(block_tokens=10)
+        self.residency = Residency(block_tokens=block_tokens)
         self.weights = {name: (weights or {}).get(name, 1.0) for name in self.names}
         bits = {name: self.residency.settle(name).bit for name in self.names}
         self.candidates = Candidates(self.weights, self.book, bits=bits)
@@ -58,9 +58,12 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie(waiting, he
         fleet.hold(fleet.names[number], blocks)
     longest = [max((blocks for at, blocks in held if at == number), default=0) for number in range(4)]
 
+    busy_ratio = len({at for at, work in waiting if work}) / 4
+    price = min(1.0, alpha) + max(0.0, alpha - 1.0) * busy_ratio**LOOKS
+
     def cost(number: int) -> float:
         requests = [work for at, work in waiting if at == number]
-        return sum(requests) + REQUEST_TOKENS * len(requests) + alpha * (tokens - 10 * longest[number])
+        return sum(requests) + REQUEST_TOKENS * len(requests) + price * (tokens - 10 * longest[number])
 
     choice = fleet.choose(tokens, alpha)
     chosen = fleet.names.index(choice.replica)
@@ -69,15 +72,47 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie(waiting, he
     assert choice.reason is (Reason.HIT if choice.hit_tokens else Reason.COLD)
 
 
-def test_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
+def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
+    fleet = Fleet(4)
+    a, *others = fleet.names
+    fleet.hold(a, 100)
+    for name in others:
+        fleet.wait(name, 1)
+    fleet.wait(a, 1 + int(2 * 100 - TIE_TOKENS) - 1)
+    assert fleet.choose(100).replica == a
+
+    fleet.wait(a, 1)
+    assert fleet.choose(100).replica != a
+
+
+def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_takes() -> None:
     fleet = Fleet(4)
     a = fleet.names[0]
     fleet.hold(a, 10)
-    fleet.wait(a, int(2 * 100 - REQUEST_TOKENS - TIE_TOKENS) - 1)
-    assert fleet.choose(100).replica == a
-
-    fleet.wait(a, 100)
+    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
     assert fleet.choose(100).replica != a
+
+
+@pytest.mark.parametrize("count", [4, EVERYBODY + 4])
+def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_not_at_all_of_them(count: int) -> None:
+    fleet = Fleet(count, block_tokens=1000)
+    chosen = set()
+    for _ in range(12):
+        choice = fleet.choose(10_200)
+        fleet.hold(choice.replica, 10)
+        fleet.wait(choice.replica, 10_200 - choice.hit_tokens)
+        chosen.add(choice.replica)
+
+    assert 1 < len(chosen) < min(count, 12)
+
+
+def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle() -> None:
+    fleet = Fleet(4)
+    a = fleet.names[0]
+    fleet.hold(a, 10)
+    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
+    fleet.residency.reuse_ratio = 1.0
+    assert fleet.choose(100).replica == a
 
 
 def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:

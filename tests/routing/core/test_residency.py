@@ -88,6 +88,30 @@ def test_a_prompt_that_never_fits_leaves_its_head() -> None:
     assert held(residency, [1] * 40, A) == [8]
 
 
+def test_a_crowded_cache_is_told_from_one_that_drops_what_nobody_asks_for_again() -> None:
+    crowded, passing, roomy = filled(capacity=100), filled(capacity=100), filled()
+    rng = random.Random(1)
+    for at in range(1000):
+        crowded.insert(A, chain([1000 + rng.randrange(30)] * 4), float(at))
+        roomy.insert(A, chain([1000 + rng.randrange(30)] * 4), float(at))
+        passing.insert(A, chain([1000 + at] * 4), float(at))
+        passing.insert(A, chain([1] * 4), float(at))
+
+    assert crowded.reuse_ratio > 0.5
+    assert passing.reuse_ratio == roomy.reuse_ratio == 0.0
+
+
+def test_whether_caches_are_crowded_is_judged_by_their_latest_turnovers() -> None:
+    residency, rng = filled(capacity=100), random.Random(1)
+    for at in range(1000):
+        residency.insert(A, chain([rng.randrange(30)] * 4), float(at))
+    before = residency.reuse_ratio
+    for at in range(1000, 2000):
+        residency.insert(A, chain([1000 + at] * 4), float(at))
+
+    assert residency.match([1]).reuse_ratio < 0.05 < before
+
+
 def test_what_is_not_used_is_forgotten_in_time_though_the_replica_gets_nothing_new() -> None:
     residency = filled(ttl_s=10.0)
     residency.insert(A, chain([1] * 4), 0.0)

@@ -18,8 +18,14 @@ MAKERS = (
     synthetic.session_pool,
     synthetic.nothing_shared,
     synthetic.bursts,
+    synthetic.jobs,
     synthetic.agents,
     synthetic.mixed_lengths,
+    synthetic.heavy_tails,
+    synthetic.tides,
+    synthetic.drifting,
+    synthetic.small_groups,
+    synthetic.giant_group,
 )
 every_maker = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 Make = Callable[[int, int], Columns]

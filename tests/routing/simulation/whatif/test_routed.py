@@ -1,0 +1,35 @@
+"""How near the router's own choice comes to one that sees every cache and all work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from routing.schema import LowestCostSettings
+from routing.simulation.whatif.clairvoyant import Clairvoyant
+from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.forest import Forest
+from routing.simulation.whatif.replay import Decider, replay
+from routing.simulation.whatif.report import report
+from routing.simulation.whatif.routed import Routed
+from routing.workload import synthetic
+from routing.workload.columns import Columns
+
+MODEL = EngineModel(48_000, block_tokens=synthetic.SMALL_BLOCK_TOKENS)
+REPLICAS = 8
+LOAD = 0.7  # of what the replicas could prefill if nothing were cached
+
+
+@pytest.mark.parametrize("make", [synthetic.bursts, synthetic.jobs, synthetic.giant_group, synthetic.nothing_shared])
+def test_the_least_cost_is_within_a_tenth_of_the_clairvoyant_choice(make: Callable[[int, int], Columns]) -> None:
+    forest = Forest(make(1500, 1))
+    scale = LOAD * REPLICAS * MODEL.prefill_rate / forest.columns.prefill_rate()
+
+    def waits(decider: Decider) -> dict[str, float]:
+        return report(replay(forest, MODEL, REPLICAS, decider, scale), forest.columns)["ttft_s"]
+
+    best, found = waits(Clairvoyant()), waits(Routed(LowestCostSettings(), forest.columns, MODEL, REPLICAS))
+
+    assert found["mean"] < 1.1 * best["mean"]
+    assert found["p99"] < 1.1 * best["p99"]
