@@ -145,8 +145,12 @@ async def probe(target: Target) -> str | None:
             status = await _ask(target.address, target.check.path)
     except TimeoutError:
         return f"no answer within {target.check.timeout_s:g} s"
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        return reason_of(error) if isinstance(error, OSError) else type(error).__name__
+    except OSError as error:
+        return reason_of(error)
+    except UnicodeError:  # of a host that no resolver takes
+        return "its host name cannot be resolved"
+    except (EOFError, asyncio.LimitOverrunError, ValueError):
+        return "its answer is not HTTP"
     return None if 200 <= status < 300 else f"health check answered {status}"
 
 
