@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -121,8 +121,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
     finally:
         if announcing is not None:
             announcing.cancel()
-            with suppress(asyncio.CancelledError):
-                await announcing
+            await asyncio.wait([announcing])
         await server.close()
 
 

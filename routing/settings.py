@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from routing.proxy.tls import TlsFiles
+from routing.schema import ConfigError, check_base_url
 
 MAX_WORKERS = 64
 
@@ -24,6 +25,7 @@ _PEM_FILES = (  # flag, variable, what it is
     ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the authorities of replicas with an https URL"),
 )
 
+_token = re.compile(r"[!-~]+").fullmatch
 _name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
 
 
@@ -56,11 +58,17 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     if not _name(name):
         raise SettingsError(f"--name {name!r}: expected lower-case letters, digits, dots and dashes")
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
+    if token is not None and not _token(token):
+        raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected letters, digits and signs of ASCII, without blanks")
     if token is None and not _is_loopback(given.admin_host):
         raise SettingsError(
             f"the admin port would be open to others on {given.admin_host}: "
             "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
         )
+    if given.workers > 1 and not hasattr(os, "memfd_create"):
+        raise SettingsError("--workers: more than one needs Linux")
+    if given.control_plane is not None:
+        _check_url(given.control_plane)
     if (given.tls_cert is None) != (given.tls_key is None):
         raise SettingsError("--tls-cert and --tls-key go together")
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
@@ -88,9 +96,16 @@ def from_environment(environ: Mapping[str, str], name: str) -> str | None:
     if not path:
         return None
     try:
-        return Path(path).read_text("utf-8").strip() or None
+        value = Path(path).read_text("utf-8").strip()
     except OSError as error:
         raise SettingsError(f"{name}_FILE: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{name}_FILE: {path} is no text in UTF-8") from None
+    if not value:
+        raise SettingsError(
+            f"{name}_FILE: {path} is empty"
+        )  # as a secret is that has not arrived: nothing opens for it
+    return value
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -117,7 +132,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--reuse-port",
         action="store_true",
-        default=bool(from_environment(environ, "WARMPATH_ROUTER_REUSE_PORT")),
+        default=bool(_from(environ, "WARMPATH_ROUTER_REUSE_PORT", _switch, 0)),
         help="let another router have the data port too, as one does that takes over",
     )
     for flag, variable, what in _PEM_FILES:
@@ -141,10 +156,21 @@ def _workers(text: str) -> int:
     return _whole(text, 1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
 
 
+def _switch(text: str) -> int:
+    return _whole(text, 0, 1, "0 or 1")
+
+
 def _whole(text: str, least: int, most: int, what: str) -> int:
     if not text.isdecimal() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"expected {what}")
     return int(text)
+
+
+def _check_url(url: str) -> None:
+    try:
+        check_base_url(url, "--control-plane")
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _default_name() -> str:

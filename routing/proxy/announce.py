@@ -1,7 +1,7 @@
 """Tell the control plane that this router exists and what it runs; the control plane pushes what it should run.
 
-One loop, beside serving and never in its way: a control plane that is away, slow or wrong costs a log line and a
-longer pause.
+One loop, beside serving and never in its way: a control plane that is away, slow or wrong costs longer pauses, and a
+line in the log for each kind of problem.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ async def keep_announcing(router: View, what: Announcement) -> None:
     url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
     headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
     failures = 0
+    said: set[str | None] = set()  # since the control plane last began or ceased to accept; None: that it accepts
     async with aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session:
         while True:
             problem = await _announce(session, url, router, what)
-            if (problem is None) != (failures == 0) or (problem and failures == 1):
+            if problem not in said:
+                said = {None} if problem is None else {*said, problem} - {None}
                 _log(problem, failures)
             failures = 0 if problem is None else failures + 1
             await asyncio.sleep(_pause_s(failures))
@@ -63,7 +65,7 @@ async def _announce(session: aiohttp.ClientSession, url: str, router: View, what
     try:
         async with session.post(url, json=body, allow_redirects=False) as response:
             return None if response.status == 200 else f"status {response.status}"
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
         return type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
     assert settings.tls == TlsFiles("/tls/cert.pem", "/tls/key.pem", "/tls/ca.pem")
 
 
+def test_workers_are_refused_where_they_cannot_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    assert read_settings(["--config", "c", "--workers", "1"], {}).workers == 1
+    with pytest.raises(SettingsError, match="--workers: more than one needs Linux"):
+        read_settings(["--config", "c", "--workers", "2"], {})
+
+
+def test_a_switch_that_is_off_is_off() -> None:
+    assert not read_settings(["--config", "c"], {"WARMPATH_ROUTER_REUSE_PORT": "0"}).reuse_port
+
+
 @pytest.mark.parametrize(
     ("arguments", "environ", "says"),
     [
@@ -57,6 +69,12 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "0"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "65"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/nowhere"}, "WARMPATH_ROUTER_ADMIN_TOKEN_FILE"),
+        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/dev/null"}, "_TOKEN_FILE: /dev/null is empty"),
+        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": sys.executable}, "_TOKEN_FILE: .* no text"),
+        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN": "two words"}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
+        (["--config", "c"], {"WARMPATH_ROUTER_REUSE_PORT": "yes"}, "WARMPATH_ROUTER_REUSE_PORT: expected 0 or 1"),
+        (["--control-plane", "cp:8000"], {}, "--control-plane: expected http"),
+        (["--control-plane", "http://cp:http"], {}, "--control-plane: not a URL"),
         (["--config", "c", "--tls-cert", "c.pem"], {}, "--tls-key"),
         (["--config", "c"], {"WARMPATH_ROUTER_TLS_KEY_FILE": "k.pem"}, "--tls-cert"),
     ],

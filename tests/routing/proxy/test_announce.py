@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from aiohttp import web
@@ -12,7 +12,7 @@ from aiohttp import web
 from routing.proxy import announce
 from routing.proxy.announce import Announcement, keep_announcing
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.harness import Harness, config, routed
 
 
 @asynccontextmanager
@@ -60,17 +60,46 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
     }
 
 
+@contextmanager
+def announcing(harness: Harness, url: str) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.create_task(keep_announcing(harness.server.data.view, Announcement(url, "a", "d", "1.0", "token")))
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://a..b"])
 async def test_a_control_plane_that_is_away_changes_nothing(
+    url: str, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(announce, "_pause_s", lambda failures: asked.append(failures) or 0.01)
+    async with routed(config([replica])) as harness:
+        with announcing(harness, url) as task:
+            await harness.until(lambda: len(asked) >= 4, "four attempts")
+            assert (await harness.chat()).status == 200
+            assert not task.done()
+    assert caplog.text.count("control_plane_unreachable") == 1
+
+
+async def test_each_kind_of_problem_and_its_end_is_said_once(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(announce, "FIRST_PAUSE_S", 0.01)
-    async with routed(config([replica])) as harness:
-        nowhere = Announcement("http://127.0.0.1:1", "a", "d", "1.0", None)
-        task = asyncio.create_task(keep_announcing(harness.router, nowhere))
-        await harness.until(lambda: "control_plane_unreachable" in caplog.text, "a line in the log")
-        assert (await harness.chat()).status == 200
-        task.cancel()
-    assert caplog.text.count("control_plane_unreachable") <= 2
+    for name in ("HEARTBEAT_S", "FIRST_PAUSE_S"):
+        monkeypatch.setattr(announce, name, 0.01)
+    statuses = [503, 401, 503, 503, 200, 200, 503, 200]
+    async with routed(config([replica])) as harness, control_plane(statuses) as (url, heard):
+        with announcing(harness, url):
+            await harness.until(lambda: len(heard) > 9, "ten announcements")
+    lines = [record.message.partition(" ")[2] for record in caplog.records if "control_plane" in record.message]
+    assert lines == [
+        'problem="status 503"',
+        'problem="status 401"',
+        "after_failures=4",
+        'problem="status 503"',
+        "after_failures=1",
+    ]
 
 
 def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
