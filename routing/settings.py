@@ -6,7 +6,6 @@ Every variable has a ``_FILE`` variant that names a file holding the value, for 
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import re
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from routing.proxy.loopback import is_loopback
 from routing.proxy.tls import TlsFiles
 from routing.schema import ConfigError, check_base_url
 
@@ -60,7 +60,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
     if token is not None and not _token(token):
         raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected letters, digits and signs of ASCII, without blanks")
-    if token is None and not _is_loopback(given.admin_host):
+    if token is None and not is_loopback(given.admin_host):
         raise SettingsError(
             f"the admin port would be open to others on {given.admin_host}: "
             "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
@@ -177,12 +177,3 @@ def _default_name() -> str:
     """The host's name, as far as a router may be called that."""
     name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip(".-")[:63].rstrip(".-")
     return name or "router"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,6 +1,7 @@
 """The admin port: configuration in, state and figures out. Not on the request path, so aiohttp does the HTTP.
 
-With a token set, everything but ``/healthz``, ``/readyz`` and ``/metrics`` asks for it.
+With a token set, everything but ``/healthz``, ``/readyz`` and ``/metrics`` asks for it. Without one the port is bound
+to the loopback and must be asked for as such, so that no web page gets in whose own name resolves there.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
 from routing.proxy.config_store import NackError, Source
 from routing.proxy.errors import RefusalError
-from routing.proxy.log import event
+from routing.proxy.log import defect
+from routing.proxy.loopback import is_loopback
 from routing.proxy.view import View
 from routing.schema import without_secrets
 
@@ -130,17 +133,33 @@ class AdminPort:
 
 
 def _guard(token: str | None) -> Any:
-    """Ask for the token, comparing in constant time."""
+    """Let in who may be; the middleware of one port."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token is not None and request.path not in _OPEN_PATHS:
-            given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {token}".encode()):
-                return _json({"error": "unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
+        if request.path in _OPEN_PATHS:
+            return await handler(request)
+        if token is None and not _asks_loopback(request):
+            return _json({"error": "without a token this port is http://localhost or a loopback address"}, status=403)
+        if token is not None and not _has_token(request, token):
+            return _json({"error": "unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
         return await handler(request)
 
     return guard
+
+
+def _asks_loopback(request: web.Request) -> bool:
+    """Whether the client meant the loopback, as far as it says what it meant."""
+    try:
+        return is_loopback(urlsplit(f"//{request.host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _has_token(request: web.Request, token: str) -> bool:
+    """Compare in constant time."""
+    given = request.headers.get("Authorization", "")
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {token}".encode())
 
 
 @web.middleware
@@ -153,7 +172,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except RefusalError as error:
         return _json({"error": error.message}, status=error.status)
     except Exception as error:  # noqa: BLE001 - the port's border
-        event(logger, "admin_error", level=logging.ERROR, path=request.path, error=repr(error))
+        defect(logger, error, f"admin {request.path}")
         return _json({"error": "internal error"}, status=500)
 
 

@@ -107,7 +107,7 @@ class ConfigStore:
         try:
             mine = None if document is None else load_snapshot(document)
         except ConfigError as error:
-            nack = NackError(error.reason, path=error.path)
+            self.last_nack = nack = NackError(error.reason, path=error.path)
             event(logger, "config_refused", level=logging.ERROR, **nack.as_json())
             if kept is None:
                 raise nack from None

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing.proxy.config_store import ConfigStore, Swap
 from routing.proxy.last_known_good import CURRENT, PREVIOUS, LastKnownGood
 from routing.schema import (
-    HealthCheck,
     Limits,
-    LowestCostSettings,
+    LoadedSnapshot,
     PrefixHashSettings,
     RoundRobinSettings,
     dump_snapshot,
@@ -158,67 +158,6 @@ async def test_a_request_keeps_the_limits_it_began_with_and_its_replica(two: lis
         await harness.until(lambda: not harness.router._retired or two[0].connections == 1, "the old link to close")
 
 
-async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
-    paths = ["/admin/config", "/admin/replicas", "/admin/decisions"]
-    async with routed(config([replica]), token="s3cret") as harness:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
-            for path in paths:
-                assert (await harness.admin("GET", path, headers=headers))[0] == 401
-            assert (await harness.admin("PUT", "/admin/config", headers=headers, data=b"{}"))[0] == 401
-            assert (await harness.admin("POST", "/admin/explain", headers=headers, data=b"{}"))[0] == 401
-        for path in paths:
-            assert (await harness.admin("GET", path, headers={"Authorization": "Bearer s3cret"}))[0] == 200
-        for path in ("/healthz", "/readyz", "/metrics"):
-            assert (await harness.admin("GET", path))[0] == 200
-
-
-async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
-    async with routed(config(two, settings=PrefixHashSettings())) as harness:
-        for number in range(10):
-            body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
-            asked = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}
-            status, explained = await harness.admin("POST", "/admin/explain", json=asked)
-            answer = await harness.chat(json.dumps(body).encode())
-            assert (status, explained["replica"]) == (200, answer.replica)
-            record = harness.router.decisions.after(number, 1)["decisions"][0]
-            assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
-            assert len(record["blocks"]) == 3
-        calls = sum(len(replica.calls) for replica in two)
-        assert calls == 10
-        for bad in (b"{", b'{"path":"/x","body":{}}', b'{"path":"/v1/completions"}'):
-            assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
-        bad_body = {"path": "/v1/completions", "body": []}
-        assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
-
-
-async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeReplica]) -> None:
-    async with routed(config(two, settings=LowestCostSettings())) as harness:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 200}]}
-        first = await harness.chat(json.dumps(body).encode())
-        asked = {"path": "/v1/chat/completions", "body": body}
-        status, explained = await harness.admin("POST", "/admin/explain", json=asked)
-        shown = {candidate["replica"]: candidate for candidate in explained["candidates"]}
-
-        assert (status, explained["replica"], explained["reason"]) == (200, first.replica, "hit")
-        assert explained["hit_tokens"] == shown[first.replica]["hit_tokens"] > 800
-        (other,) = shown.keys() - {first.replica}
-        assert shown[other]["hit_tokens"] == 0
-        assert shown[first.replica]["cost"] < shown[other]["cost"]
-
-
-async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
-    two[1].health_status = 500
-    async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
-        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
-        await harness.until(lambda: harness.router.checks.finding("replica-1").is_up is False, "a first finding")
-        await harness.chat()
-        _, shown = await harness.admin("GET", "/admin/replicas")
-    up, down = shown["replicas"]
-    assert (up["name"], up["health"], up["reason"], up["connections"], up["running"]) == ("replica-0", "up", None, 1, 0)
-    assert up["last_ok_at"] is not None
-    assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check answered 500", None)
-
-
 # --- on disk -----------------------------------------------------------------------------------------
 
 
@@ -236,6 +175,27 @@ async def test_a_file_wins_over_what_was_kept_unless_that_is_newer(two: list[Fak
     for revision, expected in ((5, 5), (4, 5), (5, 5), (7, 7)):
         async with routed(config(two), revision=revision, state_dir=tmp_path) as harness:
             assert await running_revision(harness) == expected
+
+
+async def test_a_file_that_is_refused_is_shown_beside_what_runs_in_its_place(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with routed(config([replica]), revision=4, state_dir=tmp_path):
+        pass
+    store = ConfigStore(ready, LastKnownGood(tmp_path))
+    await store.start(b'{"revision": "five"}')
+    assert store.revision == 4
+    assert store.last_nack is not None
+    assert store.last_nack.path == "$.revision"
+
+
+async def ready(_: LoadedSnapshot) -> Swap:
+    """Make any configuration ready."""
+
+    async def swap() -> None:
+        return
+
+    return swap
 
 
 async def test_a_push_that_cannot_be_kept_is_not_acknowledged(replica: FakeReplica, tmp_path: Path) -> None:

@@ -125,6 +125,20 @@ async def test_a_mistake_of_our_own_quotes_nobody(
     assert "canary" not in caplog.text
 
 
+async def test_a_mistake_of_our_own_about_a_request_to_explain_quotes_nobody(
+    replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("canary-prompt")
+
+    async with routed(config([replica])) as harness:
+        monkeypatch.setattr(Placement, "decide", fail)
+        asked = {"path": CHAT.decode(), "body": json.loads(PROMPT)}
+        assert await harness.admin("POST", "/admin/explain", json=asked) == (500, {"error": "internal error"})
+    assert "error=ValueError" in caplog.text
+    assert "canary" not in caplog.text
+
+
 # --- keys that are ours to check, and ours to send ---
 
 KEY = "canary-" + "5e" * 32

@@ -1,0 +1,92 @@
+"""The admin port: who may ask, and what it shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import config, routed
+
+
+async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
+    paths = ["/admin/config", "/admin/replicas", "/admin/decisions"]
+    async with routed(config([replica]), token="s3cret") as harness:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+            for path in paths:
+                assert (await harness.admin("GET", path, headers=headers))[0] == 401
+            assert (await harness.admin("PUT", "/admin/config", headers=headers, data=b"{}"))[0] == 401
+            assert (await harness.admin("POST", "/admin/explain", headers=headers, data=b"{}"))[0] == 401
+        for path in paths:
+            assert (await harness.admin("GET", path, headers={"Authorization": "Bearer s3cret"}))[0] == 200
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await harness.admin("GET", path))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8081", 200),
+        ("localhost", 200),
+        ("[::1]:8081", 200),
+        ("rebound.example:8081", 403),
+        ("127.0.0.1.example", 403),
+        ("[::1", 403),
+        ("10.0.0.1", 403),
+    ],
+)
+async def test_without_a_token_the_port_is_for_who_asks_for_the_loopback(
+    host: str, status: int, replica: FakeReplica
+) -> None:
+    async with routed(config([replica])) as harness:
+        assert (await harness.admin("GET", "/admin/config", headers={"Host": host}))[0] == status
+        assert (await harness.admin("GET", "/healthz", headers={"Host": host}))[0] == 200
+
+
+async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
+    async with routed(config(two, settings=PrefixHashSettings())) as harness:
+        for number in range(10):
+            body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
+            asked = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}
+            status, explained = await harness.admin("POST", "/admin/explain", json=asked)
+            answer = await harness.chat(json.dumps(body).encode())
+            assert (status, explained["replica"]) == (200, answer.replica)
+            record = harness.router.decisions.after(number, 1)["decisions"][0]
+            assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
+            assert len(record["blocks"]) == 3
+        calls = sum(len(replica.calls) for replica in two)
+        assert calls == 10
+        for bad in (b"{", b'{"path":"/x","body":{}}', b'{"path":"/v1/completions"}'):
+            assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
+        bad_body = {"path": "/v1/completions", "body": []}
+        assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
+
+
+async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeReplica]) -> None:
+    async with routed(config(two, settings=LowestCostSettings())) as harness:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 200}]}
+        first = await harness.chat(json.dumps(body).encode())
+        asked = {"path": "/v1/chat/completions", "body": body}
+        status, explained = await harness.admin("POST", "/admin/explain", json=asked)
+        shown = {candidate["replica"]: candidate for candidate in explained["candidates"]}
+
+        assert (status, explained["replica"], explained["reason"]) == (200, first.replica, "hit")
+        assert explained["hit_tokens"] == shown[first.replica]["hit_tokens"] > 800
+        (other,) = shown.keys() - {first.replica}
+        assert shown[other]["hit_tokens"] == 0
+        assert shown[first.replica]["cost"] < shown[other]["cost"]
+
+
+async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
+    two[1].health_status = 500
+    async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
+        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.checks.finding("replica-1").is_up is False, "a first finding")
+        await harness.chat()
+        _, shown = await harness.admin("GET", "/admin/replicas")
+    up, down = shown["replicas"]
+    assert (up["name"], up["health"], up["reason"], up["connections"], up["running"]) == ("replica-0", "up", None, 1, 0)
+    assert up["last_ok_at"] is not None
+    assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check answered 500", None)
