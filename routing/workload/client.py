@@ -90,7 +90,7 @@ class ChatClient:
             seen.error = "broken"
         except TimeoutError:
             seen.error = "timeout"
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             seen.error = "malformed"
         return seen
 

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 import time
@@ -259,9 +260,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play until the workload ends or SIGTERM; 0, or 2 where the trace cannot be read."""
     parser = _parser()
     given = parser.parse_args(argv)
-    above_zero = (given.time_scale, given.rate, given.tokens_per_s, given.in_flight)
-    if any(number is not None and not number > 0 for number in above_zero):
-        parser.error("--time-scale, --rate, --tokens-per-s and --in-flight must be above 0")
+    for name in ("time_scale", "rate", "tokens_per_s", "in_flight", "requests"):
+        number = getattr(given, name)
+        if number is not None and not 0 < number < math.inf:
+            parser.error(f"--{name.replace('_', '-')}: expected a finite number above 0")
     try:
         workload, scale = _workload(given)
     except (OSError, TraceError) as error:

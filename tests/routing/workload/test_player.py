@@ -172,6 +172,7 @@ async def refused(_request: web.Request) -> web.StreamResponse:
         (stream_of(event({"error": {"message": "x"}}), event(b"[DONE]")), "stream_error"),
         (stream_of(event({"choices": [{"delta": {}, "finish_reason": "abort"}]}), event(b"[DONE]")), "abort"),
         (stream_of(event(b"{oh no")), "malformed"),
+        (stream_of(event(b'{"choices":[{"delta":{"content":"\xff"}}]}')), "malformed"),
     ],
 )
 async def test_each_kind_of_failure_has_its_name(answer: Any, kind: str) -> None:
@@ -288,3 +289,13 @@ def test_quantiles_are_right_to_five_percent_and_unknown_of_nothing() -> None:
     assert durations.quantile(0.5) == pytest.approx(0.5, rel=0.05)
     assert durations.quantile(0.99) == pytest.approx(0.99, rel=0.05)
     assert one_line(Tally(), 10.0) == "0.0 requests/s, 0 errors, hit rate -, TTFT p50 -, p95 -"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--requests", "-1"), ("--in-flight", "0"), ("--rate", "nan"), ("--rate", "inf"), ("--time-scale", "0")],
+)
+def test_what_would_never_end_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--router", "http://127.0.0.1:1", "--mix", "1", option, value])
+    assert f"{option}: expected a finite number above 0" in capsys.readouterr().err
