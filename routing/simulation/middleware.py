@@ -65,7 +65,7 @@ def _is_allowed(request: web.Request) -> bool:
     if key is None or not request.path.startswith(GUARDED):
         return True
     given = request.headers.get("Authorization", "")
-    return hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {key}".encode())
 
 
 def _json(body: bytes, status: int) -> web.Response:

@@ -74,11 +74,7 @@ def _bad_json(raw: bytes) -> ApiError:
 
 def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: bool) -> Ask:
     """A chat request; ApiError says what is wrong with it."""
-    messages = body.get("messages")
-    if messages is None:
-        raise invalid("missing", "body.messages", "Field required", body)
-    if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
-        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    messages = read_messages(body)
     ask = _read_common(body, model, is_chat=True)
     _check_tools(body, auto_tools)
     if not messages:
@@ -89,6 +85,16 @@ def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: 
     ask.prompts = [render_chat(messages, tools if isinstance(tools, list) else None)]
     _check_length(ask, max_model_len)
     return ask
+
+
+def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a conversation, each with a role."""
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("missing", "body.messages", "Field required", body)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    return messages
 
 
 def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> Ask:
@@ -125,7 +131,7 @@ def _read_prompt(prompt: Any) -> bytes:
 def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
     name = "max_completion_tokens" if is_chat and body.get("max_completion_tokens") is not None else "max_tokens"
     max_tokens = _integer(body, name)
-    options = body.get("stream_options") or {}
+    options = _options(body)
     stream = bool(body.get("stream"))
     if options and not stream:
         raise bad_request(
@@ -134,7 +140,6 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
     n = _integer(body, "n")
     check_model(body, model)
     _check_ranges(body, max_tokens, n)
-    stop = body.get("stop") or ()
     return Ask(
         is_chat=is_chat,
         model=model,
@@ -144,13 +149,32 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
         stream=stream,
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
-        stops=(stop,) if isinstance(stop, str) else tuple(str(one) for one in stop),
+        stops=_stops(body),
         salt=str(body.get("cache_salt") or ""),
         ignore_eos=bool(body.get("ignore_eos")),
         min_tokens=_integer(body, "min_tokens") or 0,
         logprobs=bool(body.get("logprobs")),
         return_token_ids=bool(body.get("return_token_ids")),
     )
+
+
+def _options(body: dict[str, Any]) -> dict[str, Any]:
+    options = body.get("stream_options")
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body.stream_options", message, options)
+    return options
+
+
+def _stops(body: dict[str, Any]) -> tuple[str, ...]:
+    """One string or a list of them, where an answer ends."""
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise invalid("string_type", "body.stop", "Input should be a valid string", stop)
+    return tuple(stops)
 
 
 def check_model(body: dict[str, Any], model: str) -> None:

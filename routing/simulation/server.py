@@ -26,7 +26,7 @@ from routing.simulation.faults import read_fault
 from routing.simulation.generation import Generation
 from routing.simulation.middleware import answer_every_request, set_headers
 from routing.simulation.replica import Replica
-from routing.simulation.requests import check_model, decode_body, read_chat, read_completion
+from routing.simulation.requests import check_model, decode_body, read_chat, read_completion, read_messages
 from routing.simulation.settings import ReplicaSettings, parse_settings
 from routing.simulation.state import replica_key, settings_key
 from routing.simulation.stream import EventStream
@@ -167,10 +167,9 @@ async def tokenize(request: web.Request) -> web.Response:
     settings = request.app[replica_key].settings
     body = await _body(request)
     check_model(body, settings.model)
-    messages = body.get("messages")
-    if isinstance(messages, list) and messages:
+    if body.get("messages"):
         tools = body.get("tools")
-        data = render_chat(messages, tools if isinstance(tools, list) else None)
+        data = render_chat(read_messages(body), tools if isinstance(tools, list) else None)
     else:
         data = str(body.get("prompt") or "").encode(errors="replace")
     names = None
@@ -203,8 +202,11 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
 
 async def sleep(request: web.Request) -> web.Response:
     """``POST /sleep?level=1``."""
+    level = request.query.get("level", "1")
+    if level not in {"0", "1", "2"}:
+        raise bad_request("level must be 0, 1 or 2", "level")
     request.app[replica_key].sleep()
-    return json_answer({"status": "sleeping", "level": int(request.query.get("level", "1"))})
+    return json_answer({"status": "sleeping", "level": int(level)})
 
 
 async def wake_up(request: web.Request) -> web.Response:

@@ -270,6 +270,14 @@ def test_a_body_that_no_engine_could_read_is_the_clients_fault(replica: ReplicaP
     assert (answer.status, answer.json["error"]["code"]) == (400, 400)
 
 
+def test_a_prompt_that_is_no_conversation_and_a_level_that_is_none_are_the_clients_fault(
+    replica: ReplicaProcess,
+) -> None:
+    assert replica.send("POST", "/tokenize", {"messages": [7]}).status == 400
+    assert replica.send("POST", "/sleep?level=deep").status == 400
+    assert replica.send("GET", "/is_sleeping").json == {"is_sleeping": False}
+
+
 # --- the end -----------------------------------------------------------------------------------------
 
 
