@@ -79,6 +79,8 @@ def read_answer(
         answer.framing = CHUNKED
     if bodyless or status in {204, 304}:
         answer.framing = NONE
+    if status == 204:
+        answer.length = b""  # RFC 9110, 8.6: it has none, and a client that believed it would wait for a body
     answer.lines = b"".join(without_named(lines, connection) if connection else lines)
     return answer
 

@@ -167,6 +167,16 @@ async def test_http_1_0_may_keep_its_connection_where_a_length_is_known(replica:
             assert (await client.answer()).headers["connection"] == "keep-alive"
 
 
+async def test_a_204_says_no_length_whatever_the_replica_said(replica: FakeReplica) -> None:
+    """RFC 9110, 8.6: a client that believed it would take the next answer for this one's body."""
+    replica.script = raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n")
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for _ in range(2):
+            await client.send(post(CHAT))
+            answer = await client.answer()
+            assert (answer.status, "content-length" in answer.headers) == (204, False)
+
+
 async def test_head_gets_a_head(replica: FakeReplica) -> None:
     replica.script = raw(OK + JSON + b"Content-Length: 500\r\n\r\n")
     async with routed(config([replica])) as harness, harness.connect() as client:
