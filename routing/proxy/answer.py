@@ -74,15 +74,20 @@ def read_answer(
             coding = value if coding is None else b"several"
         elif lower == b"connection":
             connection.append(value)
+    _settle_framing(answer, coding, version, bodyless=bodyless)
+    answer.lines = b"".join(without_named(lines, connection) if connection else lines)
+    return answer
+
+
+def _settle_framing(answer: AnswerHead, coding: bytes | None, version: str, *, bodyless: bool) -> None:
+    """What a Transfer-Encoding, a status or the request's method has to say about the body's end."""
     if coding is not None:
         _check_chunked(coding, version)
         answer.framing = CHUNKED
-    if bodyless or status in {204, 304}:
+    if bodyless or answer.status in {204, 304}:
         answer.framing = NONE
-    if status == 204:
+    if answer.status == 204:
         answer.length = b""  # RFC 9110, 8.6: it has none, and a client that believed it would wait for a body
-    answer.lines = b"".join(without_named(lines, connection) if connection else lines)
-    return answer
 
 
 def _check_chunked(coding: bytes, version: str) -> None:
