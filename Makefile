@@ -15,7 +15,7 @@ check:  ## format, lint, types, imports, migrations, documentation
 bench:  ## benchmarks, as tables
 	@$(PYTHON) deploy/bootstrap.py bench
 
-bench-soak: ## failures of every kind for three minutes; python -m tests.benchmarks soak --seconds N goes on for longer
+bench-soak: ## goals that need time or numbers, judged; python -m tests.benchmarks soak --full takes the goals' own figures
 	@$(PYTHON) deploy/bootstrap.py bench soak
 
 lock:   ## compile requirements/*.txt anew from pyproject.toml

@@ -20,6 +20,7 @@ import uvloop
 
 from routing import __version__
 from routing.proxy.admin import AdminPort
+from routing.proxy.allocator import give_back_large_blocks
 from routing.proxy.announce import Announcement, keep_announcing
 from routing.proxy.collector import spare_the_collector
 from routing.proxy.config_store import NackError
@@ -147,6 +148,7 @@ async def serve(settings: ServeSettings) -> None:
     async with running(settings) as server:
         if settings.workers > 1 or settings.tls.certificate:
             loop.add_signal_handler(signal.SIGHUP, server.data.roll)
+        give_back_large_blocks()
         spare_the_collector()
         _say_ready(server)
         await stop.wait()

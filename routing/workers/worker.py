@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from routing.proxy.allocator import give_back_large_blocks
 from routing.proxy.client import Client
 from routing.proxy.collector import spare_the_collector
 from routing.proxy.config_store import Swap
@@ -68,6 +69,7 @@ class Worker:
         """Answer the parent until it goes away or closes the channel."""
         channel = await Channel.open(socket.socket(fileno=self._orders.channel_fd), self.answer)
         self._loads.start()
+        give_back_large_blocks()
         spare_the_collector()
         await channel.run()
         if not self.router.is_draining:

@@ -12,7 +12,7 @@ BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
-    "soak": "tests.benchmarks.soak",  # failures of every kind, for as long as one likes; not among "all"
+    "soak": "tests.benchmarks.soak",  # goals that need time or numbers, judged; not among "all"
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
 }
 TAKE_OPTIONS = {"quality", "soak"}

@@ -1,4 +1,4 @@
-"""Damaged configurations: each is read or refused with a reason, and whatever is read can be run."""
+"""Damaged configurations (R3): each is read or refused with a reason, and whatever is read can be run."""
 
 from __future__ import annotations
 

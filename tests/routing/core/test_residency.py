@@ -133,6 +133,7 @@ def test_all_replicas_together_are_bounded() -> None:
 
 
 def test_ever_new_prompts_leave_no_more_behind_than_the_bound() -> None:
+    """R21 in short, of what grows with prompts."""
     residency, rng = Residency(block_tokens=64, max_entries=1000), random.Random(7)
     for replica in (A, B, C):
         residency.settle(replica)

@@ -299,6 +299,8 @@ async def test_without_a_configuration_there_is_nothing_to_serve() -> None:
 
 
 async def test_a_stopping_router_finishes_what_it_began(replica: FakeReplica) -> None:
+    """R11"""
+
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -326,6 +328,8 @@ async def test_a_stopping_router_finishes_what_it_began(replica: FakeReplica) ->
 
 
 async def test_a_stopping_router_does_not_wait_for_ever(replica: FakeReplica) -> None:
+    """R11"""
+
     replica.script = hanging
     async with routed(config([replica], limits=Limits(drain_timeout_s=0.1))) as harness, harness.connect() as client:
         await client.send(post(CHAT))

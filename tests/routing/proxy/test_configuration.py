@@ -91,6 +91,7 @@ async def test_what_cannot_be_run_is_refused_with_path_and_reason(two: list[Fake
 
 
 async def test_random_damage_leaves_the_old_or_the_new_one_never_a_mix(two: list[FakeReplica]) -> None:
+    """R3"""
     chance = random.Random(11)
     old, new = config(two[:1]), config(two[1:], settings=PrefixHashSettings())
     async with routed(old, revision=1) as harness:
@@ -162,6 +163,7 @@ async def test_a_request_keeps_the_limits_it_began_with_and_its_replica(two: lis
 
 
 async def test_a_router_starts_with_what_it_last_ran(two: list[FakeReplica], tmp_path: Path) -> None:
+    """R2: without its control plane; how soon a process does is timed by the soak."""
     async with routed(None, state_dir=tmp_path) as harness:
         await harness.push(config(two[:1]), 6)
     assert (tmp_path / CURRENT).stat().st_mode & 0o077 == 0
@@ -242,6 +244,7 @@ while True:
 
 
 def test_killing_the_writer_at_any_moment_leaves_a_whole_document(tmp_path: Path) -> None:
+    """R2 in short."""
     chance = random.Random(5)
     files, saved = LastKnownGood(tmp_path), 0
     for _ in range(40):
@@ -297,6 +300,8 @@ class Process:
 
 
 async def test_a_process_drains_at_the_first_signal_and_ends_at_the_second(tmp_path: Path) -> None:
+    """R11: what runs goes on; the limit, and newcomers, are test_stopping's."""
+
     async def hang(call: Call) -> None:
         await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
         await call.wait_gone()

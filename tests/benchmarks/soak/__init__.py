@@ -1,0 +1,80 @@
+"""Goals that need time or numbers, judged: ``make bench-soak``, ``python -m tests.benchmarks soak [--only ROW ...]``.
+
+Each row prints what it found, and says WRONG where that is not as it must be; if anything is, the whole ends with 1. By
+default each takes a minute or so. The goals' own figures are options, and ``--full`` sets them all: 1,000 kills in a
+write (R2), 500 process kills (R6), 100,000 aborts (R9), 50 million prefixes (R21), 5,000 streams, and longer times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import uvloop
+
+from tests.benchmarks.soak import aborts, config_file, illnesses, kills, overload, prefixes, streams
+from tests.benchmarks.soak.verdict import Verdict
+
+Row = Callable[[Verdict, argparse.Namespace], Coroutine[Any, Any, None] | None]
+
+ROWS: dict[str, Row] = {
+    "R2": lambda verdict, given: config_file.measure(verdict, given.file_kills, given.seed),
+    "R6": lambda verdict, given: kills.measure(verdict, given.kills, given.seed),
+    "R8": lambda verdict, given: illnesses.measure(verdict, given.seconds, given.seed),
+    "R9": lambda verdict, given: aborts.measure(verdict, given.aborts, given.seed),
+    "R10": lambda verdict, given: overload.measure(verdict, given.overload_seconds),
+    "R21": lambda verdict, given: prefixes.measure(verdict, given.prefixes),
+    "streams": lambda verdict, given: streams.measure(verdict, given.streams, given.stream_seconds),
+}
+OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # name, type, default, full, help
+    ("--seconds", float, 180.0, 1800.0, "how long replicas fall ill (R8)"),
+    ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed (R2)"),
+    ("--kills", int, 50, 500, "processes that are killed with requests in their hands (R6)"),
+    ("--aborts", int, 10_000, 100_000, "clients that go away (R9)"),
+    ("--overload-seconds", float, 40.0, 240.0, "how long there is too much to do, the peak included (R10)"),
+    ("--prefixes", int, 8_000_000, 50_000_000, "prefixes that nobody has seen before (R21)"),
+    ("--streams", int, 2000, 5000, "streams at once"),
+    ("--stream-seconds", float, 20.0, 60.0, "how long they go on"),
+)
+
+
+def measure(given: argparse.Namespace) -> list[str]:
+    """Run the chosen rows, and say what was wrong."""
+    wrong: list[str] = []
+    for name in given.only or ROWS:
+        verdict, begun = Verdict(name), time.monotonic()
+        try:
+            running = ROWS[name](verdict, given)
+            if running is not None:
+                uvloop.run(running)
+        except Exception as error:  # noqa: BLE001 - the other rows still have something to say
+            verdict.holds("ended by", repr(error), well=False)
+        verdict.say("took", f"{time.monotonic() - begun:.0f} s")
+        wrong += verdict.wrong
+    return wrong
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options, with what ``--full`` means for those that were not given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks soak", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)} (default: all)")
+    parser.add_argument("--full", action="store_true", help="the goals' own figures, about an hour in all")
+    parser.add_argument("--seed", type=int, default=1)
+    for name, kind, default, full, text in OPTIONS:
+        parser.add_argument(name, type=kind, help=f"{text} (default: {default:,g}; full: {full:,g})")
+    given = parser.parse_args(arguments)
+    for name, _, default, full, _ in OPTIONS:
+        field = name.removeprefix("--").replace("-", "_")
+        if getattr(given, field) is None:
+            setattr(given, field, full if given.full else default)
+    return given
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Print the rows; the process ends with 1 where anything is wrong."""
+    wrong = measure(parsed(arguments))
+    print("\n" + ("\n".join(wrong) if wrong else "all is as it must be"))
+    if wrong:
+        raise SystemExit(1)

@@ -1,0 +1,120 @@
+"""R2: the last known good configuration, written by processes that are killed at random moments of it.
+
+Each kill is a real SIGKILL of a process that writes one revision after the other and says, after each, that it is
+written. Whatever the moment, the newest whole file must hold at least the revision that was last said to be written,
+and byte for byte. Every so often a real router is started on what the killed ones left, without a control plane: its
+first answer from a replica is timed from the start of the process; then it is killed while it takes another revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+
+from routing.proxy.last_known_good import LastKnownGood
+from routing.schema import LoadedSnapshot, RouterConfig, dump_snapshot, load_snapshot
+from tests.benchmarks.soak.prompts import connected, request
+from tests.benchmarks.soak.stand import pool_of, started
+from tests.benchmarks.soak.verdict import Verdict
+from tests.fakes.replica import fake_replicas
+
+SERVES_S = 2.0  # (R2)
+MOMENT_S = 0.02  # within which a writer is killed: some writes long
+EVERY = 50  # kills, a router is started
+NOWHERE = "http://127.0.0.1:9"  # a control plane that is down
+
+
+def write_until_killed(config: RouterConfig, folder: Path, first: int, said: int) -> None:
+    """One revision after the other; each that is written is said to a pipe."""
+    files = LastKnownGood(folder)
+    for revision in range(first, 1 << 30):
+        files.save(dump_snapshot(config, revision).document)
+        os.write(said, revision.to_bytes(4, "big"))
+
+
+def kill_a_writer(config: RouterConfig, folder: Path, first: int, after_s: float) -> int:
+    """The last revision that a writer said it had written before it was killed; ``first - 1`` for none."""
+    hears, says = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            write_until_killed(config, folder, first, says)
+        finally:
+            os._exit(1)
+    os.close(says)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with os.fdopen(hears, "rb") as pipe:
+        heard = pipe.read()
+    return int.from_bytes(heard[-4:], "big") if heard else first - 1
+
+
+def kept(folder: Path) -> LoadedSnapshot | None:
+    """The newest whole document."""
+    documents = LastKnownGood(folder).load()
+    return load_snapshot(documents[0]) if documents else None
+
+
+async def measure(verdict: Verdict, kills: int, seed: int) -> None:
+    """Kill as many writers."""
+    chance, seen, served_s = random.Random(seed), Counter[str](), list[float]()
+    async with fake_replicas(1) as replicas:
+        config = pool_of(replicas)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            revision = 0
+            for number in range(kills):
+                written = kill_a_writer(config, folder, revision + 1, chance.random() * MOMENT_S)
+                found = kept(folder)
+                if found is None:
+                    seen["nothing yet" if not written else "LOST"] += 1
+                    continue
+                whole = found.document == dump_snapshot(config, found.revision).document
+                seen[_kind(folder, found.revision, written) if whole else "TORN"] += 1
+                revision = max(found.revision, written)
+                if number % EVERY == EVERY - 1:
+                    served_s.append(await _serves(folder, config, revision + 1, chance))
+    lost = {kind for kind in seen if kind.isupper()}
+    verdict.holds("writers killed", f"{kills}: {dict(seen)}", not lost)
+    if served_s:
+        text = f"{len(served_s)} routers, first answer after {max(served_s):.2f} s at most, of {SERVES_S:g}"
+        verdict.holds("serves without", text, max(served_s) <= SERVES_S)
+
+
+def _kind(folder: Path, found: int, written: int) -> str:
+    """Where the kill fell."""
+    if found < written:
+        return "LOST"
+    return "in a write" if list(folder.glob("*.new")) else "between two"
+
+
+async def _serves(folder: Path, config: RouterConfig, revision: int, chance: random.Random) -> float:
+    """Seconds from the start of a router's process to its first answer; then it is killed as it takes a revision."""
+    begun = time.perf_counter()
+    async with started(("--control-plane", NOWHERE, "--state-dir", str(folder))) as router:
+        async with connected(router.port) as client:
+            status, _ = await client.ask(request(0))
+        took_s = time.perf_counter() - begun if status == 200 else float("inf")
+        url = f"http://127.0.0.1:{router.admin_port}/admin/config"
+        async with aiohttp.ClientSession() as http:
+            pushing = asyncio.create_task(_push(http, url, dump_snapshot(config, revision).document))
+            await asyncio.wait([pushing], timeout=chance.random() * MOMENT_S)
+            router.popen.kill()
+            await pushing
+    return took_s
+
+
+async def _push(http: aiohttp.ClientSession, url: str, document: bytes) -> None:
+    with suppress(aiohttp.ClientError):
+        async with http.put(url, data=document):
+            pass

@@ -1,0 +1,107 @@
+"""R21: prompts of which no two begin alike, as many as you like, through what a router keeps of them.
+
+Straight through the router's own objects, in this process and without HTTP, which would take ten times as long: body ->
+canonical prompt -> hashes -> choice -> load book and residency -> decision record -> counters. A prompt is of
+``BLOCKS`` blocks, each of which ends another prefix, so that ``prefixes`` of them take an eighth as many prompts; each
+also names a session and a task group that nobody has heard of. Time is the prompts' own, a millisecond each. Memory
+goes up and down with tables that move, so its greatest in the first quarter after the warm-up is compared with that in
+the last.
+"""
+
+from __future__ import annotations
+
+from routing.core.health import HealthBook
+from routing.core.load import LoadBook
+from routing.core.matching import PlacementRequest
+from routing.core.prompt import canonical_prompt
+from routing.core.request import parse_body
+from routing.core.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
+from routing.proxy.allocator import give_back_large_blocks
+from routing.proxy.collector import spare_the_collector
+from routing.proxy.decisions import MAX_RECORDS, DecisionRing, Record
+from routing.proxy.metrics import Metrics, Outcome
+from routing.proxy.usage import Usage
+from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
+from routing.strategies.placement import Placement
+from tests.benchmarks.soak.stand import resident_kib
+from tests.benchmarks.soak.verdict import Verdict
+
+PATH = "/v1/chat/completions"
+REPLICAS = 8
+BLOCKS = 8  # of a prompt
+PROMPT_TOKENS = BLOCKS * BLOCK_TOKENS
+CAPACITY_BLOCKS = 2_000_000  # of 16 tokens, so that what all may hold together is what binds
+LOOKS = 40
+WARM_UP = MAX_ENTRIES + MAX_ENTRIES // 4  # prompts: the index is full then, and what it let go of is free again
+
+SAID = b"x" * (4 * PROMPT_TOKENS)
+
+
+class Kept:
+    """Everything that a router keeps of requests."""
+
+    def __init__(self, residency: Residency | None = None) -> None:
+        members = tuple(
+            ReplicaConfig(name=f"gpu-{number}", url="http://replica", block_tokens=16, capacity_blocks=CAPACITY_BLOCKS)
+            for number in range(REPLICAS)
+        )
+        policy = PolicyConfig(name="soak", revision=1, settings=LowestCostSettings())
+        pool = PoolConfig(name="soak", policy=policy, replicas=members)
+        self.now_s = 0.0
+        self.book = LoadBook(clock=lambda: self.now_s)
+        self.residency = Residency() if residency is None else residency
+        self.metrics = Metrics()
+        self.decisions = DecisionRing()
+        self._health = HealthBook()
+        config = RouterConfig(hash_secret="0" * 32, pools=(pool,))
+        self._placement = Placement(config, self.book, residency=self.residency)
+
+    def take(self, number: int) -> None:
+        """A whole request, from its body to the end of its accounting."""
+        self.now_s += 0.001
+        parsed = parse_body(PATH, _body(number))
+        wanted = PlacementRequest(parsed.model, f"group-{number}", parsed.session_key, canonical_prompt(parsed))
+        decision = self._placement.decide(wanted, self._health)
+        record = Record.of(decision, f"id-{number}", wanted.prompt.tokens)
+        ticket = self._placement.dispatch(decision)
+        ticket.first_byte()
+        record.first_byte(200, 0.05)
+        record.used(Usage(PROMPT_TOKENS, 16, 0))
+        ticket.answered(0.05, PROMPT_TOKENS, 0)
+        ticket.end()
+        self.metrics.placed_ended(record, Outcome.OK)
+        self.decisions.add(record)
+
+    @property
+    def series(self) -> int:
+        """Lines of metrics."""
+        return sum(1 for _ in self.metrics.lines())
+
+
+def _body(number: int) -> bytes:
+    text = b"%d %b" % (number, SAID[: 4 * PROMPT_TOKENS - 24])
+    return b'{"model":"llama","user":"u-%d","messages":[{"role":"user","content":"%b"}]}' % (number, text)
+
+
+def measure(verdict: Verdict, prefixes: int) -> None:
+    """So many distinct prefixes."""
+    give_back_large_blocks()
+    spare_the_collector()
+    kept, prompts = Kept(), max(1, prefixes // BLOCKS)
+    warm_up = min(prompts // 2, WARM_UP)
+    for number in range(warm_up):
+        kept.take(number)
+    series, most, looks_kib = kept.series, 0, list[int]()
+    step = max(1, (prompts - warm_up) // LOOKS)
+    for first in range(warm_up, prompts, step):
+        for number in range(first, min(first + step, prompts)):
+            kept.take(number)
+        most = max(most, len(kept.residency))
+        looks_kib.append(resident_kib())
+    quarter = LOOKS // 4
+    verdict.say("prompts", f"{prompts:,} of {BLOCKS} blocks: {prompts * BLOCKS:,} prefixes, without HTTP")
+    verdict.memory(max(looks_kib[:quarter]), max(looks_kib[-quarter:]))
+    verdict.holds("index", f"{most:,} entries at most, of {MAX_ENTRIES:,}", 0 < most <= MAX_ENTRIES)
+    verdict.holds("decisions", f"{len(kept.decisions):,} kept, of {MAX_RECORDS:,}", len(kept.decisions) <= MAX_RECORDS)
+    verdict.holds("series", f"{series} lines after the warm-up, {kept.series} at the end", series == kept.series)
+    verdict.holds("loads", "nothing left" if not kept.book.audit() else str(kept.book.audit()), not kept.book.audit())
