@@ -74,11 +74,9 @@ class Grant:
             self.tokens.spend(usage.prompt + (usage.generated or 0) - estimate)
 
     def carry_over(self, before: Grant) -> None:
-        """Go on from what was left under the configuration before."""
-        if self.requests is not None and before.requests is not None:
-            self.requests.carry_over(before.requests)
-        if self.tokens is not None and before.tokens is not None:
-            self.tokens.carry_over(before.tokens)
+        """Go on with the budgets of the configuration before, which requests that began under it spend from too."""
+        self.requests = _continued(before.requests, self.requests)
+        self.tokens = _continued(before.tokens, self.tokens)
 
 
 class AccessControl:
@@ -116,6 +114,14 @@ class AccessControl:
     def _grant(self, authorization: bytes) -> Grant | None:
         bearer = _bearer(authorization)
         return self._grants.get(hashlib.sha256(bearer[1]).digest()) if bearer else None
+
+
+def _continued(before: Budget | None, now: Budget | None) -> Budget | None:
+    """The budget before, at the rate of now; one of them alone is no continuation."""
+    if before is None or now is None:
+        return now
+    before.change(now.per_s, now.capacity)
+    return before
 
 
 def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> RefusalError:

@@ -45,10 +45,8 @@ def test_an_overdrawn_budget_refills_to_its_capacity_and_no_further() -> None:
 
 
 def test_a_new_rate_is_no_new_allowance() -> None:
-    before, wider, narrower = Budget(1.0, 10, 0.0), Budget(1.0, 100, 5.0), Budget(1.0, 2, 5.0)
-    before.spend(8)
-    wider.carry_over(before)
-    narrower.carry_over(before)
-
-    assert wider.left(1.0) == 3
-    assert narrower.left(1.0) == 2
+    for capacity, left in ((100, 3), (2, 2)):
+        budget = Budget(1.0, 10, 0.0)
+        budget.spend(8)
+        budget.change(1.0, capacity)
+        assert budget.left(1.0) == left

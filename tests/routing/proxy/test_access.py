@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from routing.schema import (
     load_snapshot,
     without_secrets,
 )
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import Call, FakeReplica, answering
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, get, post, routed
 
 KEY, OTHER = "sk-" + "a1" * 32, "sk-" + "b2" * 32
@@ -255,6 +256,25 @@ async def test_a_prompt_counts_as_soon_as_it_is_sent(clock: list[float], replica
     async with routed(guarded([replica], api_key(tokens_per_min=100))) as harness:
         statuses = [(await ask(harness, asking(text="x" * 4000))).status for _ in range(2)]
     assert statuses == [400, 429]
+
+
+async def test_what_runs_as_the_configuration_changes_is_counted_under_the_new_one(
+    clock: list[float], replica: FakeReplica
+) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await answering(b'{"usage":{"prompt_tokens":500,"completion_tokens":500}}')(call)
+
+    replica.script = script
+    async with routed(guarded([replica], api_key(tokens_per_min=600))) as harness:
+        first = asyncio.create_task(ask(harness))
+        await replica.wait_calls(1)
+        await harness.push(guarded([replica], api_key(tokens_per_min=660)), 2)
+        go.set()
+        assert (await first).status == 200
+        assert (await ask(harness)).status == 429
 
 
 async def test_a_new_configuration_is_no_new_allowance(clock: list[float], replica: FakeReplica) -> None:
