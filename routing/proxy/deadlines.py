@@ -57,7 +57,7 @@ class Deadlines:
         """Let go of a holder that has ended."""
         holder.deadline = NEVER
         if holder.due != NOWHERE:
-            self._buckets.get(holder.due, set()).discard(holder)
+            self._take_out(holder)
             holder.due = NOWHERE
 
     def close(self) -> None:
@@ -66,9 +66,17 @@ class Deadlines:
 
     def _file(self, holder: Holder, due: int) -> None:
         if holder.due != NOWHERE:
-            self._buckets.get(holder.due, set()).discard(holder)
+            self._take_out(holder)
         holder.due = due = max(due, self._tick + 1)
         self._buckets.setdefault(due, set()).add(holder)
+
+    def _take_out(self, holder: Holder) -> None:
+        """Out of its bucket; an empty one goes, because with deadlines of hours there would be many."""
+        bucket = self._buckets.get(holder.due)
+        if bucket is not None:
+            bucket.discard(holder)
+            if not bucket:
+                del self._buckets[holder.due]
 
     def _sweep(self) -> None:
         now = self._loop.time()

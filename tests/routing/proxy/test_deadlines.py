@@ -69,6 +69,17 @@ async def test_who_ended_is_forgotten() -> None:
     wheel.close()
 
 
+async def test_no_bucket_is_kept_of_those_who_were_forgotten_or_filed_anew() -> None:
+    wheel = Deadlines(asyncio.get_running_loop())
+    for number in range(1000):
+        waiter = Waiter()
+        wheel.arm(waiter, 86_400 - number)
+        wheel.arm(waiter, 43_200 - number)
+        wheel.forget(waiter)
+    assert len(wheel._buckets) == 0
+    wheel.close()
+
+
 async def test_one_that_ends_another_as_it_passes_is_not_followed_by_it() -> None:
     wheel, first, second = Deadlines(asyncio.get_running_loop()), Waiter(), Waiter()
     for waiter, other in ((first, second), (second, first)):
