@@ -44,6 +44,7 @@ class SingleProcess:
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
+        self.router.is_draining = True  # not ready from now on, though newcomers are still taken for a moment
         event(logger, "draining", in_flight=self.router.in_flight, limit_s=self.router.limits.drain_timeout_s)
         await asyncio.gather(*(send_newcomers_to_others([shared]) for shared in self._shared))
         linger_s = LINGER_S if self._shared else 0.0

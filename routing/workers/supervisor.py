@@ -54,7 +54,8 @@ class Supervisor:
         self.counts = Counts()
         self.sequence = Sequence()
         self.restarts = 0
-        self.is_draining = False
+        self.is_stopping = False  # not ready any more, though workers are still replaced and accept
+        self.is_draining = False  # nor do they accept
         self._is_open = False  # whether workers may accept
         self.workers = workers
         self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
@@ -112,7 +113,7 @@ class Supervisor:
 
     def roll(self) -> None:
         """Begin to replace every worker, unless that is under way."""
-        if self._is_rolling or self.is_draining:
+        if self._is_rolling or self.is_stopping:
             event(logger, "roll_ignored", level=logging.WARNING)
         else:
             self._is_rolling = True
@@ -122,7 +123,7 @@ class Supervisor:
         """One after the other, each once the one in its place accepts; the rest stay if one does not start."""
         try:
             for slot in range(self.workers):
-                if self.is_draining:
+                if self.is_stopping:
                     return
                 await self._fill(slot)
             event(logger, "workers_rolled", workers=self.workers)
@@ -133,6 +134,7 @@ class Supervisor:
 
     async def drain(self, *, to_others: bool) -> None:
         """Accept nothing more, and let what runs finish; ``to_others``: first send newcomers to another process."""
+        self.is_stopping = True
         event(logger, "draining", in_flight=self.in_flight, limit_s=self.drain_timeout_s)
         if to_others:
             for sockets in zip(*self._sockets, strict=True):
@@ -146,7 +148,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End everything that is left."""
-        self.is_draining = True
+        self.is_stopping = self.is_draining = True
         self._leave()
         for task in list(self._tasks):
             task.cancel()

@@ -48,7 +48,7 @@ class WorkersView:
     @property
     def not_ready_reason(self) -> str | None:
         """Why no traffic should come here; None when it may."""
-        if self._supervisor.is_draining:
+        if self._supervisor.is_stopping:
             return "draining"
         if self.store.applied is None:
             return "no configuration yet"

@@ -183,6 +183,16 @@ async def test_a_second_router_does_not_take_the_port_by_mistake(replica: FakeRe
                 pass
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_router_that_stops_is_not_ready_from_the_first_moment(
+    workers: int, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, config([replica]), "--reuse-port", f"--workers={workers}") as router:
+        router.process.send_signal(signal.SIGTERM)
+        await router.line(" draining ")
+        assert await router.admin("GET", "/readyz") == (503, {"status": "not_ready", "reason": "draining"})
+
+
 @pytest.mark.parametrize(
     ("workers", "successors", "keep"),
     [(1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True), (2, 1, False), (1, 2, True)],
