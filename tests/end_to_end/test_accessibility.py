@@ -32,6 +32,16 @@ VIEWS = [(width, theme) for width in (360, 1280) for theme in ("light", "dark")]
 SIZES = {360: {"width": 360, "height": 740}, 1280: {"width": 1280, "height": 800}}
 
 
+# Scripts that return what is wrong with a page's layout, or nothing.
+LAYOUT = {
+    "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
+    "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
+    ".filter((row) => row.offsetHeight > 110).map((row) => row.innerText)",
+    "the current page is out of sight in the strip": "[...document.querySelectorAll('nav [aria-current]')]"
+    ".filter((link) => link.getBoundingClientRect().right > innerWidth).map((link) => link.innerText)",
+}
+
+
 def violations(page):
     """What axe finds: each rule, and up to three elements that break it."""
     page.evaluate(AXE)
@@ -48,8 +58,7 @@ def look_at(page, paths, complaints):
         if page.locator("[data-chart]").count():
             expect(page.locator(".js-plotly-plot")).to_have_count(3)
         wrong = violations(page)
-        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-            wrong.append(("scrolls sideways", page.evaluate("document.documentElement.scrollWidth")))
+        wrong += [(name, seen) for name, script in LAYOUT.items() if (seen := page.evaluate(script))]
         if wrong:
             found[path] = wrong
     complaints.heard[:] = [text for text in complaints.heard if "404 (Not Found)" not in text]  # asked for above
