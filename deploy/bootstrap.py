@@ -73,6 +73,7 @@ def test(arguments: list[str]) -> int:
     """Run every test, in several processes; arguments go to pytest, and ``-n 0`` among them makes it one process."""
     install("dev")
     environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many programs that tests start compiles it all
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
     return subprocess.call([PYTHON, "-m", "pytest", *SIDE_BY_SIDE, "--durations=12", *arguments], env=environment)
