@@ -32,6 +32,7 @@ class Member(NamedTuple):
     load: Load
     weight: float
     bit: int  # in the residency's masks; 0 where nothing is known of it
+    share: float = 1.0  # of its weight that it has; less while it starts slowly
 
 
 class Candidates:
@@ -43,11 +44,13 @@ class Candidates:
         book: LoadBook,
         seed: int = 0,
         bits: Mapping[ReplicaId, int] | None = None,
+        shares: Mapping[ReplicaId, float] | None = None,
     ) -> None:
         self.weights = weights  # relative capacity, > 0
         self.weight = sum(weights.values())
         self.loads: Mapping[ReplicaId, Load] = {name: book.load(name) for name in weights}
         self.bits: Mapping[ReplicaId, int] = {} if bits is None else bits  # in the residency's masks
+        self._shares: Mapping[ReplicaId, float] = {} if shares is None else shares  # of weights, where below 1
         self._whole: Candidates | None = None
         self._book = book
         self._seed = seed
@@ -72,7 +75,7 @@ class Candidates:
     def without(self, excluded: Collection[ReplicaId]) -> Candidates:
         """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
         kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
-        rest = Candidates(kept, self._book, self._seed, self.bits)
+        rest = Candidates(kept, self._book, self._seed, self.bits, self._shares)
         rest._whole = self.whole
         return rest
 
@@ -84,8 +87,11 @@ class Candidates:
     @cached_property
     def members(self) -> list[Member]:
         """Everybody, in one list."""
-        bits, weights = self.bits, self.weights
-        return [Member(name, load, weights[name], bits.get(name, 0)) for name, load in self.loads.items()]
+        bits, weights, shares = self.bits, self.weights, self._shares
+        return [
+            Member(name, load, weights[name], bits.get(name, 0), shares.get(name, 1.0))
+            for name, load in self.loads.items()
+        ]
 
     @cached_property
     def _cumulative(self) -> list[float]:
@@ -123,7 +129,7 @@ class Candidates:
 
     def only(self, names: Collection[ReplicaId]) -> Candidates:
         """Some of them, in this order. O(names)."""
-        return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits)
+        return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits, self._shares)
 
     @property
     def running(self) -> int:

@@ -76,7 +76,7 @@ class CostRule:
         """Of each member: tokens of work ahead, tokens of the prompt to prefill, and speed; how many are busy."""
         levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
         terms, busy = [], 0
-        for _replica, load, weight, bit in members:
+        for _replica, load, weight, bit, share in members:
             uncached, rate = prompt_tokens, load.prefill.tokens_per_s
             for blocks, holders in levels:
                 if holders & bit:
@@ -86,7 +86,7 @@ class CostRule:
             if load.waiting_tokens:
                 work += load.remaining_tokens(now_s)
                 busy += 1
-            terms.append((work, uncached, rate if by_rate else weight))
+            terms.append((work, uncached, rate * share if by_rate else weight))
         return terms, busy
 
     def _compared(

@@ -61,7 +61,8 @@ class Fleet:
             if replica.state is ReplicaState.ACTIVE and health.is_up(name)
         }
         bits = {name: self._settled(replica).bit for name, replica in self.replicas.items()}
-        return Candidates(eligible, self.loads, self.seed, bits)
+        shares = {name: share for name in eligible if (share := health.share(name)) < 1.0}
+        return Candidates(eligible, self.loads, self.seed, bits, shares)
 
     def _holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
         """By what the configuration says of the replica, else by what the replica told."""

@@ -221,3 +221,20 @@ def test_a_prompt_without_a_whole_block_goes_by_its_opening() -> None:
 
     assert home_key([], fleet.residency.match([]), 77) == 77
     assert home_key([], fleet.residency.match([]), None) == 0
+
+
+def test_by_rate_a_replica_that_starts_slowly_counts_as_slower() -> None:
+    """At a quarter of its share it gets a prompt when the others have four times the work; weights say nothing."""
+    book, (a, b) = LoadBook(lambda: 0.0), names(2)
+    residency = Residency(block_tokens=10)
+    bits = {name: residency.settle(name).bit for name in (a, b)}
+    candidates = Candidates({a: 0.5, b: 1.0}, book, bits=bits, shares={a: 0.25})
+    rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
+
+    def chosen() -> ReplicaId:
+        return rule.choose(match, 1, 1000, candidates).replica
+
+    book.dispatch(b, 2500)
+    assert chosen() == b
+    book.dispatch(b, 2500)
+    assert chosen() == a
