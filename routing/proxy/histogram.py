@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import compress
 
 EDGES = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
 _LABELS = [repr(edge) for edge in EDGES]
@@ -27,10 +28,10 @@ class Histogram:
     def lines(self, name: str, labels: str) -> Iterator[str]:
         """Prometheus text; only buckets that hold something, cumulative as the format wants it."""
         counts, total, cumulative = self._counts[:], self._sum, 0  # of one moment
-        for index, count in enumerate(counts):
-            cumulative += count
-            if count and index < len(EDGES):
-                yield f'{name}_bucket{{{labels},le="{_LABELS[index]}"}} {cumulative}'
+        for index in compress(range(len(EDGES)), counts):
+            cumulative += counts[index]
+            yield f'{name}_bucket{{{labels},le="{_LABELS[index]}"}} {cumulative}'
+        cumulative += counts[-1]
         yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative}'
         yield f"{name}_sum{{{labels}}} {total!r}"
         yield f"{name}_count{{{labels}}} {cumulative}"
