@@ -117,7 +117,7 @@ class RouterView:
             return self._explain(msgspec.json.decode(asked, type=Explained))
         except RoutingError as error:
             raise refusal_of(error) from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RefusalError(422, str(error)) from None
 
     def _explain(self, request: Explained) -> dict[str, Any]:

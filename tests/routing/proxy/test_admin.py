@@ -58,7 +58,8 @@ async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeRepl
             assert len(record["blocks"]) == 3
         calls = sum(len(replica.calls) for replica in two)
         assert calls == 10
-        for bad in (b"{", b'{"path":"/x","body":{}}', b'{"path":"/v1/completions"}'):
+        odd = (b'{"path":"\xff","body":{}}', b'{"path":"/v1/completions","body":' + b"[" * 100_000)
+        for bad in (b"{", b'{"path":"/x","body":{}}', b'{"path":"/v1/completions"}', *odd):
             assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
         bad_body = {"path": "/v1/completions", "body": []}
         assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
