@@ -9,7 +9,7 @@ from routing.proxy.decisions import MAX_SHOWN_BLOCKS, DecisionRing, Record
 
 def record(name: str, blocks: int) -> Record:
     hashes = [array("Q", range(blocks))]
-    return Record(name, 0.0, "chat", "", "everyday", 1, "prefix_hash", "a", "affinity", 100, 16, None, hashes, [])
+    return Record(name, 0.0, "chat", "", "", "everyday", 1, "prefix_hash", "a", "affinity", 100, 16, None, hashes, [])
 
 
 def pages_of(ring: DecisionRing, limit: int = 1000) -> list[list[str]]:
