@@ -222,7 +222,7 @@ class Supervisor:
         await self._refill(slot, 0.0 if lived_s > STABLE_S else self._pauses_s[slot])
 
     async def _refill(self, slot: int, pause_s: float) -> None:
-        """Start a worker anew until one stands, with growing pauses."""
+        """Start a worker anew until one stood, with growing pauses; who watches that one sees to its successor."""
         while not self.is_draining and self._slots[slot] is None:
             await asyncio.sleep(pause_s)
             pause_s = self._pauses_s[slot] = min(LAST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
@@ -230,6 +230,8 @@ class Supervisor:
                 await self._fill(slot)
             except OSError as error:
                 event(logger, "worker_not_started", level=logging.ERROR, worker=slot, reason=str(error))
+            else:
+                return
 
     async def _free(self, row: int) -> None:
         """Let a row be used again: its worker is gone."""

@@ -134,6 +134,33 @@ async def test_rows_and_channels_do_not_run_out(tmp_path: Path) -> None:
         assert open_files() <= before
 
 
+async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, None) as supervisor:
+        known, dead, started = set(supervisor.members), [], []
+        listen, start = Member.listen, Member.start
+
+        async def die_once(self: Member, slots: list[int]) -> None:
+            if self not in known and not dead:
+                dead.append(self)
+                self.kill()
+                await self.process.wait()
+            await listen(self, slots)
+
+        async def count(*what: Any) -> Member:
+            started.append(await start(*what))
+            return started[-1]
+
+        monkeypatch.setattr(Member, "listen", die_once)
+        monkeypatch.setattr(Member, "start", count)
+        supervisor.ready[0].kill()
+        await until(lambda: supervisor.restarts == 2 and len(supervisor.ready) == 2, "a second successor")
+        await supervisor.look()
+        await until(lambda: len(supervisor.members) == 2 and len(supervisor._tasks) == 3, "nothing more to begin")
+        assert len(started) == 2
+
+
 async def test_a_channel_says_why_there_is_no_answer() -> None:
     async def answer(question: str, content: Any) -> Any:
         if question == "decline":
