@@ -1,5 +1,7 @@
 """The control plane as a Django application."""
 
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -8,3 +10,7 @@ class ControlPlaneConfig(AppConfig):
 
     name = "controlplane"
     verbose_name = "Control plane"
+
+    def ready(self) -> None:
+        """Listen to those who sign in."""
+        import_module("controlplane.signals")

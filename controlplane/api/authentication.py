@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from dataclasses import replace
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser, User
@@ -11,6 +12,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from controlplane.models import ApiToken
+from controlplane.origin import present_origin, set_origin
 from controlplane.services.tokens import find_token, note_use
 
 _SCHEME = "Bearer"
@@ -28,6 +30,7 @@ class TokenAuthentication(BaseAuthentication):
         if token is None:
             raise AuthenticationFailed("The token is unknown, expired or revoked.")
         note_use(token)
+        set_origin(replace(present_origin(), token=token.key_id))
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:  # noqa: ARG002 - the signature is DRF's

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django_filters import rest_framework as filters
 
 from controlplane.models import (
+    AuditEntry,
     Event,
     EventKind,
     PolicyRevision,
@@ -58,6 +59,17 @@ class RolloutFilter(filters.FilterSet):
     class Meta:
         model = Rollout
         fields = ("policy", "state")
+
+
+class AuditFilter(filters.FilterSet):
+    """``?actor=&kind=&project=&pool=&after=&before=``; times are ISO 8601, ``after`` included."""
+
+    after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+    before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+
+    class Meta:
+        model = AuditEntry
+        fields = ("actor", "kind", "project", "pool", "after", "before")
 
 
 class EventFilter(filters.FilterSet):

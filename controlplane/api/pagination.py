@@ -31,6 +31,12 @@ class NewestFirst(CursorPagination):
             raise NotFound(self.invalid_cursor_message) from None
 
 
+class AuditPages(NewestFirst):
+    """Entries of the audit log, the newest first."""
+
+    ordering = ("-number",)
+
+
 class EventPages(NewestFirst):
     """Events, the newest first."""
 

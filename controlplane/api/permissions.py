@@ -1,30 +1,36 @@
-"""What the asker may do. The rule table of the REST API; everything not allowed here is denied."""
+"""What the asker may do over REST: the rule table, for scripts with a token and people with a session."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib.auth.models import User
-from rest_framework.permissions import SAFE_METHODS, BasePermission
+from django.db.models import Model
+from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from controlplane.models import ApiToken, Scope
+from controlplane.access.asker import Asker, asker_of
+from controlplane.access.rules import needed_role, opens
+from controlplane.access.scope import project_id_of
+from controlplane.models import ApiToken, Role
 
-_ORDER = list(Scope)  # each includes the ones before it
 
-
-class HasScope(BasePermission):
-    """Reading needs ``read`` and changing ``write``; a view with ``needs_admin = True`` needs ``admin`` for both.
-
-    A signed-in person may read and change; ``admin`` is for staff.
-    """
+class HasRole(BasePermission):
+    """The role that the table asks for: somewhere, and in the project of the object that the address names."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Whether the asker's scopes cover what the view needs."""
-        needed = Scope.READ if request.method in SAFE_METHODS else Scope.WRITE
-        if getattr(view, "needs_admin", False):
-            needed = Scope.ADMIN
-        return any(_ORDER.index(Scope(scope)) >= _ORDER.index(needed) for scope in granted(request))
+        """Whether the asker holds the role anywhere. What a list shows and a body may name is narrowed further."""
+        method = request.method or ""
+        if isinstance(request.user, User) and method != "OPTIONS" and not hasattr(view, method.lower()):
+            raise MethodNotAllowed(method)
+        needed = role_needed(request)
+        return needed is not None and opens(asker(request), route_of(request), needed)
+
+    def has_object_permission(self, request: Request, view: Any, obj: Model) -> bool:  # noqa: ARG002 - DRF's signature
+        """Whether the role suffices for this object; one that the asker cannot see is not found before."""
+        needed = role_needed(request)
+        return needed is not None and asker(request).may(needed, project_id_of(obj))
 
 
 class IsRouter(BasePermission):
@@ -35,17 +41,25 @@ class IsRouter(BasePermission):
         return request.auth == "router"
 
 
-def granted(request: Request) -> list[str]:
-    """The scopes that the asker holds; none for an anonymous one."""
-    if isinstance(request.auth, ApiToken):
-        return request.auth.scopes
-    if isinstance(request.user, User) and request.user.is_authenticated:
-        return [Scope.WRITE, Scope.ADMIN] if request.user.is_staff else [Scope.WRITE]
-    return []
+def asker(request: Request) -> Asker:
+    """Who is asking, and which roles they hold."""
+    token = request.auth if isinstance(request.auth, ApiToken) else None
+    return asker_of(request._request, token)  # noqa: SLF001 - where Django's middleware keeps it too
+
+
+def role_needed(request: Request) -> Role | None:
+    """What the table says of this address and method."""
+    return needed_role(route_of(request), request.method or "")
+
+
+def route_of(request: Request) -> str:
+    """The address's name in the table."""
+    match = request.resolver_match
+    return match.view_name if match else ""
 
 
 def signed_in_user(request: Request) -> User:
-    """Who is asking, for a service's ``by``; behind HasScope there always is somebody."""
+    """Who is asking, for a service's ``by``; behind HasRole there always is somebody."""
     if not isinstance(request.user, User):
-        raise TypeError("a view without HasScope asked who is signed in")
+        raise TypeError("a view without HasRole asked who is signed in")
     return request.user

@@ -9,7 +9,7 @@ from drf_spectacular.views import SpectacularJSONAPIView
 
 from .authentication import RouterAuthentication, TokenAuthentication
 from .exceptions import CONTENT_TYPE
-from .permissions import HasScope
+from .permissions import HasRole
 
 PROBLEM = {
     "type": "object",
@@ -67,7 +67,7 @@ def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
 class SchemaView(SpectacularJSONAPIView):
     """``/api/v1/openapi.json``."""
 
-    permission_classes = (HasScope,)
+    permission_classes = (HasRole,)
     custom_settings = {  # noqa: RUF012 - spectacular's attribute
         "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", f"{__name__}.add_problems"]
     }

@@ -8,10 +8,12 @@ from rest_framework import serializers
 
 from controlplane.models import (
     ApiToken,
+    AuditEntry,
     ConfigSnapshot,
     Event,
     PolicyRevision,
     Pool,
+    Project,
     Replica,
     ReplicaState,
     Rollout,
@@ -21,10 +23,7 @@ from controlplane.models import (
     TaskGroup,
 )
 
-
-def by_name(**options: Any) -> serializers.SlugRelatedField[Any]:
-    """Another object, given and shown by its name."""
-    return serializers.SlugRelatedField(slug_field="name", **options)
+from .fields import ById, ByName
 
 
 def by_username(source: str) -> serializers.CharField:
@@ -35,29 +34,46 @@ def by_username(source: str) -> serializers.CharField:
 class PoolSerializer(serializers.ModelSerializer[Pool]):
     """A pool."""
 
+    project = ByName(read_only=True)
+
     class Meta:
         model = Pool
-        fields = ("name", "models", "description", "created_at")
+        fields = ("name", "project", "models", "description", "created_at")
 
 
-class PoolInput(serializers.Serializer[Any]):
-    """A new pool, or what to change of one. The name is for good."""
+class ProjectSerializer(serializers.ModelSerializer[Project]):
+    """A project."""
+
+    class Meta:
+        model = Project
+        fields = ("name", "description", "created_at")
+
+
+class ProjectInput(serializers.Serializer[Any]):
+    """A new project."""
 
     name = serializers.CharField(max_length=30)
+    description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
+
+
+class PoolChange(serializers.Serializer[Any]):
+    """What to change of a pool."""
+
     models = serializers.ListField(child=serializers.CharField(max_length=256), max_length=256, required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
 
 
-class PoolChange(PoolInput):
-    """What to change of a pool."""
+class PoolInput(PoolChange):
+    """A new pool; without a project it belongs to the one called ``default``. Name and project are for good."""
 
-    name = None  # type: ignore[assignment]  # how DRF takes an inherited field away
+    name = serializers.CharField(max_length=30)
+    project = ByName(queryset=Project.objects.all(), required=False)
 
 
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     """A replica as an operator wants it; whether it answers is telemetry's to say."""
 
-    pool = by_name(read_only=True)
+    pool = ByName(read_only=True)
 
     class Meta:
         model = Replica
@@ -74,7 +90,7 @@ class ReplicaChange(serializers.Serializer[Any]):
 class ReplicaInput(serializers.Serializer[Any]):
     """A new replica."""
 
-    pool = by_name(queryset=Pool.objects.all())
+    pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=63)
     url = serializers.CharField(max_length=2048)
     weight = serializers.FloatField(required=False)
@@ -89,8 +105,8 @@ class ReplicaStateInput(serializers.Serializer[Any]):
 class TaskGroupSerializer(serializers.ModelSerializer[TaskGroup]):
     """A task group; no replicas means all of its pool's."""
 
-    pool = by_name(read_only=True)
-    replicas = by_name(many=True, read_only=True)
+    pool = ByName(read_only=True)
+    replicas = ByName(many=True, read_only=True)
 
     class Meta:
         model = TaskGroup
@@ -102,20 +118,20 @@ class TaskGroupChange(serializers.Serializer[Any]):
 
     owner = serializers.CharField(max_length=200, allow_blank=True, required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
-    replicas = by_name(queryset=Replica.objects.all(), many=True, required=False)
+    replicas = ByName(queryset=Replica.objects.all(), many=True, required=False)
 
 
 class TaskGroupInput(TaskGroupChange):
     """A new task group."""
 
-    pool = by_name(queryset=Pool.objects.all())
+    pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=30)
 
 
 class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
     """One version of a policy."""
 
-    policy = by_name(read_only=True)
+    policy = ByName(read_only=True)
     author = by_username("author")
 
     class Meta:
@@ -137,7 +153,7 @@ class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
 class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
     """A policy with its live revision and its draft, each null where there is none."""
 
-    pool = by_name(read_only=True)
+    pool = ByName(read_only=True)
     group = serializers.CharField(source="group.name", default=None, read_only=True)
     live = serializers.SerializerMethodField()
     draft = serializers.SerializerMethodField()
@@ -164,7 +180,7 @@ class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
 class PolicyInput(serializers.Serializer[Any]):
     """A policy of its own for a task group."""
 
-    group = serializers.PrimaryKeyRelatedField(queryset=TaskGroup.objects.select_related("pool"))
+    group = ById(queryset=TaskGroup.objects.select_related("pool"))
 
 
 class DraftInput(serializers.Serializer[Any]):
@@ -271,14 +287,38 @@ class AnnouncedSerializer(serializers.Serializer[Any]):
 class EventSerializer(serializers.ModelSerializer[Event]):
     """Something that happened."""
 
-    pool = by_name(read_only=True)
-    replica = by_name(read_only=True)
-    router = by_name(read_only=True)
+    pool = ByName(read_only=True)
+    replica = ByName(read_only=True)
+    router = ByName(read_only=True)
     actor = by_username("actor")
 
     class Meta:
         model = Event
         fields = ("id", "at", "kind", "pool", "replica", "router", "actor", "summary", "detail")
+
+
+class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
+    """One entry of the audit log; ``digest`` covers all the rest, ``previous`` is that of the entry before."""
+
+    class Meta:
+        model = AuditEntry
+        fields = (
+            "number",
+            "at",
+            "kind",
+            "actor",
+            "token",
+            "address",
+            "request_id",
+            "project",
+            "pool",
+            "summary",
+            "reason",
+            "before",
+            "after",
+            "previous",
+            "digest",
+        )
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):

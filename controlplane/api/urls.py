@@ -7,6 +7,7 @@ from .schema import SchemaView
 from .viewsets import fleet, policies, records
 
 router = SimpleRouter(trailing_slash=False)
+router.register("projects", fleet.ProjectViewSet, "project")
 router.register("pools", fleet.PoolViewSet, "pool")
 router.register("replicas", fleet.ReplicaViewSet, "replica")
 router.register("task-groups", fleet.TaskGroupViewSet, "task-group")
@@ -15,6 +16,7 @@ router.register("revisions", policies.RevisionViewSet, "revision")
 router.register("rollouts", policies.RolloutViewSet, "rollout")
 router.register("routers", fleet.RouterViewSet, "router")
 router.register("events", records.EventViewSet, "event")
+router.register("audit", records.AuditViewSet, "audit")
 router.register("tokens", records.TokenViewSet, "token")
 
 app_name = "api"

@@ -1,12 +1,15 @@
 """What the control plane knows, one noun per file. Only ``services`` write these rows."""
 
 from .api_token import ApiToken, Scope
+from .audit_entry import AuditEntry
 from .config_snapshot import ConfigSnapshot
 from .event import Event, EventKind
 from .fleet_secret import FleetSecret
 from .policy import PolicyRevision, RevisionState, RoutingPolicy
 from .pool import Pool
+from .project import Project
 from .replica import Replica, ReplicaState
+from .role import Role, RoleAssignment
 from .rollout import OPEN_ROLLOUTS, Rollout, RolloutState
 from .router import Router
 from .task_group import TaskGroup
@@ -14,15 +17,19 @@ from .task_group import TaskGroup
 __all__ = [
     "OPEN_ROLLOUTS",
     "ApiToken",
+    "AuditEntry",
     "ConfigSnapshot",
     "Event",
     "EventKind",
     "FleetSecret",
     "PolicyRevision",
     "Pool",
+    "Project",
     "Replica",
     "ReplicaState",
     "RevisionState",
+    "Role",
+    "RoleAssignment",
     "Rollout",
     "RolloutState",
     "Router",

@@ -10,7 +10,7 @@ from .router import Router
 
 
 class EventKind(models.TextChoices):
-    """Everything that is recorded. Those after ``router_lost`` are recorded by telemetry."""
+    """Everything that is recorded."""
 
     POOL_CREATED = "pool_created", "Pool created"
     POOL_CHANGED = "pool_changed", "Pool changed"
@@ -26,8 +26,19 @@ class EventKind(models.TextChoices):
     POLICY_REMOVED = "policy_removed", "Policy removed"
     CONFIG_APPLIED = "config_applied", "Configuration applied"
     CONFIG_REFUSED = "config_refused", "Configuration refused"
+    PROJECT_CREATED = "project_created", "Project created"
+    PROJECT_REMOVED = "project_removed", "Project removed"
+    USER_ADDED = "user_added", "Person added"
+    USER_CHANGED = "user_changed", "Person changed"
+    ROLE_CHANGED = "role_changed", "Role changed"
     TOKEN_CREATED = "token_created", "Token created"
     TOKEN_REVOKED = "token_revoked", "Token revoked"
+    RULE_CREATED = "rule_created", "Alert rule created"
+    RULE_CHANGED = "rule_changed", "Alert rule changed"
+    RULE_REMOVED = "rule_removed", "Alert rule removed"
+    CHANNEL_CREATED = "channel_created", "Channel created"
+    CHANNEL_CHANGED = "channel_changed", "Channel changed"
+    CHANNEL_REMOVED = "channel_removed", "Channel removed"
     ROUTER_JOINED = "router_joined", "Router joined"
     ROUTER_LOST = "router_lost", "Router lost"
     REPLICA_DOWN = "replica_down", "Replica down"

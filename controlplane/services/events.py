@@ -1,11 +1,28 @@
-"""Recording what happened."""
+"""Recording what happened: in the timeline, and in the audit log where it was a change."""
 
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from controlplane.models import Event, EventKind, Pool, Replica, Router
+from controlplane.models import Event, EventKind, Pool, Project, Replica, Router
+
+from .audit import append_entry
+
+# What was merely observed; everything else changed what the fleet should be, or who may change it.
+OBSERVED = frozenset(
+    {
+        EventKind.CONFIG_APPLIED,
+        EventKind.CONFIG_REFUSED,
+        EventKind.ROUTER_JOINED,
+        EventKind.ROUTER_LOST,
+        EventKind.REPLICA_DOWN,
+        EventKind.REPLICA_UP,
+        EventKind.REPLICA_RESTARTED,
+        EventKind.ALERT_FIRING,
+        EventKind.ALERT_RESOLVED,
+    }
+)
 
 
 def record_event(
@@ -15,13 +32,30 @@ def record_event(
     pool: Pool | None = None,
     replica: Replica | None = None,
     router: Router | None = None,
+    project: Project | None = None,
     by: User | None = None,
     detail: dict[str, Any] | None = None,
+    reason: str = "",
 ) -> Event:
     """Record one event, in the transaction of what it tells of. ``by`` is None where the system acted by itself.
 
-    ``detail`` holds JSON: ``before`` and ``after`` where something was changed, and never a secret.
+    ``detail`` holds JSON: ``before`` and ``after`` where something was changed, and never a secret. ``project`` is
+    the pool's where there is a pool. Whoever calls this holds the locks on rows that it needs: the audit log's comes
+    after them.
     """
+    detail = detail or {}
+    if kind not in OBSERVED:
+        within = project or (pool.project if pool else None)
+        append_entry(
+            kind,
+            summary,
+            by=by,
+            project=within.name if within else "",
+            pool=pool.name if pool else "",
+            reason=reason,
+            before=detail.get("before"),
+            after=detail.get("after", None if "before" in detail else detail or None),
+        )
     return Event.objects.create(
         at=timezone.now(),
         kind=kind,
@@ -30,5 +64,5 @@ def record_event(
         replica=replica,
         router=router,
         actor=by,
-        detail=detail or {},
+        detail=detail,
     )

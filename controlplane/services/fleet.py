@@ -9,12 +9,13 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from controlplane.errors import InUseError, NameTakenError
-from controlplane.models import EventKind, Pool, Replica, ReplicaState
+from controlplane.models import EventKind, Pool, Project, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME, SHORT_NAME
 
 from .checks import check_name, check_replica_url, check_weight
 from .events import record_event
 from .policies import create_policy, first_revision
+from .projects import default_project
 from .snapshots import freeze_snapshot
 
 
@@ -22,6 +23,7 @@ from .snapshots import freeze_snapshot
 def create_pool(
     name: str,
     *,
+    project: Project | None = None,
     models: Iterable[str] = (),
     description: str = "",
     by: User | None = None,
@@ -29,12 +31,14 @@ def create_pool(
 ) -> Pool:
     """Create a pool with a policy of its own, live from the start with the strategy's defaults.
 
-    ``models`` are the served names, none for any model. NameTakenError, InvalidError.
+    ``models`` are the served names, none for any model; without a ``project`` it belongs to the one called
+    ``default``. NameTakenError, InvalidError.
     """
     check_name(name, SHORT_NAME, "$.name")
+    project = project or default_project()
     try:
         with transaction.atomic():
-            pool = Pool.objects.create(name=name, models=sorted(set(models)), description=description)
+            pool = Pool.objects.create(project=project, name=name, models=sorted(set(models)), description=description)
     except IntegrityError:
         raise NameTakenError("pool", name) from None
     record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail={"after": facts(pool)})
@@ -71,7 +75,13 @@ def remove_pool(pool: Pool, *, by: User | None = None) -> None:
         raise InUseError(f"Pool {pool.name} still has replicas or task groups; remove those first.")
     before = facts(pool)
     pool.delete()
-    record_event(EventKind.POOL_REMOVED, f"Pool {pool.name} was removed.", by=by, detail={"before": before})
+    record_event(
+        EventKind.POOL_REMOVED,
+        f"Pool {pool.name} was removed.",
+        project=pool.project,
+        by=by,
+        detail={"before": before},
+    )
     freeze_snapshot(reason=f"pool {pool.name} removed", by=by)
 
 
@@ -159,7 +169,8 @@ def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_
 def facts(row: Pool | Replica) -> dict[str, Any]:
     """What an event shows of a row before and after a change."""
     if isinstance(row, Pool):
-        return {"name": row.name, "models": row.models, "description": row.description}
+        names: tuple[str, ...] = ("name", "models", "description")
+        return {"project": row.project.name, **{name: getattr(row, name) for name in names}}
     names = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks")
     return {name: getattr(row, name) for name in names}
 

@@ -137,7 +137,7 @@ def _record_publication(
         "changes": changes_as_json(diff_settings(old, after.settings)),
     }
     summary = f"Policy {policy.name} revision {after.number} ({after.strategy}) was published."
-    record_event(EventKind.POLICY_PUBLISHED, summary, pool=policy.pool, by=by, detail=detail)
+    record_event(EventKind.POLICY_PUBLISHED, summary, pool=policy.pool, by=by, detail=detail, reason=after.reason)
 
 
 def _open_rollouts(policy: RoutingPolicy) -> Any:

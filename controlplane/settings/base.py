@@ -36,6 +36,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",  # deny first: a view opens itself, or asks for sign-in
+    "controlplane.access.gate.AccessMiddleware",  # and what it may do is in one table
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -107,7 +108,7 @@ REST_FRAMEWORK = {
         "controlplane.api.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.permissions.HasScope"],
+    "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.permissions.HasRole"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.ShallowJSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
@@ -169,6 +170,7 @@ CELERY_BEAT_SCHEDULE = {
 
 # --- Warmpath -------------------------------------------------------------------------------------------
 
+BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to be believed about its clients
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))
 # Where replicas and routers may live: they are private by nature. Link-local and metadata addresses never.

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 
 from controlplane.errors import ControlPlaneError, InvalidError
-from controlplane.models import Pool, Replica, TaskGroup
+from controlplane.models import Pool, Project, Replica, Role, Scope, TaskGroup
 from controlplane.services.policy_settings import SettingInfo, StrategyInfo, canonical_settings, policy_catalogue
 from controlplane.web.tags import setting
 
@@ -120,7 +121,11 @@ def _sentence(text: str) -> str:
 
 
 class PoolForm(Form):
-    """A new pool."""
+    """A new pool, of one of the projects that it may be made in."""
+
+    project = forms.ModelChoiceField(
+        Project.objects.none(), empty_label=None, help_text="Who may see and change it: people hold roles in projects."
+    )
 
     name = forms.CharField(
         max_length=30, help_text="Lower-case letters, digits and -. It labels every figure and never changes."
@@ -132,9 +137,73 @@ class PoolForm(Form):
     )
     description = forms.CharField(required=False, max_length=1000, help_text="What it is for, and who to ask.")
 
+    def __init__(self, projects: QuerySet[Project], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["project"]
+        if not projects.exists():
+            del self.fields["project"]  # the first pool makes the first project
+        elif isinstance(field, forms.ModelChoiceField):
+            field.queryset = projects
+
     def clean_models(self) -> list[str]:
         """One name a line; empty lines do not count."""
         return [line.strip() for line in self.cleaned_data["models"].splitlines() if line.strip()]
+
+
+class ProjectForm(Form):
+    """A new project."""
+
+    name = forms.CharField(max_length=30, help_text="Lower-case letters, digits and -. It never changes.")
+    description = forms.CharField(required=False, max_length=1000, help_text="Whose pools these are.")
+
+
+class PersonForm(Form):
+    """Somebody new."""
+
+    username = forms.CharField(max_length=150, widget=forms.TextInput({"autocomplete": "off"}))
+    email = forms.EmailField(required=False, label="E-mail", widget=forms.EmailInput({"autocomplete": "off"}))
+    password = forms.CharField(
+        max_length=128,
+        strip=False,
+        widget=forms.PasswordInput({"autocomplete": "new-password"}),
+        help_text="At least 12 characters. They can change it after signing in.",
+    )
+
+
+class PasswordForm(Form):
+    """A new password for somebody."""
+
+    password = forms.CharField(
+        max_length=128,
+        strip=False,
+        label="New password",
+        widget=forms.PasswordInput({"autocomplete": "new-password"}),
+        help_text="At least 12 characters. Their sessions end.",
+    )
+
+
+class RoleForm(forms.Form):
+    """A role, or none, in a project, or in all."""
+
+    role = forms.ChoiceField(choices=[("", "none"), *Role.choices], required=False)
+    project = forms.ModelChoiceField(Project.objects.all(), required=False)
+
+
+class TokenForm(Form):
+    """A new API token, acting for whoever makes it."""
+
+    name = forms.CharField(max_length=100, help_text="What it is for, such as: nightly deploy.")
+    scope = forms.ChoiceField(
+        choices=Scope.choices, help_text="The most that it may do; it never may more than you do yourself."
+    )
+    days = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=3650,
+        initial=90,
+        label="Valid for",
+        help_text="Days. Left empty, it works until it is revoked.",
+    )
 
 
 class ReplicaForm(Form):

@@ -8,6 +8,9 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
+from controlplane.access.asker import asker_of
+from controlplane.access.rules import needed_role, opens
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -37,12 +40,28 @@ _SECTIONS = (
         ),
     ),
     ("Deliver", (("Routers", "controlplane:routers", "r"), ("Channels", "telemetry:channels", "c"))),
+    (
+        "Admit",
+        (
+            ("People", "controlplane:people", "u"),
+            ("Tokens", "controlplane:tokens", "k"),
+            ("Audit", "controlplane:audit", "d"),
+        ),
+    ),
 )
 
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: the sections with their links, the current one marked. No query."""
-    return {"navigation": [(title, [_link(request, *page) for page in pages]) for title, pages in _SECTIONS]}
+    """Context processor: the pages that open to the asker, the current one marked. No query: the gate asked."""
+    sections = [
+        (title, [_link(request, *page) for page in pages if _opens(request, page[1])]) for title, pages in _SECTIONS
+    ]
+    return {"navigation": [(title, links) for title, links in sections if links]}
+
+
+def _opens(request: HttpRequest, route: str) -> bool:
+    needed = needed_role(route, "GET")
+    return needed is not None and opens(asker_of(request), route, needed)
 
 
 def _link(request: HttpRequest, label: str, name: str, key: str) -> Link:

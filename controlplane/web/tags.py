@@ -14,6 +14,9 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from controlplane.access.asker import asker_of
+from controlplane.access.rules import needed_role, opens
+
 register = template.Library()
 NOTHING = "\u2013"  # an en dash
 
@@ -93,6 +96,20 @@ def setting(value: Any) -> str:
 def readable(name: Any) -> str:
     """A technical name as words: prefix_hash as prefix hash."""
     return str(name).replace("_", " ")
+
+
+def spreadsheet_safe(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
+
+
+@register.simple_tag(takes_context=True)
+def may(context: template.Context, route: str, project_id: int | None = None) -> bool:
+    """Whether the reader could go through with what an address does: in a project, or at all where it names none."""
+    asker, needed = asker_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
+    if needed is None:
+        return False
+    return opens(asker, route, needed) if project_id is None else asker.may(needed, project_id)
 
 
 @register.filter

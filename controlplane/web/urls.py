@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.web.views import fleet, policies, routers, task_groups
+from controlplane.web.views import audit, fleet, people, policies, routers, task_groups, tokens
 
 app_name = "controlplane"
 urlpatterns = [
@@ -22,6 +22,18 @@ urlpatterns = [
     path("fleet/pools/<int:pool_id>/replicas/new/", fleet.replica_new, name="replica-new"),
     path("fleet/replicas/<int:replica_id>/state/<slug:state>/", fleet.replica_state, name="replica-state"),
     path("fleet/replicas/<int:replica_id>/remove/", fleet.replica_remove, name="replica-remove"),
+    path("people/", people.people, name="people"),
+    path("people/new/", people.person_new, name="person-new"),
+    path("people/<int:person_id>/", people.person, name="person"),
+    path("people/<int:person_id>/role/", people.person_role, name="person-role"),
+    path("people/<int:person_id>/active/", people.person_active, name="person-active"),
+    path("people/<int:person_id>/password/", people.person_password, name="person-password"),
+    path("projects/new/", people.project_new, name="project-new"),
+    path("projects/<int:project_id>/remove/", people.project_remove, name="project-remove"),
+    path("tokens/", tokens.tokens, name="tokens"),
+    path("tokens/<int:token_id>/revoke/", tokens.token_revoke, name="token-revoke"),
+    path("audit/", audit.audit, name="audit"),
+    path("audit.csv", audit.audit_csv, name="audit-csv"),
     path("routers/", routers.router_list, name="routers"),
     path("task-groups/", task_groups.group_list, name="task-groups"),
     path("task-groups/new/<int:pool_id>/", task_groups.group_new, name="task-group-new"),

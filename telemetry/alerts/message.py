@@ -31,7 +31,7 @@ def describe_drop(pool: Pool, settings: DropSettings, verdict: Verdict, now: dat
     window = Window(now - timedelta(seconds=settings.window_s), now, settings.window_s)
     replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
-    groups, _ = router_sums(pool.name, window, whole=True)
+    groups, _ = router_sums([pool.name], window, whole=True)
     ceiling = ratio(
         sum(group.cacheable_tokens or 0 for group in groups if group.cacheable_tokens is not None),
         sum(group.ceiling_prompt_tokens or 0 for group in groups),

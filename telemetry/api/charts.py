@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from controlplane.errors import InvalidError
-from controlplane.models import Pool
 from telemetry.metrics.windows import Series, Window
 from telemetry.services import series
+from telemetry.services.overview import Pools
 
-Query = Callable[[Pool | None, Window], list[Series]]
+Query = Callable[[Pools, Window], list[Series]]
 
 # The first ``by`` of a metric is its default.
 CHARTS: dict[str, dict[str, Query]] = {

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils import timezone
 from rest_framework import serializers
 
+from controlplane.api.fields import ByName
 from controlplane.models import Pool
 from telemetry.channels.registry import KINDS
 from telemetry.metrics.windows import POINTS, Window, choose_step
@@ -19,15 +20,10 @@ DEFAULT_LENGTH_S = 3600.0
 MOST_POINTS = 2000  # of one line
 
 
-def by_name(**options: Any) -> serializers.SlugRelatedField[Any]:
-    """Another object, given and shown by its name."""
-    return serializers.SlugRelatedField(slug_field="name", **options)
-
-
 class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
     """A rule; ``settings`` holds what it sets itself, ``effective_settings`` what is in force."""
 
-    pool = by_name(read_only=True)
+    pool = ByName(read_only=True)
     settings = serializers.DictField()
     effective_settings = serializers.SerializerMethodField()
     verdict = serializers.DictField(read_only=True)
@@ -64,7 +60,7 @@ class AlertRuleChange(serializers.Serializer[Any]):
 class AlertRuleInput(serializers.Serializer[Any]):
     """A new rule."""
 
-    pool = by_name(queryset=Pool.objects.all())
+    pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=100)
     kind = serializers.ChoiceField(choices=RuleKind.choices, required=False)
     settings = serializers.DictField(required=False)
@@ -74,8 +70,8 @@ class AlertRuleInput(serializers.Serializer[Any]):
 class AlertSerializer(serializers.ModelSerializer[Alert]):
     """An episode of a rule."""
 
-    pool = by_name(read_only=True)
-    rule = by_name(read_only=True)
+    pool = ByName(read_only=True)
+    rule = ByName(read_only=True)
     detail = serializers.DictField(read_only=True)
 
     class Meta:
@@ -148,7 +144,7 @@ class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
 class DeliverySerializer(serializers.ModelSerializer[Notification]):
     """A message to one channel and every attempt at it."""
 
-    channel = by_name(read_only=True)
+    channel = ByName(read_only=True)
     attempts = AttemptSerializer(source="log", many=True, read_only=True)
 
     class Meta:
@@ -190,7 +186,7 @@ class SeriesQuery(serializers.Serializer[Any]):
 
     metric = serializers.CharField()
     by = serializers.CharField(required=False)
-    pool = by_name(queryset=Pool.objects.all(), required=False)
+    pool = ByName(queryset=Pool.objects.all(), required=False)
     to = serializers.DateTimeField(required=False)
     step = serializers.FloatField(min_value=1, max_value=86_400, required=False)
 

@@ -13,14 +13,18 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.access.scope import visible
 from controlplane.api.pagination import NewestFirst
+from controlplane.api.permissions import asker, signed_in_user
 from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from controlplane.models import Pool
 from telemetry.api import serializers as s
 from telemetry.api.charts import chart
 from telemetry.api.filters import AlertFilter, DeliveryFilter
 from telemetry.metrics.windows import Series
 from telemetry.models import Alert, AlertRule, Channel, Notification
 from telemetry.services import alerts, channels, outbox
+from telemetry.services.overview import Pools
 
 UUID = "[0-9a-f-]{32,36}"
 
@@ -48,18 +52,19 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Al
     def create(self, request: Request) -> Response:
         """Create a rule."""
         given = parsed(s.AlertRuleInput, request)
-        rule = alerts.create_rule(given.pop("pool"), **given)
+        rule = alerts.create_rule(given.pop("pool"), **given, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change what is given; disabling a rule ends its alerts."""
-        rule = alerts.update_rule(self.get_object(), **parsed(s.AlertRuleChange, request, partial=True))
+        changes = parsed(s.AlertRuleChange, request, partial=True)
+        rule = alerts.update_rule(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data)
 
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - the signature is DRF's
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Remove a rule and its alerts."""
-        alerts.delete_rule(self.get_object())
+        alerts.delete_rule(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
@@ -83,19 +88,20 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Chan
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:
         """Create a channel; the secret that signs its messages is in this answer and nowhere else."""
-        channel = channels.create_channel(**parsed(s.ChannelInput, request))
+        channel = channels.create_channel(**parsed(s.ChannelInput, request), by=signed_in_user(request))
         answer = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
         return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
 
     @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change what is given."""
-        channel = channels.update_channel(self.get_object(), **parsed(s.ChannelChange, request, partial=True))
+        changes = parsed(s.ChannelChange, request, partial=True)
+        channel = channels.update_channel(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.ChannelSerializer(channel).data)
 
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - the signature is DRF's
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Remove a channel with everything still to be sent to it."""
-        channels.delete_channel(self.get_object())
+        channels.delete_channel(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=None, responses={202: s.DeliverySerializer})
@@ -128,7 +134,7 @@ class SeriesView(APIView):
     @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesAnswer)
     def get(self, request: Request) -> Response:
         """Values per step; null is a gap, and ``state`` says why. A step holds what was read after its start."""
-        query = s.SeriesQuery(data=request.query_params)
+        query = s.SeriesQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         asked: dict[str, Any] = query.validated_data
         window = asked["window"]
@@ -139,9 +145,17 @@ class SeriesView(APIView):
             "start": window.start,
             "end": window.end,
             "step_s": window.step_s,
-            "series": [_line(line) for line in lines(asked.get("pool"), window)],
+            "series": [_line(line) for line in lines(_among(request, asked.get("pool")), window)],
         }
         return Response(answer)
+
+
+def _among(request: Request, pool: Pool | None) -> Pools:
+    """The pools whose figures to show: the one that was asked for, else all that the asker may see."""
+    if pool is not None:
+        return [pool]
+    who = asker(request)
+    return None if who.projects() is None else list(visible(who, Pool.objects.all()))
 
 
 def _line(line: Series) -> dict[str, Any]:

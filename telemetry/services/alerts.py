@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.errors import InvalidError, NameTakenError
-from controlplane.models import Pool
+from controlplane.models import EventKind, Pool
+from controlplane.services.events import record_event
 from telemetry.alerts.evaluate import LIMITS, RuleError
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.pipeline import resolve
@@ -31,9 +33,9 @@ def open_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
     return _alerts(pool).filter(state__in=OPEN_STATES)
 
 
-def recent_alerts(pool: Pool | None = None, limit: int = 50) -> list[Alert]:
-    """The newest alerts that fired, open ones among them. One query."""
-    return list(_alerts(pool).exclude(state=AlertState.PENDING)[:limit])
+def past_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
+    """Alerts that fired and have ended, newest first."""
+    return _alerts(pool).filter(state=AlertState.RESOLVED)
 
 
 def _alerts(pool: Pool | None) -> QuerySet[Alert]:
@@ -54,10 +56,14 @@ def create_rule(
     kind: str = RuleKind.HIT_RATE_DROP,
     settings: Mapping[str, Any] | None = None,
     enabled: bool = True,
+    by: User | None = None,
 ) -> AlertRule:
     """Create a rule; InvalidError for settings that no rule can have, NameTakenError."""
     checked = _checked(kind, settings or {})
-    return _saved(AlertRule(pool=pool, name=_checked_name(name), kind=kind, settings=checked, enabled=enabled))
+    rule = _saved(AlertRule(pool=pool, name=_checked_name(name), kind=kind, settings=checked, enabled=enabled))
+    summary = f"Alert rule {rule.name} of pool {pool.name} was created."
+    record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": facts(rule)})
+    return rule
 
 
 @transaction.atomic
@@ -67,9 +73,11 @@ def update_rule(
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
     enabled: bool | None = None,
+    by: User | None = None,
 ) -> AlertRule:
     """Change what is given; ``settings`` replaces all of them. Disabling a rule ends its alerts. InvalidError."""
     rule = AlertRule.objects.select_for_update(of=("self",)).select_related("pool").get(pk=rule.pk)
+    before = facts(rule)
     if name is not None:
         rule.name = _checked_name(name)
     if settings is not None:
@@ -77,16 +85,27 @@ def update_rule(
     if enabled is not None:
         rule.enabled = enabled
     rule = _saved(rule)
+    if (after := facts(rule)) != before:
+        summary = f"Alert rule {rule.name} of pool {rule.pool.name} was changed."
+        change = {"before": before, "after": after}
+        record_event(EventKind.RULE_CHANGED, summary, pool=rule.pool, by=by, detail=change)
     if not rule.enabled:
         close_alerts(rule)
     return rule
 
 
 @transaction.atomic
-def delete_rule(rule: AlertRule) -> None:
+def delete_rule(rule: AlertRule, *, by: User | None = None) -> None:
     """Remove a rule and its alerts; what was firing is first resolved, so that nobody waits for the end of it."""
     close_alerts(rule)
+    summary = f"Alert rule {rule.name} of pool {rule.pool.name} was removed."
+    record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": facts(rule)})
     rule.delete()
+
+
+def facts(rule: AlertRule) -> dict[str, Any]:
+    """What an event shows of a rule before and after a change."""
+    return {"name": rule.name, "enabled": rule.enabled, "settings": rule.settings}
 
 
 def close_alerts(rule: AlertRule) -> None:

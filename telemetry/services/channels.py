@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.errors import InvalidError, NameTakenError
+from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
+from controlplane.services.events import record_event
 from telemetry.alerts.pipeline import DELIVER
 from telemetry.channels.base import ConfigError, Sender
 from telemetry.channels.registry import KINDS
@@ -33,11 +36,16 @@ def deliveries(limit: int = 50, *, channel: Channel | None = None) -> list[Notif
 
 
 @transaction.atomic
-def create_channel(name: str, *, kind: str = "webhook", config: Mapping[str, Any], enabled: bool = True) -> Channel:
+def create_channel(
+    name: str, *, kind: str = "webhook", config: Mapping[str, Any], enabled: bool = True, by: User | None = None
+) -> Channel:
     """Create a channel; a secret that is not given is made (``reveal_secret``). InvalidError, NameTakenError."""
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
-    return _saved(Channel(name=_checked_name(name), kind=kind, sealed=_sealed(kind, config), enabled=enabled))
+    channel = _saved(Channel(name=_checked_name(name), kind=kind, sealed=_sealed(kind, config), enabled=enabled))
+    summary = f"Channel {channel.name} was created."
+    record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": facts(channel)})
+    return channel
 
 
 @transaction.atomic
@@ -47,9 +55,11 @@ def update_channel(
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     enabled: bool | None = None,
+    by: User | None = None,
 ) -> Channel:
     """Change what is given. Of a config the fields given are changed, null takes one away. InvalidError."""
     channel = Channel.objects.select_for_update().get(pk=channel.pk)
+    before = facts(channel)
     if name is not None:
         channel.name = _checked_name(name)
     if config is not None:
@@ -58,12 +68,23 @@ def update_channel(
     if enabled is not None:
         channel.enabled = enabled
         channel.disabled_reason = "" if enabled else channel.disabled_reason
-    return _saved(channel)
+    channel = _saved(channel)
+    change = {"before": before, "after": facts(channel), "config": "replaced" if config is not None else "kept"}
+    record_event(EventKind.CHANNEL_CHANGED, f"Channel {channel.name} was changed.", by=by, detail=change)
+    return channel
 
 
-def delete_channel(channel: Channel) -> None:
+@transaction.atomic
+def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     """Remove a channel with everything still to be sent to it."""
+    summary = f"Channel {channel.name} was removed."
+    record_event(EventKind.CHANNEL_REMOVED, summary, by=by, detail={"before": facts(channel)})
     channel.delete()
+
+
+def facts(channel: Channel) -> dict[str, Any]:
+    """What an event shows of a channel before and after a change: never where it sends to."""
+    return {"name": channel.name, "kind": channel.kind, "enabled": channel.enabled}
 
 
 @transaction.atomic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -16,24 +16,25 @@ from telemetry.models import ScrapeState
 from telemetry.services.health import HealthWord, health_of
 from telemetry.storage import sums
 
+Pools = Sequence[Pool] | None  # whose figures; None: all there are
 GAUGE_INTERVALS = 3  # gauges older than this are no longer now
 
 
-def replicas_of(pool: Pool | None) -> list[Replica]:
-    """The replicas of a pool, or of all, with their pool; by name."""
+def replicas_of(pools: Pools) -> list[Replica]:
+    """The replicas of some pools, or of all, with their pool; by name."""
     replicas = Replica.objects.select_related("pool").order_by("pool__name", "name")
-    return list(replicas if pool is None else replicas.filter(pool=pool))
+    return list(replicas if pools is None else replicas.filter(pool__in=pools))
 
 
-def fleet_tiles(pool: Pool | None, window: Window) -> FleetTiles:
+def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 8 queries."""
-    replicas = [replica for replica in replicas_of(pool) if replica.state != ReplicaState.DISABLED]
+    replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
     engine = sums.engine_sums(ids, window, whole=True)
-    routed, coverage = sums.router_sums(_name(pool), window, whole=True)
+    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
     gauges = _newest(ids, window).values()
-    source, ttft = _ttft(pool, ids, window)
+    source, ttft = _ttft(pools, ids, window)
     queries = _total(row.queries for row in engine)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
@@ -57,9 +58,9 @@ def fleet_tiles(pool: Pool | None, window: Window) -> FleetTiles:
     )
 
 
-def replica_rows(pool: Pool | None, window: Window) -> list[ReplicaRow]:
+def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:
     """One row per replica, disabled ones too, by pool and name. 6 queries."""
-    replicas = replicas_of(pool)
+    replicas = replicas_of(pools)
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
     engine = {row.replica_id: row for row in sums.engine_sums(ids, window, whole=True)}
@@ -107,13 +108,15 @@ def _replica_row(
     )
 
 
-def group_rows(pool: Pool | None, window: Window) -> list[GroupRow]:
+def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
     """One row per task group that exists or was seen, by pool and name, as the routers saw it. 4 queries."""
-    routed, coverage = sums.router_sums(_name(pool), window, whole=True)
-    ttft = {key: merged for (key, _), merged in sums.router_ttft(_name(pool), window, by="group", whole=True).items()}
+    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
+    ttft = {
+        key: merged for (key, _), merged in sums.router_ttft(names_of(pools), window, by="group", whole=True).items()
+    }
     groups = TaskGroup.objects.values_list("pool__name", "name")
     seen = {(row.pool, row.group): row for row in routed}
-    names = set(groups if pool is None else groups.filter(pool=pool)) | set(seen)
+    names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
     return [_group_row(name, seen.get(name), ttft.get(name), coverage) for name in sorted(names)]
 
 
@@ -153,8 +156,9 @@ def _health(replica: Replica, state: ScrapeState | None, now: datetime) -> Healt
     return health_of(state, now)
 
 
-def _name(pool: Pool | None) -> str | None:
-    return pool.name if pool else None
+def names_of(pools: Pools) -> list[str] | None:
+    """Their names; None for all."""
+    return None if pools is None else [pool.name for pool in pools]
 
 
 def _states(replica_ids: list[int]) -> dict[int, ScrapeState]:
@@ -167,9 +171,9 @@ def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
     return sums.newest_gauges(replica_ids, since=window.end - span, until=window.end)
 
 
-def _ttft(pool: Pool | None, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
+def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
     """(whose clock, histogram): the routers' where they observed anything, else the engines' (T1)."""
-    routed = sums.remerged(sums.router_ttft(_name(pool), window, whole=True).values())
+    routed = sums.remerged(sums.router_ttft(names_of(pools), window, whole=True).values())
     if routed is not None:
         return "router", routed
     engine = sums.remerged(sums.engine_ttft(replica_ids, window, whole=True).values())

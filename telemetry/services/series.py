@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 
-from controlplane.models import Pool
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.services.overview import group_state, replicas_of
+from telemetry.services.overview import Pools, group_state, names_of, replicas_of
 from telemetry.storage import sums
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
@@ -20,9 +19,9 @@ Point = tuple[float | None, PointState]
 NOTHING: Point = (None, PointState.UNKNOWN)
 
 
-def hit_rate_by_replica(pool: Pool | None, window: Window, *, local: bool = False) -> list[Series]:
+def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
     """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without what connectors supplied (H4)."""
-    replicas = replicas_of(pool)
+    replicas = replicas_of(pools)
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
     for row in sums.engine_sums([replica.pk for replica in replicas], window):
         value = hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
@@ -30,9 +29,9 @@ def hit_rate_by_replica(pool: Pool | None, window: Window, *, local: bool = Fals
     return [_series(replica.name, window, points[replica.pk]) for replica in replicas]
 
 
-def hit_rate_by_pool(pool: Pool | None, window: Window) -> list[Series]:
+def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     """Hit rate of each pool: sums over its replicas, then divided (H2)."""
-    replicas = replicas_of(pool)
+    replicas = replicas_of(pools)
     of_replica = {replica.pk: replica.pool.name for replica in replicas}
     rows: dict[str, dict[datetime, list[sums.EngineSums]]] = {name: defaultdict(list) for name in of_replica.values()}
     for row in sums.engine_sums(list(of_replica), window):
@@ -50,9 +49,9 @@ def _together(rows: list[sums.EngineSums]) -> Point:
     return hit_rate_ratio(queries, hits), sums.point_state(queries, stale=any(row.stale for row in rows))
 
 
-def hit_rate_by_group(pool: Pool | None, window: Window) -> list[Series]:
+def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
     """Hit rate of each task group that had traffic, from the cached tokens that answers reported (H16)."""
-    routed, coverage = sums.router_sums(pool.name if pool else None, window)
+    routed, coverage = sums.router_sums(names_of(pools), window)
     covered = {step.start: step for step in coverage}
     rows: dict[tuple[str, str], dict[datetime, sums.RouterSums]] = defaultdict(dict)
     for row in routed:
@@ -74,17 +73,17 @@ def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) ->
 
 
 def ttft_quantiles(
-    pool: Pool | None, window: Window, *, quantiles: tuple[float, ...] = (0.5, 0.95), source: str | None = None
+    pools: Pools, window: Window, *, quantiles: tuple[float, ...] = (0.5, 0.95), source: str | None = None
 ) -> list[Series]:
     """TTFT quantiles in seconds, each with its bucket as a band (T5).
 
     By the routers' clock, or by the engines' where no router observed anything (T1); ``source`` asks for one of them.
     """
-    merged = sums.merged_over_keys(sums.router_ttft(pool.name if pool else None, window)) if source != "engine" else {}
+    merged = sums.merged_over_keys(sums.router_ttft(names_of(pools), window)) if source != "engine" else {}
     clock = "router"
     if not merged and source != "router":
         clock = "engine"
-        ids = [replica.pk for replica in replicas_of(pool)]
+        ids = [replica.pk for replica in replicas_of(pools)]
         merged = sums.merged_over_keys(sums.engine_ttft(ids, window))
     return [_quantile_series(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
 
@@ -99,9 +98,9 @@ def _quantile_series(label: str, q: float, merged: Mapping[datetime, Merged], wi
     return Series(series.label, series.points, series.states, series.band, INEXACT if inexact else "")
 
 
-def utilization_by_replica(pool: Pool | None, window: Window, what: str = "kv_usage") -> list[Series]:
+def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage") -> list[Series]:
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
-    replicas = replicas_of(pool)
+    replicas = replicas_of(pools)
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
     for pk, start, value, stale in sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what]):
         missing = PointState.STALE if stale else PointState.UNKNOWN

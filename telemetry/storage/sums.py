@@ -105,8 +105,10 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
     return [EngineSums(*row) for row in rows]
 
 
-def router_sums(pool: str | None, window: Window, *, whole: bool = False) -> tuple[list[RouterSums], list[Coverage]]:
-    """Per pool, task group and step, ascending, and how well each step is covered. One query."""
+def router_sums(
+    pools: Sequence[str] | None, window: Window, *, whole: bool = False
+) -> tuple[list[RouterSums], list[Coverage]]:
+    """Of some pools by name, or all: per pool, task group and step, ascending, and how well a step is covered."""
     rows = _rows(
         f"""
         select pool, "group", {_STEP} as start, sum(requests)::bigint,
@@ -118,10 +120,10 @@ def router_sums(pool: str | None, window: Window, *, whole: bool = False) -> tup
             count(distinct router_id) filter (where state <> 'stale'),
             coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
         from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and (pool = '' or %(pool)s::text is null or pool = %(pool)s)
+        where at > %(start)s and at <= %(end)s and (pool = '' or %(pools)s::text[] is null or pool = any(%(pools)s))
         group by pool, "group", start order by pool, "group", start
         """,  # noqa: S608 - no part of it comes from outside
-        _during(window, whole=whole) | {"pool": pool},
+        _during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
     sums = [RouterSums(*row[:9]) for row in rows if row[0]]
     return sums, [Coverage(row[2], *row[9:]) for row in rows if not row[0]]
@@ -193,7 +195,7 @@ def engine_ttft(
 
 
 def router_ttft(
-    pool: str | None, window: Window, *, by: str | None = None, whole: bool = False
+    pools: Sequence[str] | None, window: Window, *, by: str | None = None, whole: bool = False
 ) -> dict[tuple[Any, datetime], Merged]:
     """TTFT by the routers' clock, per (key, start of the step); the key is "", (pool, group) or (pool, replica)."""
     key = {None: "''", "group": """array[pool, "group"]""", "replica": "array[pool, replica]"}[by]
@@ -201,11 +203,11 @@ def router_ttft(
         f"""
         select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
-        where at > %(start)s and at <= %(end)s and (%(pool)s::text is null or pool = %(pool)s)
+        where at > %(start)s and at <= %(end)s and (%(pools)s::text[] is null or pool = any(%(pools)s))
             and ttft_layout_id is not null
         group by 1, 2, 3, 4
         """,  # noqa: S608 - the key is one of three
-        _during(window, whole=whole) | {"pool": pool},
+        _during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from django.http import QueryDict
 
-from controlplane.models import Pool
 from telemetry.metrics.windows import Series, Window
 from telemetry.services import series
+from telemetry.services.overview import Pools
 
-Query = Callable[[Pool | None, Window], list[Series]]
+Query = Callable[[Pools, Window], list[Series]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ TTFT = Chart(
             "Engine clock",
             "Time to first token, engines' clock",
             "seconds",
-            lambda pool, window: series.ttft_quantiles(pool, window, source="engine"),
+            lambda pools, window: series.ttft_quantiles(pools, window, source="engine"),
         ),
     ),
     "From a request's arrival to its first token: p50 and p95 of all requests together. The band is the "
@@ -78,7 +78,7 @@ UTILIZATION = Chart(
             "Running",
             "Running requests by replica",
             "count",
-            lambda pool, window: series.utilization_by_replica(pool, window, what="running"),
+            lambda pools, window: series.utilization_by_replica(pools, window, what="running"),
             "replica",
         ),
         View(
@@ -86,7 +86,7 @@ UTILIZATION = Chart(
             "Waiting",
             "Waiting requests by replica",
             "count",
-            lambda pool, window: series.utilization_by_replica(pool, window, what="waiting"),
+            lambda pools, window: series.utilization_by_replica(pools, window, what="waiting"),
             "replica",
         ),
     ),

@@ -7,11 +7,13 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 
+from controlplane.access.asker import asker_of
+from controlplane.access.scope import visible
 from telemetry.models import AlertState
 from telemetry.services.alerts import open_alerts
 
 
 def firing_alerts(request: HttpRequest) -> dict[str, Any]:
     """Context processor: how many alerts fire now. One query, and only where a page shows it to somebody signed in."""
-    count = SimpleLazyObject(lambda: open_alerts().filter(state=AlertState.FIRING).count())
+    count = SimpleLazyObject(lambda: visible(asker_of(request), open_alerts()).filter(state=AlertState.FIRING).count())
     return {"firing_alerts": count if hasattr(request, "user") and request.user.is_authenticated else 0}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 
 from controlplane.models import Pool
 from controlplane.web.forms import Form
@@ -27,13 +28,17 @@ class RuleForm(Form):
     """A rule: its name, whether it is evaluated, and its kind's settings."""
 
     name = forms.CharField(max_length=100)
-    pool = forms.ModelChoiceField(Pool.objects.all(), empty_label=None)
+    pool = forms.ModelChoiceField(Pool.objects.none(), empty_label=None)
     enabled = forms.BooleanField(required=False, label="Evaluate this rule")
 
-    def __init__(self, *args: Any, changing: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pools: QuerySet[Pool] | None = None, **kwargs: Any) -> None:
+        """``pools`` are those that a new rule may be for; without them it is a change."""
         super().__init__(*args, **kwargs)
-        if changing:
+        choice = self.fields["pool"]
+        if pools is None:
             del self.fields["pool"]
+        elif isinstance(choice, forms.ModelChoiceField):
+            choice.queryset = pools
         for name, (low, high, default, meaning) in LIMITS.items():
             words = f"{meaning[0].upper()}{meaning[1:]}. {count(low)} to {count(high)}; default {count(default)}."
             field = forms.FloatField(required=False, label=LABELS[name][0], help_text=words)

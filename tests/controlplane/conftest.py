@@ -9,7 +9,7 @@ from controlplane.services.fleet import add_replica, create_pool
 @pytest.fixture
 def operator(db, django_user_model):
     """A person who may change things and manage tokens."""
-    return django_user_model.objects.create_user("olga", password="a long enough password", is_staff=True)
+    return django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
 
 @pytest.fixture

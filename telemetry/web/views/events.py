@@ -6,6 +6,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from controlplane.access.asker import asker_of
+from controlplane.access.scope import visible
 from controlplane.models import Event, EventKind, Pool
 
 PAGE = 50
@@ -15,7 +17,9 @@ PAGE = 50
 def event_list(request: HttpRequest) -> HttpResponse:
     """A page of events, of one kind or pool if asked; older ones by a plain link."""
     kind, pool, before = request.GET.get("kind", ""), request.GET.get("pool", ""), request.GET.get("before", "")
-    events = Event.objects.select_related("pool", "replica", "router", "actor").order_by("-pk")
+    events = visible(asker_of(request), Event.objects.select_related("pool", "replica", "router", "actor")).order_by(
+        "-pk"
+    )
     if kind in EventKind.values:
         events = events.filter(kind=kind)
     if "\0" in pool:  # PostgreSQL looks for no such name
@@ -30,7 +34,7 @@ def event_list(request: HttpRequest) -> HttpResponse:
         "more": page[PAGE - 1].pk if len(page) > PAGE else None,
         "kinds": EventKind.choices,
         "kind": kind,
-        "pools": Pool.objects.all(),
+        "pools": visible(asker_of(request), Pool.objects.all()),
         "pool": pool,
         "filtered": bool(kind or pool or before),
     }

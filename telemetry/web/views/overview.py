@@ -68,18 +68,18 @@ def overview_live(request: HttpRequest) -> HttpResponse:
 
 def _live(request: HttpRequest, state: Asked) -> dict[str, Any]:
     """Everything that changes by itself. A fixed number of queries, whatever the fleet's size."""
-    tiles = fleet_tiles(state.pool, state.range.now)
+    tiles = fleet_tiles(state.among, state.range.now)
     replica_sort = asked_sort(request, REPLICA_COLUMNS)
     group_sort = asked_sort(request, GROUP_COLUMNS, param="gsort")
     return {
         "asked": state,
         "tiles": tiles,
         "silence": reading_stopped(tiles, timezone.now()) if state.range.live else "",
-        "replicas": replica_sort.apply(replica_rows(state.pool, state.range.table)),
+        "replicas": replica_sort.apply(replica_rows(state.among, state.range.table)),
         "replica_sort": replica_sort,
-        "groups": group_sort.apply(group_rows(state.pool, state.range.table)),
+        "groups": group_sort.apply(group_rows(state.among, state.range.table)),
         "group_sort": group_sort,
-        "events": events_between(state.pool, state.range.window)[: -EVENTS - 1 : -1],
+        "events": events_between(state.among, state.range.window)[: -EVENTS - 1 : -1],
     }
 
 

@@ -10,8 +10,9 @@ from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
 from controlplane.api.exceptions import no_such_endpoint
-from controlplane.models import Pool
+from controlplane.models import Pool, Role
 from controlplane.services.fleet import add_replica
+from controlplane.services.people import set_role
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.routers import announce
 from controlplane.services.task_groups import create_task_group
@@ -69,9 +70,10 @@ def test_a_person_with_a_session_needs_the_csrf_token_to_change_things(operator,
 
 
 @pytest.mark.django_db
-def test_a_person_who_is_no_staff_changes_things_but_manages_no_tokens(django_user_model, pool):
-    person = APIClient()
-    person.force_login(django_user_model.objects.create_user("pat"))
+def test_an_approver_changes_things_but_manages_no_tokens(django_user_model, pool):
+    person, pat = APIClient(), django_user_model.objects.create_user("pat")
+    set_role(pat, Role.APPROVER, None)
+    person.force_login(pat)
     assert person.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
     assert person.get(f"{ROOT}tokens").status_code == 403
 

@@ -9,7 +9,7 @@ from controlplane.services.tokens import create_token
 @pytest.fixture
 def client_with(db, django_user_model):
     """A client that signs in with a token of the given scopes."""
-    operator = django_user_model.objects.create_user("olga", password="a long enough password", is_staff=True)
+    operator = django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
     def make(*scopes: str) -> APIClient:
         _, text = create_token(operator, name="test", scopes=scopes)

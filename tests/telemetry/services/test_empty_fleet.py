@@ -20,7 +20,7 @@ def pool():
 
 
 def test_tiles_are_unknown_rather_than_zero(pool):
-    tiles = overview.fleet_tiles(pool, WINDOW)
+    tiles = overview.fleet_tiles([pool], WINDOW)
 
     assert tiles.hit_rate_ratio is None
     assert tiles.hit_rate_state is PointState.UNKNOWN
@@ -40,16 +40,16 @@ def test_a_replica_has_a_row_of_unknowns(pool):
 
 def test_every_chart_is_one_long_gap(pool):
     for lines in (
-        series.hit_rate_by_replica(pool, WINDOW),
+        series.hit_rate_by_replica([pool], WINDOW),
         series.hit_rate_by_pool(None, WINDOW),
-        series.ttft_quantiles(pool, WINDOW),
-        series.utilization_by_replica(pool, WINDOW, "running"),
+        series.ttft_quantiles([pool], WINDOW),
+        series.utilization_by_replica([pool], WINDOW, "running"),
     ):
         assert lines
         for line in lines:
             assert len(line.points) == len(WINDOW.starts())
             assert {value for _, value in line.points} == {None}
             assert set(line.states) == {PointState.UNKNOWN}
-    assert series.hit_rate_by_group(pool, WINDOW) == []
-    assert overview.group_rows(pool, WINDOW) == []
-    assert timeline.events_between(pool, WINDOW) == []
+    assert series.hit_rate_by_group([pool], WINDOW) == []
+    assert overview.group_rows([pool], WINDOW) == []
+    assert timeline.events_between([pool], WINDOW) == []

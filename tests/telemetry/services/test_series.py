@@ -41,7 +41,7 @@ def test_a_step_holds_what_was_read_after_its_start_up_to_its_end(r1, pool):
     for at, queries in zip(steps(T0, 4), (100, 100, 300, 500), strict=True):
         engine_reading(r1, at, queries=queries, hits=50)
 
-    (line,) = series.hit_rate_by_replica(pool, MINUTE)
+    (line,) = series.hit_rate_by_replica([pool], MINUTE)
 
     assert line.points[0] == (T0, 0.5)  # 100 / 200
     assert line.points[1] == (T0 + timedelta(seconds=10), 0.125)  # 100 / 800
@@ -53,8 +53,8 @@ def test_the_pool_s_rate_is_a_sum_over_a_sum_never_a_mean_of_rates(r1, r2, pool)
     engine_reading(r1, at, queries=8000, hits=5600)  # 70 %
     engine_reading(r2, at, queries=2000, hits=900)  # 45 %
 
-    (line,) = series.hit_rate_by_pool(pool, MINUTE)
-    tiles = overview.fleet_tiles(pool, MINUTE)
+    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert values(line)[0] == pytest.approx(0.65)
     assert tiles.hit_rate_ratio == pytest.approx(0.65)
@@ -63,8 +63,8 @@ def test_the_pool_s_rate_is_a_sum_over_a_sum_never_a_mean_of_rates(r1, r2, pool)
 def test_external_hits_count_as_reuse_and_external_queries_never_as_asked(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000, hits=400, external_queries=600, external_hits=300)
 
-    assert values(series.hit_rate_by_replica(pool, MINUTE)[0])[0] == pytest.approx(0.7)  # H3
-    assert values(series.hit_rate_by_replica(pool, MINUTE, local=True)[0])[0] == pytest.approx(0.4)  # H4
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == pytest.approx(0.7)  # H3
+    assert values(series.hit_rate_by_replica([pool], MINUTE, local=True)[0])[0] == pytest.approx(0.4)  # H4
 
 
 def test_engines_of_one_replica_are_added_up(r1, pool):
@@ -73,9 +73,9 @@ def test_engines_of_one_replica_are_added_up(r1, pool):
     engine_reading(r1, at, engine="0", queries=100, hits=100, gauges={"running": 2, "kv_usage_ratio": 0.2})
     engine_reading(r1, at, engine="1", queries=300, hits=0, gauges={"running": 5, "kv_usage_ratio": 0.6})
 
-    assert values(series.hit_rate_by_replica(pool, MINUTE)[0])[0] == 0.25
-    assert values(series.utilization_by_replica(pool, MINUTE, "running")[0])[0] == 7
-    assert values(series.utilization_by_replica(pool, MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.25
+    assert values(series.utilization_by_replica([pool], MINUTE, "running")[0])[0] == 7
+    assert values(series.utilization_by_replica([pool], MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
 
 
 def test_a_missing_value_says_whether_there_was_no_traffic_no_answer_or_no_scrape(r1, pool):
@@ -84,7 +84,7 @@ def test_a_missing_value_says_whether_there_was_no_traffic_no_answer_or_no_scrap
     engine_reading(r1, second, queries=0, hits=0)  # H11
     gap(r1, third)  # H12
 
-    (line,) = series.hit_rate_by_replica(pool, MINUTE)
+    (line,) = series.hit_rate_by_replica([pool], MINUTE)
 
     assert values(line)[:4] == [0.0, None, None, None]
     assert line.states[:4] == [PointState.OK, PointState.NO_TRAFFIC, PointState.STALE, PointState.UNKNOWN]
@@ -94,7 +94,7 @@ def test_hits_without_queries_and_queries_without_hits_count_for_nothing(r1, poo
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000)
     engine_reading(r1, T0 + timedelta(seconds=10), queries=100, hits=50)
 
-    assert values(series.hit_rate_by_replica(pool, MINUTE)[0])[0] == 0.5
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.5
 
 
 def test_a_gap_s_total_lands_where_it_was_read_and_nothing_is_lost(r1, pool):
@@ -103,7 +103,7 @@ def test_a_gap_s_total_lands_where_it_was_read_and_nothing_is_lost(r1, pool):
     gap(r1, T0 + timedelta(seconds=25))
     engine_reading(r1, T0 + timedelta(seconds=35), queries=900, hits=900, state=ReadingState.GAP, interval_s=30)
 
-    tiles = overview.fleet_tiles(pool, MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert tiles.hit_rate_ratio == pytest.approx(0.9)
 
@@ -117,7 +117,7 @@ def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(rou
     route_reading(router, at, group="", requests=3)
     router_scraped(router, at + timedelta(seconds=10))
 
-    other, coding = series.hit_rate_by_group(pool, MINUTE)
+    other, coding = series.hit_rate_by_group([pool], MINUTE)
 
     assert (coding.label, values(coding)[0], coding.states[0]) == ("coding", 0.8, PointState.OK)
     assert (values(coding)[1], coding.states[1]) == (None, PointState.NO_TRAFFIC)
@@ -134,7 +134,7 @@ def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(rou
     )  # fmt: skip
     route_reading(router, at, group="busy", ttft={100: 10})
 
-    busy, quiet = overview.group_rows(pool, MINUTE)
+    busy, quiet = overview.group_rows([pool], MINUTE)
 
     assert (busy.name, busy.hit_rate_ratio, busy.ceiling_ratio) == ("busy", 0.5, 0.96)  # H7
     assert busy.failed_ratio == pytest.approx(0.1)
@@ -150,7 +150,7 @@ def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})  # up to 0.1 s
     engine_reading(r2, at, queries=1, hits=0, ttft={3: 10})  # 1 s to 5 s
 
-    p50, p95 = series.ttft_quantiles(pool, MINUTE)
+    p50, p95 = series.ttft_quantiles([pool], MINUTE)
 
     assert p50.label == "p50 (engine)"
     assert values(p50)[0] == pytest.approx(0.1 * 50 / 90)
@@ -166,9 +166,9 @@ def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
     router_scraped(router, at)
     route_reading(router, at, ttft={200: 5})
 
-    (p50,) = series.ttft_quantiles(pool, MINUTE, quantiles=(0.5,))
-    (engine,) = series.ttft_quantiles(pool, MINUTE, quantiles=(0.5,), source="engine")
-    tiles = overview.fleet_tiles(pool, MINUTE)
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    (engine,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,), source="engine")
+    tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert (p50.label, engine.label, tiles.ttft_source) == ("p50 (router)", "p50 (engine)", "router")
     assert p50.band[0] == pytest.approx((0.001 * 1.05**199, 0.001 * 1.05**200))
@@ -180,7 +180,7 @@ def test_different_edges_are_merged_on_the_common_ones_and_it_is_said(r1, r2, po
     engine_reading(r1, at, queries=1, hits=0, ttft={1: 4}, edges=(0.1, 0.5, 1.0))
     engine_reading(r2, at, queries=1, hits=0, ttft={0: 4}, edges=(0.3, 1.0))
 
-    (p50,) = series.ttft_quantiles(pool, MINUTE, quantiles=(0.5,))
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
 
     assert p50.band[0] == (0.0, 1.0)
     assert p50.note
@@ -192,9 +192,9 @@ def test_other_pools_stay_out(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=50)
     engine_reading(there, T0 + timedelta(seconds=5), queries=100, hits=100)
 
-    assert overview.fleet_tiles(pool, MINUTE).hit_rate_ratio == 0.5
+    assert overview.fleet_tiles([pool], MINUTE).hit_rate_ratio == 0.5
     assert overview.fleet_tiles(None, MINUTE).hit_rate_ratio == 0.75
-    assert [line.label for line in series.hit_rate_by_replica(other, MINUTE)] == ["e1"]
+    assert [line.label for line in series.hit_rate_by_replica([other], MINUTE)] == ["e1"]
 
 
 def test_running_and_waiting_are_of_the_newest_scrape_and_gone_when_that_failed(r1, r2, pool):
@@ -204,7 +204,7 @@ def test_running_and_waiting_are_of_the_newest_scrape_and_gone_when_that_failed(
     engine_reading(r2, T0 + timedelta(seconds=55), queries=1, hits=0, gauges={"running": 7, "waiting": 7})
     gap(r2, T0 + timedelta(seconds=60))
 
-    tiles = overview.fleet_tiles(pool, MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert (tiles.running, tiles.waiting) == (2, 1)
 
@@ -215,8 +215,8 @@ def test_a_replica_s_row_says_what_scraping_found(r1, r2, pool, time_machine):
     scraped(r2, T0 + timedelta(seconds=60), health="down", failures=3, reason="nobody listens there", ok_at=T0)
     engine_reading(r1, T0 + timedelta(seconds=60), queries=10, hits=5, finished=20, prompt_tokens=100)
 
-    up, down = overview.replica_rows(pool, MINUTE)
-    tiles = overview.fleet_tiles(pool, MINUTE)
+    up, down = overview.replica_rows([pool], MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert (up.health, up.requests_per_s, up.prompt_tokens_per_s) == ("up", 4.0, 20.0)
     assert (down.health, down.reason, down.last_read_at) == ("down", "nobody listens there", T0)
@@ -255,13 +255,13 @@ def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, djang
     route_reading(router, T0 + timedelta(seconds=5), ttft={10: 1})
 
     for query, count in (
-        (lambda: overview.fleet_tiles(pool, MINUTE), 7),
-        (lambda: overview.replica_rows(pool, MINUTE), 6),
-        (lambda: overview.group_rows(pool, MINUTE), 4),
-        (lambda: series.hit_rate_by_replica(pool, MINUTE), 2),
-        (lambda: series.hit_rate_by_group(pool, MINUTE), 1),
-        (lambda: series.ttft_quantiles(pool, MINUTE), 2),
-        (lambda: series.utilization_by_replica(pool, MINUTE), 2),
+        (lambda: overview.fleet_tiles([pool], MINUTE), 7),
+        (lambda: overview.replica_rows([pool], MINUTE), 6),
+        (lambda: overview.group_rows([pool], MINUTE), 4),
+        (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
+        (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
+        (lambda: series.ttft_quantiles([pool], MINUTE), 2),
+        (lambda: series.utilization_by_replica([pool], MINUTE), 2),
     ):
         with django_assert_num_queries(count):
             query()

@@ -22,7 +22,7 @@ def noon():
 @pytest.fixture
 def visitor(client: Client, db, noon, django_user_model) -> Client:
     """A client that is signed in."""
-    client.force_login(django_user_model.objects.create_user("olga", is_staff=True))
+    client.force_login(django_user_model.objects.create_user("olga", is_superuser=True))
     return client
 
 

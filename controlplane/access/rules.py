@@ -1,0 +1,183 @@
+"""The rule table: which role each address needs, by method. What is not in it is refused to everybody.
+
+A role counts in the project of the object that an address names; where it names none, holding the role in any
+project opens the door, and the view shows and takes only what lies in projects where the role suffices. An object of
+a project in which one has no role does not exist (404); one that may be seen but not touched is refused (403).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from controlplane.access.asker import Asker
+from controlplane.models import Role
+
+VIEWER, OPERATOR, EDITOR, APPROVER, ADMIN = Role
+
+SEE = MappingProxyType({"GET": VIEWER})
+
+
+def _form(role: Role) -> Mapping[str, Role]:
+    """A page with a form: whoever may not send it need not see it."""
+    return {"GET": role, "POST": role}
+
+
+def _resource(
+    *, create: Role | None = None, change: Role | None = None, remove: Role | None = None
+) -> tuple[Mapping[str, Role], Mapping[str, Role]]:
+    """The methods of a list and of one of its objects."""
+    several = {"GET": VIEWER, "POST": create}
+    one = {"GET": VIEWER, "PATCH": change, "DELETE": remove}
+    return _allowed(several), _allowed(one)
+
+
+def _allowed(methods: Mapping[str, Role | None]) -> Mapping[str, Role]:
+    return {method: role for method, role in methods.items() if role is not None}
+
+
+def _named(noun: str, rules: tuple[Mapping[str, Role], Mapping[str, Role]]) -> dict[str, Mapping[str, Role]]:
+    return {f"{noun}-list": rules[0], f"{noun}-detail": rules[1]}
+
+
+# By the name of the route.
+RULES: Mapping[str, Mapping[str, Role]] = {
+    # --- pages: see ---
+    "telemetry:overview": SEE,
+    "telemetry:overview-live": SEE,
+    "telemetry:chart-table": SEE,
+    "telemetry:chart-figure": SEE,
+    "telemetry:chart-csv": SEE,
+    "telemetry:chart-json": SEE,
+    "telemetry:events": SEE,
+    "telemetry:alerts": SEE,
+    "telemetry:rule-new": _form(EDITOR),
+    "telemetry:rule": _form(EDITOR),
+    "telemetry:rule-remove": _form(EDITOR),
+    # --- pages: change ---
+    "controlplane:policies": SEE,
+    "controlplane:policy": SEE,
+    "controlplane:policy-rollout": SEE,
+    "controlplane:policy-edit": _form(EDITOR),
+    "controlplane:policy-check": {"POST": EDITOR},
+    "controlplane:policy-discard": {"POST": EDITOR},
+    "controlplane:policy-restore": {"POST": EDITOR},
+    "controlplane:policy-create": {"POST": EDITOR},
+    "controlplane:policy-publish": {"POST": APPROVER},
+    "controlplane:policy-remove": _form(APPROVER),
+    "controlplane:fleet": SEE,
+    "controlplane:pool-new": _form(ADMIN),
+    "controlplane:pool-remove": _form(ADMIN),
+    "controlplane:replica-new": _form(EDITOR),
+    "controlplane:replica-state": _form(OPERATOR),
+    "controlplane:replica-remove": _form(EDITOR),
+    "controlplane:task-groups": SEE,
+    "controlplane:task-group-new": _form(EDITOR),
+    "controlplane:task-group": _form(EDITOR),
+    "controlplane:task-group-remove": _form(EDITOR),
+    # --- pages: deliver ---
+    "controlplane:routers": SEE,
+    "telemetry:channels": SEE,
+    "telemetry:channel-new": _form(EDITOR),
+    "telemetry:channel-test": {"POST": OPERATOR},
+    "telemetry:channel-switch": {"POST": OPERATOR},
+    "telemetry:channel-remove": _form(EDITOR),
+    "telemetry:delivery-replay": {"POST": OPERATOR},
+    # --- pages: who may ---
+    "controlplane:people": {"GET": ADMIN},
+    "controlplane:person-new": _form(ADMIN),
+    "controlplane:person": {"GET": ADMIN},
+    "controlplane:person-role": {"POST": ADMIN},
+    "controlplane:person-active": {"POST": ADMIN},
+    "controlplane:person-password": {"POST": ADMIN},
+    "controlplane:project-new": _form(ADMIN),
+    "controlplane:project-remove": _form(ADMIN),
+    "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
+    "controlplane:token-revoke": {"POST": VIEWER},
+    "controlplane:audit": {"GET": ADMIN},
+    "controlplane:audit-csv": {"GET": ADMIN},
+    # --- REST ---
+    "api:openapi": SEE,
+    "api:strategies": SEE,
+    **_named("api:project", _resource(create=ADMIN, remove=ADMIN)),
+    **_named("api:pool", _resource(create=ADMIN, change=EDITOR, remove=ADMIN)),
+    **_named("api:replica", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
+    "api:replica-state": {"POST": OPERATOR},
+    **_named("api:task-group", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
+    **_named("api:policy", _resource(create=EDITOR, remove=APPROVER)),
+    "api:policy-draft": {"PUT": EDITOR, "DELETE": EDITOR},
+    "api:policy-diff": SEE,
+    "api:policy-publish": {"POST": APPROVER},
+    **_named("api:revision", _resource()),
+    **_named("api:rollout", _resource()),
+    **_named("api:router", _resource()),
+    **_named("api:event", _resource()),
+    "api:token-list": {"GET": ADMIN, "POST": ADMIN},
+    "api:token-detail": {"GET": ADMIN, "DELETE": ADMIN},
+    "api:audit-list": {"GET": ADMIN},
+    "api:audit-detail": {"GET": ADMIN},
+    "telemetry-api:series": SEE,
+    **_named("telemetry-api:alert-rule", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
+    **_named("telemetry-api:alert", _resource()),
+    **_named("telemetry-api:channel", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
+    "telemetry-api:channel-test": {"POST": OPERATOR},
+    **_named("telemetry-api:delivery", _resource()),
+    "telemetry-api:delivery-replay": {"POST": OPERATOR},
+}
+
+# Who is asked in another way, or not at all. Django and allauth ask for sign-in where it is needed.
+OPEN = frozenset(
+    {
+        "healthz",
+        "readyz",
+        "account_login",
+        "account_logout",
+        "account_inactive",
+        "account_change_password",
+        "api:announce",  # by the routers' token
+    }
+)
+
+# The objects that addresses name: the parameter, the model, and the field that the parameter holds.
+NAMED_BY: Mapping[str, tuple[str, str]] = {
+    "pool_id": ("controlplane.Pool", "pk"),
+    "replica_id": ("controlplane.Replica", "pk"),
+    "group_id": ("controlplane.TaskGroup", "pk"),
+    "policy_id": ("controlplane.RoutingPolicy", "pk"),
+    "project_id": ("controlplane.Project", "pk"),
+    "person_id": ("auth.User", "pk"),
+    "rule_id": ("telemetry.AlertRule", "pk"),
+    "channel_id": ("telemetry.Channel", "pk"),
+    "notification_id": ("telemetry.Notification", "pk"),
+}
+
+
+# What concerns no project alone: a role counts there only if it is held in all of them.
+FLEET_WIDE = frozenset(
+    {
+        "telemetry:channels",
+        "telemetry:channel-new",
+        "controlplane:routers",
+        "controlplane:people",
+        "controlplane:person-new",
+        "controlplane:project-new",
+        "controlplane:audit",
+        "controlplane:audit-csv",
+        "api:project-list",
+        "api:router-list",
+        "api:token-list",
+        "api:audit-list",
+        "telemetry-api:channel-list",
+    }
+)
+
+
+def opens(asker: Asker, route: str, needed: Role) -> bool:
+    """Whether an address that names no object opens to somebody."""
+    return asker.may(needed, None) if route in FLEET_WIDE else asker.may_somewhere(needed)
+
+
+def needed_role(route: str, method: str) -> Role | None:
+    """The role that a method of a route needs; None where nobody may."""
+    methods = RULES.get(route, {})
+    return methods.get("GET" if method in {"HEAD", "OPTIONS"} else method)

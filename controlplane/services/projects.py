@@ -1,0 +1,43 @@
+"""Projects: who looks after which pools."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+
+from controlplane.errors import InUseError, NameTakenError
+from controlplane.models import EventKind, Project
+from controlplane.models.names import SHORT_NAME
+
+from .checks import check_name
+from .events import record_event
+
+DEFAULT = "default"
+
+
+def default_project() -> Project:
+    """The project of pools for which none is named."""
+    return Project.objects.get_or_create(name=DEFAULT)[0]
+
+
+@transaction.atomic
+def create_project(name: str, *, description: str = "", by: User | None = None) -> Project:
+    """Create a project, which nobody but admins of everything can see yet. NameTakenError, InvalidError."""
+    check_name(name, SHORT_NAME, "$.name")
+    try:
+        with transaction.atomic():
+            project = Project.objects.create(name=name, description=description)
+    except IntegrityError:
+        raise NameTakenError("project", name) from None
+    record_event(EventKind.PROJECT_CREATED, f"Project {name} was created.", project=project, by=by)
+    return project
+
+
+@transaction.atomic
+def remove_project(project: Project, *, by: User | None = None) -> None:
+    """Remove a project and every role in it; InUseError while it has pools."""
+    project = Project.objects.select_for_update().get(pk=project.pk)
+    if project.pools.exists():
+        raise InUseError(f"Project {project.name} still has pools; remove those first.")
+    record_event(EventKind.PROJECT_REMOVED, f"Project {project.name} was removed.", project=project, by=by)
+    project.delete()

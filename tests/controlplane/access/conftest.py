@@ -1,0 +1,74 @@
+"""Two projects with everything in them, and people with each role."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from controlplane.models import Role
+from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.people import set_role
+from controlplane.services.policies import create_policy, save_draft
+from controlplane.services.projects import create_project
+from controlplane.services.task_groups import create_task_group
+from telemetry.models import Alert, AlertRule, Notification
+from telemetry.services.channels import create_channel
+from telemetry.services.channels import test_send as send_a_test
+
+
+def furnished(name, number):
+    """A project with one of everything that belongs to projects; names begin with its own."""
+    project = create_project(name)
+    pool = create_pool(f"{name}-pool", project=project, models=[name], strategy="round_robin")
+    replica = add_replica(pool, name=f"{name}-replica", url=f"http://10.0.{number}.1:8000")
+    group = create_task_group(pool, f"{name}-group")
+    policy = create_policy(pool, group)
+    draft = save_draft(policy, {"strategy": "random"})
+    rule = AlertRule.objects.get(pool=pool)
+    alert = Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=pool.created_at, last_breach_at=pool.created_at
+    )
+    channel = create_channel(f"{name}-channel", config={"url": "https://hooks.example/x"})
+    sent = Notification.objects.create(
+        alert=alert, channel=channel, kind="firing", payload={}, next_at=pool.created_at, created_at=pool.created_at
+    )
+    return SimpleNamespace(
+        project=project,
+        pool=pool,
+        replica=replica,
+        group=group,
+        policy=policy,
+        draft=draft,
+        rule=rule,
+        alert=alert,
+        channel=channel,
+        sent=sent,
+    )
+
+
+@pytest.fixture
+def here(db):
+    """The project that people below have roles in."""
+    return furnished("here", 1)
+
+
+@pytest.fixture
+def there(db):
+    """Another project, which is none of their business."""
+    made = furnished("there", 2)
+    send_a_test(made.channel)
+    return made
+
+
+@pytest.fixture
+def person_with(django_user_model, here):
+    """Make somebody with a role in ``here``, or, with ``everywhere``, in all projects."""
+
+    def make(role, *, everywhere=False):
+        person = django_user_model.objects.create_user(
+            f"{role}-{everywhere}".lower(), password="a long enough password"
+        )
+        if role is not None:
+            set_role(person, Role(role), None if everywhere else here.project)
+        return person
+
+    return make

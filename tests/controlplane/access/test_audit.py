@@ -1,0 +1,159 @@
+"""The audit log: everything that was changed, by whom and from where, and proof that nobody touched it since."""
+
+import threading
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, InternalError, connection, connections, transaction
+from rest_framework.test import APIClient
+
+from controlplane.models import AuditEntry, Scope
+from controlplane.services.audit import FIRST, BrokenChainError, append_entry, verify_chain
+from controlplane.services.fleet import set_replica_state
+from controlplane.services.tokens import create_token
+
+
+def test_a_change_over_rest_says_who_with_which_token_from_where_and_what_it_was_before(here, person_with):
+    token, text = create_token(person_with("editor"), name="deploy", scopes=[Scope.WRITE])
+    script = APIClient(REMOTE_ADDR="192.0.2.7")
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}", HTTP_X_REQUEST_ID="req-1")
+    script.patch("/api/v1/pools/here-pool", {"description": "new"})
+    entry = AuditEntry.objects.first()
+    assert (entry.kind, entry.actor, entry.token) == ("pool_changed", "editor-false", token.key_id)
+    assert (entry.address, entry.request_id) == ("192.0.2.7", "req-1")
+    assert (entry.project, entry.pool) == ("here", "here-pool")
+    assert (entry.before["description"], entry.after["description"]) == ("", "new")
+
+
+def test_publishing_keeps_the_reason_in_the_words_of_whoever_did_it(client, here, person_with):
+    client.force_login(person_with("approver"))
+    client.post(f"/policies/{here.policy.pk}/publish/{here.draft.pk}/", {"reason": "agents share a prompt"})
+    entry = AuditEntry.objects.get(kind="policy_published", pool="here-pool", actor="approver-false")
+    assert entry.reason == "agents share a prompt"
+
+
+def test_the_address_is_the_proxys_word_only_where_a_proxy_is_believed(client, here, person_with, settings):
+    client.force_login(person_with("operator"))
+    for believed, address in ((False, "127.0.0.1"), (True, "198.51.100.4")):
+        settings.BEHIND_TLS_PROXY = believed
+        wanted = "disabled" if believed else "draining"
+        path = f"/fleet/replicas/{here.replica.pk}/state/{wanted}/"
+        client.post(path, headers={"X-Forwarded-For": "203.0.113.9, 198.51.100.4"})
+        assert AuditEntry.objects.first().address == address
+
+
+def test_what_the_fleet_did_by_itself_is_no_change_of_anybodys(here):
+    from controlplane.models import EventKind
+    from controlplane.services.events import record_event
+
+    before = AuditEntry.objects.count()
+    record_event(EventKind.REPLICA_DOWN, "It is down.", replica=here.replica)
+    assert AuditEntry.objects.count() == before
+
+
+@pytest.mark.django_db
+def test_entries_are_chained_from_the_first_to_the_last():
+    first, second = append_entry("a", "one"), append_entry("b", "two", before={"x": 1}, after={"x": 2})
+    assert (first.number, first.previous) == (1, FIRST)
+    assert (second.number, second.previous) == (2, first.digest)
+    assert verify_chain() == (2, second.digest)
+
+
+@pytest.mark.django_db
+def test_nothing_can_be_altered_or_taken_away():
+    append_entry("a", "one")
+    for statement in (
+        "update controlplane_auditentry set summary = 'other'",
+        "delete from controlplane_auditentry",
+    ):
+        with pytest.raises((IntegrityError, InternalError)), transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(statement)
+    assert AuditEntry.objects.get().summary == "one"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("update controlplane_auditentry set summary = 'other' where number = 2", "Entry 2 was altered"),
+        ("update controlplane_auditentry set actor = 'eve' where number = 3", "Entry 3 was altered"),
+        ("update controlplane_auditentry set after = '{\"x\": 9}' where number = 2", "Entry 2 was altered"),
+        ("delete from controlplane_auditentry where number = 2", "Entry 2 is missing"),
+        ("delete from controlplane_auditentry where number = 1", "Entry 1 is missing"),
+    ],
+)
+def test_tampering_behind_the_triggers_back_is_found_and_its_place_named(statement, complaint):
+    for number in range(3):
+        append_entry("a", f"number {number}", after={"x": number})
+    with connection.cursor() as cursor:
+        cursor.execute("alter table controlplane_auditentry disable trigger audit_append_only")
+        cursor.execute(statement)
+        cursor.execute("alter table controlplane_auditentry enable trigger audit_append_only")
+    with pytest.raises(BrokenChainError, match=complaint):
+        verify_chain()
+    with pytest.raises(CommandError, match=complaint):
+        call_command("verify_audit")
+
+
+@pytest.mark.django_db
+def test_the_command_prints_the_digest_that_is_worth_noting_elsewhere(capsys):
+    entry = append_entry("a", "one")
+    call_command("verify_audit")
+    assert entry.digest in capsys.readouterr().out
+
+
+@pytest.mark.django_db(transaction=True)
+def test_writers_take_turns_and_leave_no_gap():
+    def write(number):
+        try:
+            for _ in range(5):
+                append_entry("a", f"by {number}")
+        finally:
+            connections.close_all()
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=30)
+    assert verify_chain()[0] == 20
+
+
+@pytest.mark.django_db
+def test_a_change_that_is_taken_back_leaves_no_entry():
+    with transaction.atomic():
+        append_entry("a", "one")
+        transaction.set_rollback(True)
+    assert not AuditEntry.objects.exists()
+
+
+def test_signing_in_is_noted_and_so_is_a_refusal_without_what_was_typed(client, here, person_with):
+    person_with("viewer")
+    client.post("/accounts/login/", {"login": "viewer-false", "password": "wrong wrong wrong"})
+    client.post("/accounts/login/", {"login": "hunter2hunter2", "password": "x"})
+    client.post("/accounts/login/", {"login": "viewer-false", "password": "a long enough password"})
+    said = list(AuditEntry.objects.filter(kind__contains="sign").order_by("number").values_list("kind", "summary"))
+    assert said == [
+        ("sign_in_refused", "Signing in as viewer-false was refused."),
+        ("sign_in_refused", "Signing in as somebody unknown was refused."),
+        ("signed_in", "viewer-false signed in."),
+    ]
+
+
+def test_the_page_narrows_by_person_and_kind_and_exports_what_it_shows(client, here, person_with):
+    admin, operator = person_with("admin", everywhere=True), person_with("operator")
+    set_replica_state(here.replica, "draining", by=operator)
+    client.force_login(admin)
+    page = client.get("/audit/", {"actor": "operator-false"}).content.decode()
+    assert "is now draining" in page
+    assert "was created" not in page
+    exported = b"".join(client.get("/audit.csv", {"kind": "replica_state_changed"}).streaming_content).decode()
+    assert [line.split(",")[3] for line in exported.splitlines()] == ["actor", "operator-false"]
+    assert client.get("/audit/", {"actor": "\0"}).status_code == 200
+
+
+def test_an_exported_cell_is_no_formula(client, here, person_with):
+    append_entry("a", "=cmd()")
+    client.force_login(person_with("admin", everywhere=True))
+    exported = b"".join(client.get("/audit.csv", {"kind": "a"}).streaming_content).decode()
+    assert "'=cmd()" in exported

@@ -1,0 +1,113 @@
+"""People and their roles."""
+
+import pytest
+
+from controlplane.errors import ConflictError, InvalidError, NameTakenError
+from controlplane.models import AuditEntry, Role
+from controlplane.services.people import add_person, set_active, set_password, set_role
+from controlplane.services.projects import create_project, remove_project
+
+PASSWORD = "a long enough passphrase"
+pytestmark = pytest.mark.django_db
+
+
+def test_somebody_new_sees_nothing_until_they_are_given_a_role(client):
+    person = add_person("ada", password=PASSWORD)
+    client.force_login(person)
+    assert client.get("/").status_code == 403
+    set_role(person, Role.VIEWER, None)
+    assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"username": "a b", "password": PASSWORD}, "$.username"),
+        ({"username": "", "password": PASSWORD}, "$.username"),
+        ({"username": "ada", "password": "short"}, "$.password"),
+        ({"username": "ada", "password": PASSWORD, "email": "x"}, "$.email"),
+    ],
+)
+def test_a_person_that_cannot_be_is_refused_by_the_field_that_is_wrong(fields, path):
+    with pytest.raises(InvalidError) as refused:
+        add_person(**fields)
+    assert refused.value.faults[0].path == path
+
+
+def test_a_name_is_taken_once():
+    add_person("ada", password=PASSWORD)
+    with pytest.raises(NameTakenError):
+        add_person("ada", password=PASSWORD)
+
+
+def test_the_last_admin_of_everything_stays():
+    ada, bob = add_person("ada", password=PASSWORD), add_person("bob", password=PASSWORD)
+    set_role(ada, Role.ADMIN, None)
+    for leave in (
+        lambda: set_role(ada, Role.VIEWER, None),
+        lambda: set_role(ada, None, None),
+        lambda: set_active(ada, False),
+    ):
+        with pytest.raises(ConflictError):
+            leave()
+    set_role(bob, Role.ADMIN, None)
+    set_role(ada, None, None)
+    assert not ada.roles.exists()
+
+
+def test_a_new_password_ends_the_sessions_of_the_old_one(client):
+    person = add_person("ada", password=PASSWORD)
+    set_role(person, Role.VIEWER, None)
+    client.force_login(person)
+    set_password(person, "another long passphrase")
+    assert client.get("/").status_code == 302
+
+
+def test_a_project_goes_with_its_roles_and_not_while_it_has_pools(here):
+    with pytest.raises(ConflictError):
+        remove_project(here.project)
+    project, person = create_project("short-lived"), add_person("ada", password=PASSWORD)
+    set_role(person, Role.EDITOR, project)
+    remove_project(project)
+    assert not person.roles.exists()
+
+
+def test_an_admin_adds_somebody_and_gives_them_a_role_in_the_browser(client, here, person_with):
+    client.force_login(person_with("admin", everywhere=True))
+    made = client.post("/people/new/", {"username": "ada", "password": PASSWORD}, follow=True)
+    assert "sees nothing yet" in made.content.decode()
+    address = made.request["PATH_INFO"]
+    client.post(f"{address}role/", {"role": "editor", "project": here.project.pk})
+    page = client.get("/people/").content.decode()
+    assert "editor of here" in page
+    assert AuditEntry.objects.filter(kind="role_changed", actor="admin-true").exists()
+
+
+def test_a_password_is_never_shown_again(client, person_with, here):
+    client.force_login(person_with("admin", everywhere=True))
+    page = client.post("/people/new/", {"username": "a b", "password": PASSWORD}).content.decode()
+    assert PASSWORD not in page
+
+
+def test_somebody_makes_a_token_of_their_own_which_is_shown_once(client, here, person_with):
+    client.force_login(person_with("viewer"))
+    made = client.post("/tokens/", {"name": "nightly", "scope": "read", "days": "7"}).content.decode()
+    assert "wp_" in made
+    assert "not shown again" in made
+    page = client.get("/tokens/").content.decode()
+    assert "nightly" in page
+    assert "not shown again" not in page
+
+
+def test_nobody_but_an_admin_revokes_the_token_of_somebody_else(client, here, person_with):
+    from controlplane.models import Scope
+    from controlplane.services.tokens import create_token
+
+    token, _ = create_token(person_with("editor"), name="theirs", scopes=[Scope.READ])
+    client.force_login(person_with("viewer"))
+    assert "theirs" not in client.get("/tokens/").content.decode()
+    assert client.post(f"/tokens/{token.pk}/revoke/").status_code == 404
+    client.force_login(person_with("admin", everywhere=True))
+    client.post(f"/tokens/{token.pk}/revoke/")
+    token.refresh_from_db()
+    assert token.revoked_at is not None

@@ -1,0 +1,118 @@
+"""The same table over REST: objects of other projects do not exist, lists and bodies are narrowed."""
+
+import pytest
+from rest_framework.test import APIClient
+
+from controlplane.models import Pool, Replica, Role, Scope
+from controlplane.services.people import set_active
+from controlplane.services.tokens import create_token
+
+ROOT = "/api/v1/"
+LISTS = ("pools", "replicas", "task-groups", "policies", "revisions", "rollouts", "alert-rules", "alerts", "deliveries")
+
+
+def objects(made):
+    return {
+        "pools": made.pool.name,
+        "replicas": made.replica.name,
+        "task-groups": made.group.pk,
+        "policies": made.policy.name,
+        "revisions": made.draft.pk,
+        "alert-rules": made.rule.pk,
+        "alerts": made.alert.pk,
+        "deliveries": made.sent.pk,
+        "projects": made.project.name,
+    }
+
+
+@pytest.fixture
+def script_of():
+    """A client with a token of somebody."""
+
+    def make(person, scope=Scope.ADMIN):
+        _, text = create_token(person, name="test", scopes=[scope])
+        client = APIClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+        return client
+
+    return make
+
+
+def test_lists_show_what_lies_in_ones_projects_and_nothing_else(here, there, person_with, script_of):
+    script = script_of(person_with("viewer"))
+    for noun in LISTS:
+        answer = script.get(f"{ROOT}{noun}")
+        assert answer.status_code == 200, noun
+        assert "there" not in answer.content.decode(), noun
+    assert [row["name"] for row in script.get(f"{ROOT}pools").data["results"]] == ["here-pool"]
+    assert {event["pool"] for event in script.get(f"{ROOT}events").data["results"]} == {"here-pool"}
+
+
+def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(here, there, person_with, script_of):
+    script = script_of(person_with("admin"))
+    for noun, key in objects(there).items():
+        for method in ("get", "patch", "delete"):
+            answer = getattr(script, method)(f"{ROOT}{noun}/{key}", {})
+            assert answer.status_code in {404, 405}, f"{method} {noun}"
+    for path in (f"replicas/{there.replica.name}/state", f"policies/{there.policy.name}/publish"):
+        assert script.post(f"{ROOT}{path}", {"state": "disabled"}).status_code == 404
+    assert script.get(f"{ROOT}series?metric=hit_rate&pool={there.pool.name}").status_code == 422  # no such pool
+    assert script.get(f"{ROOT}pools/{here.pool.name}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("replicas", {"pool": "there-pool", "name": "spy", "url": "http://10.0.9.9:8000"}),
+        ("task-groups", {"pool": "there-pool", "name": "spy"}),
+        ("task-groups", {"pool": "here-pool", "name": "spy", "replicas": ["there-replica"]}),
+        ("alert-rules", {"pool": "there-pool", "name": "spy"}),
+        ("pools", {"project": "there", "name": "spy"}),
+    ],
+)
+@pytest.mark.usefixtures("here", "there")
+def test_a_body_cannot_name_what_its_sender_cannot_see(person_with, script_of, path, body):
+    before = (Pool.objects.count(), Replica.objects.count())
+    answer = script_of(person_with("admin")).post(f"{ROOT}{path}", body, format="json")
+    assert answer.status_code == 422
+    assert "does not exist" in answer.content.decode()
+    assert (Pool.objects.count(), Replica.objects.count()) == before
+
+
+def test_a_role_in_one_project_does_not_count_in_another(here, there, person_with, script_of):
+    from controlplane.services.people import set_role
+
+    person = person_with("editor")
+    set_role(person, Role.VIEWER, there.project)
+    script = script_of(person)
+    assert script.get(f"{ROOT}pools/there-pool").status_code == 200
+    assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}).status_code == 200
+    assert script.patch(f"{ROOT}pools/there-pool", {"description": "x"}).status_code == 403
+    answer = script.post(f"{ROOT}replicas", {"pool": "there-pool", "name": "r", "url": "http://10.0.9.9:8000"})
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(("scope", "status"), [(Scope.READ, 403), (Scope.WRITE, 200), (Scope.ADMIN, 200)])
+def test_a_token_may_never_more_than_its_scope_nor_than_its_person(here, person_with, script_of, scope, status):
+    assert script_of(person_with("editor"), scope).patch(f"{ROOT}pools/here-pool", {}).status_code == status
+    viewer = script_of(person_with("viewer"), scope)
+    assert viewer.patch(f"{ROOT}pools/here-pool", {}).status_code == 403
+
+
+def test_a_token_ends_with_its_person(here, person_with, script_of):
+    person_with("admin", everywhere=True)
+    person = person_with("viewer")
+    script = script_of(person)
+    assert script.get(f"{ROOT}pools").status_code == 200
+    set_active(person, False)
+    assert script.get(f"{ROOT}pools").status_code == 401
+
+
+def test_what_belongs_to_no_project_is_for_those_with_a_role_in_all(here, person_with, script_of):
+    one, all_of_them = script_of(person_with("admin")), script_of(person_with("admin", everywhere=True))
+    for noun in ("projects", "routers", "channels", "tokens", "audit"):
+        assert one.get(f"{ROOT}{noun}").status_code == 403, noun
+        assert all_of_them.get(f"{ROOT}{noun}").status_code == 200, noun
+    assert one.get(f"{ROOT}channels/{here.channel.pk}").status_code == 404
+    assert one.post(f"{ROOT}pools", {"name": "mine"}).status_code == 403  # it would be of another project
+    assert one.post(f"{ROOT}pools", {"name": "mine", "project": "here", "models": ["m"]}).status_code == 201

@@ -1,0 +1,150 @@
+"""The rule table against every address that there is."""
+
+import re
+
+import pytest
+from django.test import Client
+from django.urls import get_resolver
+from django.urls.resolvers import URLResolver
+
+from controlplane.access.rules import FLEET_WIDE, NAMED_BY, OPEN, RULES, needed_role
+from controlplane.models import Role
+
+METHODS = ("get", "post", "put", "patch", "delete")
+NOT_OURS = {None}  # the catch-all below /api/
+
+
+def routes(resolver=None, prefix="", namespace=""):
+    """(name, address with its parameters as <name>, view) of every address."""
+    for pattern in (resolver or get_resolver()).url_patterns:
+        address = prefix + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            inner = f"{namespace}{pattern.namespace}:" if pattern.namespace else namespace
+            yield from routes(pattern, address, inner)
+        else:
+            yield (f"{namespace}{pattern.name}" if pattern.name else None), address, pattern.callback
+
+
+ALL = {name: (address, view) for name, address, view in routes() if name not in NOT_OURS}
+PAGES = {name for name, (address, _) in ALL.items() if not address.startswith("api/")}
+
+
+def test_every_address_is_in_the_table_and_the_table_names_no_other():
+    named = set(ALL) - OPEN
+    assert named - set(RULES) == set(), "these addresses are open to nobody: give them a rule"
+    assert set(RULES) - named == set(), "these rules are for no address"
+    assert set(RULES) >= FLEET_WIDE
+
+
+@pytest.mark.parametrize("route", sorted(set(ALL) - OPEN))
+def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route):
+    view = ALL[route][1]
+    actions = getattr(view, "actions", None)
+    if actions is not None:  # a viewset: what it maps is what it answers
+        taken = {method.upper() for method in actions} - {"HEAD"}
+    elif hasattr(view, "cls"):
+        taken = {method.upper() for method in METHODS if hasattr(view.cls, method)}
+    else:
+        taken = set(RULES[route])  # a page's decorator says it: asked below
+    assert set(RULES[route]) == taken
+
+
+def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens():
+    changing = {
+        (route, method)
+        for route, methods in RULES.items()
+        for method, role in methods.items()
+        if method != "GET" and role is Role.VIEWER
+    }
+    assert changing == {("controlplane:tokens", "POST"), ("controlplane:token-revoke", "POST")}
+
+
+def test_what_has_no_rule_is_nobodys():
+    assert needed_role("controlplane:nothing", "GET") is None
+    assert needed_role("controlplane:fleet", "POST") is None
+
+
+def test_each_role_includes_those_before_it():
+    roles = list(Role)
+    for rank, role in enumerate(roles):
+        assert [role.covers(other) for other in roles] == [position <= rank for position in range(len(roles))]
+
+
+# --- every page, for every role, here and in a project that is none of their business -----------------
+
+
+def filled(address, made):
+    """The address of an object of ``made``; None where it names none."""
+    values = {
+        "pool_id": made.pool.pk,
+        "replica_id": made.replica.pk,
+        "group_id": made.group.pk,
+        "policy_id": made.policy.pk,
+        "project_id": made.project.pk,
+        "rule_id": made.rule.pk,
+        "channel_id": made.channel.pk,
+        "notification_id": made.sent.pk,
+        "revision_id": made.draft.pk,
+        "number": 1,
+        "state": "draining",
+        "slug": "hit-rate",
+        "person_id": 0,
+        "token_id": 0,
+    }
+    return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda found: str(values[found[1]]), address)
+
+
+def names_an_object(address):
+    return any(name in NAMED_BY for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
+
+
+def statuses(person, made, *, only_objects=False):
+    """What a person gets of every page, by (route, method)."""
+    client, found = Client(raise_request_exception=False), {}
+    client.force_login(person)
+    for route in sorted(PAGES - OPEN):
+        address = ALL[route][0]
+        if only_objects and not names_an_object(address):
+            continue
+        for method in RULES[route]:
+            answer = getattr(client, method.lower())(filled(address, made), {})
+            found[route, method] = answer.status_code
+    return found
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_with):
+    person = person_with(role)
+    for (route, method), status in statuses(person, here).items():
+        address = ALL[route][0]
+        needed = needed_role(route, method)
+        if "channel_id" in address or "person_id" in address:
+            assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
+        elif route in FLEET_WIDE or not role.covers(needed):
+            assert status == 403, f"{role}: {method} {route}"
+        else:
+            assert status not in {403, 500}, f"{role}: {method} {route}"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_what_belongs_to_another_project_does_not_exist_and_stays_as_it_is(role, here, there, person_with):
+    person = person_with(role)
+    for (route, method), status in statuses(person, there, only_objects=True).items():
+        assert status == 404, f"{role}: {method} {route}"
+    there.replica.refresh_from_db()
+    assert there.replica.state == "active"
+    assert there.policy.draft() is not None
+
+
+def test_somebody_without_a_role_gets_nowhere(here, person_with):
+    for (route, method), status in statuses(person_with(None), here).items():
+        assert status in {403, 404}, f"{method} {route}"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_in_all_projects_counts_in_each_and_for_what_belongs_to_none(role, here, person_with):
+    for (route, method), status in statuses(person_with(role, everywhere=True), here).items():
+        needed = needed_role(route, method)
+        if "person_id" in ALL[route][0]:
+            continue  # nobody has the number 0
+        assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} answered {status}"
