@@ -78,7 +78,7 @@ def test_pages_of_an_empty_installation(site, complaints, width, theme):
 
 
 @pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_a_fleet_at_work(site, full, operator, complaints, width, theme):
+def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
     policy, group, replica = full.policies.get(group=None), full.groups.first(), full.replicas.first()
     rule = full.alert_rules.first()
     page = site.open(viewport=SIZES[width], theme=theme)
@@ -91,7 +91,7 @@ def test_pages_of_a_fleet_at_work(site, full, operator, complaints, width, theme
         f"/fleet/replicas/{replica.pk}/remove/",
         f"/fleet/pools/{full.pk}/replicas/new/",
         f"/alerts/rules/{rule.pk}/",
-        f"/people/{operator.pk}/",
+        f"/people/{policy.draft().author_id}/",
     )
 
     assert look_at(page, EVERYWHERE + of_rows, complaints) == {}
