@@ -33,7 +33,7 @@ def people(request: HttpRequest) -> HttpResponse:
     held = Prefetch("roles", RoleAssignment.objects.select_related("project"))
     context = {
         "people": User.objects.order_by("username").prefetch_related(held),
-        "projects": Project.objects.annotate(pool_count=Count("pools")),
+        "projects": Project.objects.annotate(pool_count=Count("pools")).order_by("name"),
         "meanings": MEANINGS.items(),
     }
     return render(request, "controlplane/people.html", context)
