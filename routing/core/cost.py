@@ -24,6 +24,7 @@ ring does. Among many, where hashing every name would cost too much, it is the h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from xxhash import xxh3_64_intdigest
 
@@ -55,11 +56,13 @@ class CostRule:
         """The candidate with the least cost, of equal ones the key's home."""
         members, costs = self._compared(match, key, prompt_tokens, candidates)
         least = min(costs)
-        best = members[costs.index(least)]
+        at = costs.index(least)
+        best = members[at]
         limit = self._limit(least, best)
-        tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
-        if len(tied) > 1:
-            best = self._first_home(tied, key, candidates)
+        costs[at] = inf
+        if min(costs) <= limit:
+            tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
+            best = self._first_home([best, *tied], key, candidates)
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
         return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
 
@@ -77,11 +80,14 @@ class CostRule:
         levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
         terms, busy = [], 0
         for _replica, load, weight, bit, share in members:
-            uncached, rate = prompt_tokens, load.prefill.tokens_per_s
+            uncached, prefill = prompt_tokens, load.prefill
+            rate = prefill.shown or prefill.tokens_per_s
             for blocks, holders in levels:
                 if holders & bit:
-                    uncached = max(0, uncached - blocks * block_tokens)
+                    uncached -= blocks * block_tokens
                     break
+            if uncached < 0:  # the estimate of the prompt's length fell short
+                uncached = 0
             work = STEP_S * rate * load.running
             if load.waiting_tokens:
                 work += load.remaining_tokens(now_s)

@@ -40,18 +40,26 @@ class Load:
     running: int = 0  # requests sent and not ended, from everywhere
     waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
     waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
-    oldest_since_s: float = 0.0  # when the oldest of them came to be it
+    oldest: Ticket | None = None  # of those that wait
+    oldest_tokens: float = 0.0  # of it, those that an estimate may take for done
+    oldest_since_s: float = 0.0  # when it came to be the oldest
     prefill: PrefillRate = field(default_factory=PrefillRate)
     elsewhere_running: int = 0  # of ``running``, what other processes sent
     elsewhere_tokens: int = 0  # of ``waiting_tokens``, what theirs still wait for
 
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
-        if not self.waiting:
-            return self.waiting_tokens
-        oldest = ALMOST_DONE * next(iter(self.waiting.values()))
-        done = (now_s - self.oldest_since_s) * self.prefill.tokens_per_s
-        return self.waiting_tokens - min(done, oldest)
+        prefill = self.prefill
+        done = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s)
+        return self.waiting_tokens - (done if done < self.oldest_tokens else self.oldest_tokens)
+
+    def line_up(self, now_s: float) -> None:
+        """Look who is the oldest of those that wait now."""
+        for self.oldest, tokens in self.waiting.items():
+            self.oldest_tokens = ALMOST_DONE * tokens
+            self.oldest_since_s = now_s
+            return
+        self.oldest, self.oldest_tokens = None, 0.0
 
 
 class Ticket:
@@ -116,12 +124,12 @@ class Ticket:
     def _leave_line(self) -> bool:
         """Wait no longer for a first byte; False if that was so already."""
         load = self._load
-        waiting = load.waiting
-        if self not in waiting:
+        tokens = load.waiting.pop(self, None)
+        if tokens is None:
             return False
-        if next(iter(waiting)) is self:
-            load.oldest_since_s = self._book.clock()
-        load.waiting_tokens -= waiting.pop(self)
+        load.waiting_tokens -= tokens
+        if load.oldest is self:
+            load.line_up(self._book.clock())
         return True
 
 
@@ -151,9 +159,9 @@ class LoadBook:
         load = self.load(replica)
         now_s = self.clock()
         ticket = Ticket(self, load, stay, now_s)
-        if not load.waiting:
-            load.oldest_since_s = now_s
         load.waiting[ticket] = uncached_tokens
+        if load.oldest is None:
+            load.line_up(now_s)
         load.running += 1
         load.waiting_tokens += uncached_tokens
         self._tickets.add(ticket)

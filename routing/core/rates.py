@@ -24,11 +24,11 @@ _FADE = 0.5 ** (1 / HALF_LIFE)
 class PrefillRate:
     """What one replica prefills in a second; ``fleet`` is that of all, for which nothing else is known."""
 
-    __slots__ = ("_fleet", "_mass", "_own", "_seconds", "_tokens", "samples")
+    __slots__ = ("_fleet", "_mass", "_seconds", "_tokens", "samples", "shown")
 
     def __init__(self, fleet: PrefillRate | None = None) -> None:
         self._fleet = fleet
-        self._own = DEFAULT_RATE
+        self.shown: float | None = None  # tokens/s, by answers of its own; for those to whom a property takes too long
         self.samples = 0
         self._mass = 0.0  # samples, as far as they have not faded
         self._tokens = 0.0
@@ -37,7 +37,7 @@ class PrefillRate:
     @property
     def tokens_per_s(self) -> float:
         """Tokens/s; without an answer of its own, what others showed."""
-        return self._own if self.samples or self._fleet is None else self._fleet.tokens_per_s
+        return self.shown or (DEFAULT_RATE if self._fleet is None else self._fleet.tokens_per_s)
 
     @property
     def is_measured(self) -> bool:
@@ -51,15 +51,22 @@ class PrefillRate:
         fleet = self._fleet
         if fleet is not None:
             fleet.learn(tokens, ttft_s)
-        if self.samples:
-            expected_s = tokens / self._own
-            ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
+        if self.shown is not None:
+            expected_s = tokens / self.shown
+            ttft_s = _within(expected_s / CLIP, ttft_s, expected_s * CLIP)
         self.samples += 1
         self._mass = _FADE * self._mass + 1.0
-        self._tokens = _FADE * self._tokens + tokens
-        self._seconds = _FADE * self._seconds + min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
-        lent = lent_s = 0.0
-        if fleet is not None:
-            lent = LENT * self._tokens / self._mass
-            lent_s = lent / fleet.tokens_per_s
-        self._own = (self._tokens + lent) / (self._seconds + lent_s)
+        self._tokens = known = _FADE * self._tokens + tokens
+        self._seconds = known_s = _FADE * self._seconds + _within(tokens / FASTEST, ttft_s, tokens / SLOWEST)
+        if fleet is None:
+            self.shown = known / known_s
+        else:
+            lent = LENT * known / self._mass
+            self.shown = (known + lent) / (known_s + lent / fleet.tokens_per_s)
+
+
+def _within(lowest: float, value: float, highest: float) -> float:
+    """The value, or the bound that it goes beyond."""
+    if value < lowest:
+        return lowest
+    return value if value < highest else highest

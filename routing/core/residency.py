@@ -118,7 +118,6 @@ class Stay:
         residency: Residency,
         holding: Holding,
         fresh: list[Run],
-        *,
         now_s: float,
         leans_on_s: float,
         predicted_ratio: float,
@@ -297,7 +296,6 @@ class Residency:
                 run.mask |= bit
                 holding.blocks += run.length
                 fresh.append(run)
-                runs[run] = now_s
         for run in reversed(path):
             runs[run] = now_s
             runs.move_to_end(run)
@@ -305,7 +303,7 @@ class Residency:
         self._make_room(holding, now_s)
         held = held_blocks * self._block_tokens
         ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
-        return Stay(self, holding, fresh, now_s=now_s, leans_on_s=leans_on_s, predicted_ratio=ratio)
+        return Stay(self, holding, fresh, now_s, leans_on_s, ratio)
 
     def drop(self, holding: Holding, runs: Iterable[Run], used_s: float) -> None:
         """Drop runs of one replica that were last used at this time."""
@@ -349,17 +347,17 @@ class Residency:
 
     def _make_room(self, holding: Holding, now_s: float) -> None:
         """Evict what has no room at this replica, what is too old here and at one other, and what all have too many."""
-        runs = holding.runs
+        runs, too_old_s = holding.runs, now_s - self._ttl_s
         if holding.blocks > holding.capacity:
             self._pushed_out += holding.blocks - holding.capacity
             while holding.blocks > holding.capacity:
                 self._evict_oldest(holding)
             self._judge_reuse()
-        while runs and next(iter(runs.values())) < now_s - self._ttl_s:
+        while runs and next(iter(runs.values())) < too_old_s:
             self._evict_oldest(holding)
         self._turn = turn = (self._turn + 1) % len(self._slots)
         other = self._slots[turn]
-        while other and other.runs and next(iter(other.runs.values())) < now_s - self._ttl_s:
+        while other and other.runs and next(iter(other.runs.values())) < too_old_s:
             self._evict_oldest(other)
         while self._entries > self._max_entries:
             self._turn = turn = (self._turn + 1) % len(self._slots)

@@ -123,8 +123,10 @@ class FastEngine:
         if self.end_s == math.inf:
             self._begin(now_s)
             return True
+        if self._steps == 1 or not self._is_cut_short():
+            return False
         steps = self._step_at(now_s)
-        if steps >= self._steps or not self._is_cut_short():
+        if steps >= self._steps:
             return False
         self._steps = steps
         self.end_s = self.start_s + self._step_s * steps
@@ -163,22 +165,24 @@ class FastEngine:
     def _begin(self, now_s: float) -> None:
         """Plan the next steps, or idle."""
         model, steps, tokens = self.model, 1, 0
-        if self._partial is not None:
-            if self._left > model.chunk_tokens:
-                steps = self._full_chunks()
-                self._take(now_s, steps, model.chunk_tokens)
-                return
-            tokens = self._left
-            self._prefilled.append(self._partial)
-            self._partial = None
-        if self.waiting and not self._blocked:
-            tokens = self._admit(tokens)
-        if not tokens:
-            if not self.decoding:
-                self.end_s = math.inf
-                return
-            steps = self._ends[0][0] - self._ticks
-        self._take(now_s, steps, tokens)
+        if self._partial is not None and self._left > model.chunk_tokens:
+            steps, tokens = self._full_chunks(), model.chunk_tokens
+        else:
+            if self._partial is not None:
+                tokens = self._left
+                self._prefilled.append(self._partial)
+                self._partial = None
+            if self.waiting and not self._blocked:
+                tokens = self._admit(tokens)
+            if not tokens:
+                if not self.decoding:
+                    self.end_s = math.inf
+                    return
+                steps = self._ends[0][0] - self._ticks
+        self._steps = steps
+        self._step_s = step_s = model.step_s + model.decode_s * self.decoding + tokens / model.prefill_rate
+        self.start_s = now_s
+        self.end_s = now_s + step_s * steps
 
     def _is_cut_short(self) -> bool:
         """Whether the present steps end earlier when a request arrives: while all that runs is decoding."""
@@ -196,13 +200,6 @@ class FastEngine:
             steps = min(steps, self._ends[0][0] - self._ticks)
         self._left -= steps * chunk
         return steps
-
-    def _take(self, now_s: float, steps: int, tokens: int) -> None:
-        model = self.model
-        self._steps = steps
-        self._step_s = model.step_s + model.decode_s * self.decoding + tokens / model.prefill_rate
-        self.start_s = now_s
-        self.end_s = now_s + self._step_s * steps
 
     def _admit(self, tokens: int) -> int:
         """Admit waiting jobs in order, as far as budget, slots and blocks go; the step's prefill tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,8 +15,7 @@ TOKEN_BYTES = 4  # of text, as the router estimates
 TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
 
 _SPREAD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: multiplying by it spreads ids over 64 bits and loses none
-_WORD = (1 << 64) - 1
-_PIECE = 65_536  # ids
+_PIECE = 65_536  # ids that are multiplied at once
 
 
 class NotInTracesError(ValueError):
@@ -68,14 +68,23 @@ class KeyBook:
     def hashes(self) -> array[int]:
         """The ids of all requests, spread over 64 bits as hashes are."""
         ids, hashes = self._columns.ids, array("Q")
-        for start in range(0, len(ids), _PIECE):  # in pieces, or the numbers take five times the room of the array
-            hashes.extend([id_ * _SPREAD & _WORD for id_ in ids[start : start + _PIECE]])
+        for start in range(0, len(ids), _PIECE):
+            hashes.extend(_spread(ids[start : start + _PIECE]))
         return hashes
 
     def of(self, index: int) -> TraceKeys:
         """The keys of one request."""
         columns = self._columns
         return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index])
+
+
+def _spread(ids: array[int]) -> array[int]:
+    """Each id times ``_SPREAD`` in 64 bits: one product of a number that has 128 bits for each of them."""
+    low = int(sys.byteorder == "big")  # where the lower half of 128 bits is
+    wide = array("Q", bytes(16 * len(ids)))
+    wide[low::2] = ids
+    product = int.from_bytes(wide.tobytes(), sys.byteorder) * _SPREAD
+    return array("Q", product.to_bytes(16 * len(ids), sys.byteorder))[low::2]
 
 
 def tier1_depth(settings: Settings, block_tokens: int) -> int:

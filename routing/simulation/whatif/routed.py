@@ -68,8 +68,9 @@ class Routed:
         ticket.first_byte()
 
     def ended(self, job: Job, now_s: float) -> None:
-        """The answer is whole, and its usage says how much was cached."""
+        """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
         self._now_s = now_s
         ticket: Ticket = job.ticket
-        ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)
+        if self._asked is not None:
+            ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)
         ticket.end()
