@@ -127,9 +127,12 @@ class Candidates:
         """Whether all have the same weight."""
         return self.greatest_weight == min(self.weights.values())
 
-    def only(self, names: Collection[ReplicaId]) -> Candidates:
-        """Some of them, in this order. O(names)."""
-        return Candidates({name: self.weights[name] for name in names}, self._book, self._seed, self.bits, self._shares)
+    def only(self, names: Collection[ReplicaId], whole: Candidates | None = None) -> Candidates:
+        """Some of them, in this order. O(names). ``whole``: those that they are left of, if some refused a request."""
+        weights = {name: self.weights[name] for name in names}
+        some = Candidates(weights, self._book, self._seed, self.bits, self._shares)
+        some._whole = whole
+        return some
 
     @property
     def running(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 
 from routing.core.candidates import Candidates
 from routing.core.health import Health
 from routing.core.load import LoadBook
 from routing.core.residency import Holding, Residency
 from routing.core.ring import HashRing, shared_ring
+from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig, ReplicaState
 
@@ -24,7 +26,7 @@ class Fleet:
     def __init__(
         self, replicas: Iterable[ReplicaConfig], loads: LoadBook, seed: int = 0, residency: Residency | None = None
     ) -> None:
-        self.replicas = {ReplicaId(replica.name): replica for replica in replicas}
+        self.targets = {target.id: target for replica in replicas for target in targets_of(replica)}
         self.residency = Residency() if residency is None else residency
         self.loads = loads
         self.seed = seed
@@ -35,7 +37,7 @@ class Fleet:
     @cached_property
     def ring(self) -> HashRing:
         """Home order of all configured replicas."""
-        return shared_ring({name: replica.weight for name, replica in self.replicas.items()})
+        return shared_ring({name: target.replica.weight for name, target in self.targets.items()})
 
     def candidates(self, health: Health, adapter: str = "") -> Candidates:
         """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health.
@@ -54,23 +56,45 @@ class Fleet:
             holders = self._holders[adapter] = self._candidates.only(names)
         return holders
 
+    @cached_property
+    def _by_replica(self) -> dict[str, list[ReplicaId]]:
+        ranks: dict[str, list[ReplicaId]] = {}
+        for name, target in self.targets.items():
+            ranks.setdefault(target.replica.name, []).append(name)
+        return ranks
+
+    def ranks(self, replica: str) -> list[ReplicaId]:
+        """The targets of one of its replicas; none of any other."""
+        return self._by_replica.get(replica, [])
+
+    def present(
+        self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
+    ) -> list[list[ReplicaId]]:
+        """The targets, replica by replica, of the first ``limit`` replicas that have any among candidates."""
+        there = ([name for name in self.ranks(replica) if name in candidates] for replica in replicas)
+        return list(islice((found for found in there if found), limit))
+
     def _eligible(self, health: Health) -> Candidates:
         eligible = {
-            name: replica.weight * health.share(name)
-            for name, replica in self.replicas.items()
-            if replica.state is ReplicaState.ACTIVE and health.is_up(name)
+            name: replica.weight * self._share(name, health)
+            for name, replica, _ in self.targets.values()
+            if replica.state is ReplicaState.ACTIVE and health.is_up(ReplicaId(replica.name))
         }
-        bits = {name: self._settled(replica).bit for name, replica in self.replicas.items()}
-        shares = {name: share for name in eligible if (share := health.share(name)) < 1.0}
+        bits = {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
+        shares = {name: share for name in eligible if (share := self._share(name, health)) < 1.0}
         return Candidates(eligible, self.loads, self.seed, bits, shares)
+
+    def _share(self, name: ReplicaId, health: Health) -> float:
+        return health.share(ReplicaId(self.targets[name].replica.name))
 
     def _holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
         """By what the configuration says of the replica, else by what the replica told."""
-        held = self.replicas[name].adapters
-        return health.holds(name, adapter) if held is None else adapter in held
+        replica = self.targets[name].replica
+        held = replica.adapters
+        return health.holds(ReplicaId(replica.name), adapter) if held is None else adapter in held
 
-    def _settled(self, replica: ReplicaConfig) -> Holding:
-        """The replica's holding, with the room that its engine told of."""
+    def _settled(self, name: ReplicaId, replica: ReplicaConfig) -> Holding:
+        """A target's holding, with the room that its engine told of."""
         told = replica.capacity_blocks is not None and replica.block_tokens is not None
         tokens = (replica.capacity_blocks or 0) * (replica.block_tokens or 0) if told else None
-        return self.residency.settle(ReplicaId(replica.name), tokens)
+        return self.residency.settle(name, tokens)

@@ -79,6 +79,11 @@ class PrefixHasher:
         """Key of a session: the same for every model, so that a conversation stays where it is."""
         return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join((b"session", key.encode(), self._secret))))
 
+    def group(self, pool: str, name: str) -> PrefixHash:
+        """Key of a task group, which names its home order in a pool."""
+        parts = (b"group", pool.encode(), name.encode(), self._secret)
+        return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join(parts)))
+
     def blocks(self, prompt: CanonicalPrompt, model: str) -> array[int]:
         """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``."""
         return array("Q", chain.from_iterable(self.stretches(prompt, model)))

@@ -46,6 +46,7 @@ class Record(Struct, gc=False):
     prefix: int | None
     blocks: list[array[int]]  # in stretches, shared with other records
     candidates: list[CandidateLoad]
+    rank: int | None  # data-parallel, of the replica; None: it has only one
     hit_tokens: int | None = None  # predicted, of the estimated prompt; None where the strategy does not ask
     retries: int = 0
     status: int | None = None
@@ -74,6 +75,7 @@ class Record(Struct, gc=False):
             decision.keys.tier1,
             decision.keys.blocks,
             decision.candidate_loads(MAX_CANDIDATES),
+            decision.target.rank,
             decision.choice.hit_tokens,
         )
 
@@ -81,6 +83,7 @@ class Record(Struct, gc=False):
         """The replica before failed; this one is next."""
         self.retries += 1
         self.replica = decision.replica.name
+        self.rank = decision.target.rank
         self.reason = decision.choice.reason
         self.block_tokens = decision.replica.block_tokens
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
@@ -110,6 +113,7 @@ class Record(Struct, gc=False):
             "revision": self.revision,
             "strategy": self.strategy,
             "replica": self.replica,
+            "rank": self.rank,
             "reason": self.reason,
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
             "prefix": shown_hash(self.prefix),

@@ -191,7 +191,7 @@ class Exchange:
         request, limits = self._request, self._serving.limits
         upstream.send(
             self,
-            upstream.link.address.head(request),
+            upstream.link.address.head(request, self._decision.target.rank),
             request.body,
             first_byte_s=limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,

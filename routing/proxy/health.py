@@ -15,9 +15,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
+from routing.proxy import held_adapters
 from routing.proxy.log import event
 from routing.proxy.replica_link import Address
 from routing.proxy.tls import reason_of
@@ -50,6 +52,7 @@ class Target:
     name: str
     address: Address
     check: HealthCheck
+    adapters: frozenset[str] = frozenset()  # of which it should tell what it holds
 
 
 class HealthChecks:
@@ -103,13 +106,16 @@ class HealthChecks:
         self._findings.pop(name, None)
         self._targets.pop(name, None)
         self._book.mark(ReplicaId(name), up=True)
+        self._book.tell_adapters(ReplicaId(name), None)
 
     async def _keep_asking(self, target: Target) -> None:
         finding = self._findings[target.name]
-        while True:
+        for turn in count():
             finding.ask_now.clear()
             reason = await probe(target)
             if reason is None:
+                if target.adapters and (not turn % held_adapters.EVERY or not finding.is_up):
+                    await self._learn_adapters(target)
                 self._found_good(target)
             else:
                 self._found_bad(target, reason)
@@ -118,6 +124,11 @@ class HealthChecks:
                     await finding.ask_now.wait()
             except TimeoutError:
                 continue
+
+    async def _learn_adapters(self, target: Target) -> None:
+        held = await held_adapters.held_adapters(target.address, target.adapters, target.check.timeout_s)
+        if held is not None:
+            self._book.tell_adapters(ReplicaId(target.name), held)
 
     def _found_good(self, target: Target) -> None:
         finding = self._findings[target.name]

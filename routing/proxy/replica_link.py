@@ -60,19 +60,32 @@ class Address:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def head(self, request: Request) -> bytes:
-        """The head of a request as this replica gets it: its own Host, our framing, our request id."""
+    def head(self, request: Request, rank: int | None = None) -> bytes:
+        """The head of a request as this replica gets it: its own Host, our framing, our request id, our rank."""
         head = request.head
+        lines = head.anonymous + self.authorization if self._hides_keys else head.forwarded
+        if rank is not None:
+            lines = with_rank(lines, rank)
         length = b"Content-Length: %d\r\n" % len(request.body) if request.body or head.method == b"POST" else b""
         return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
             head.method,
             self.base,
             head.target,
             self.host_header,
-            head.anonymous + self.authorization if self._hides_keys else head.forwarded,
+            lines,
             request.request_id.encode(),
             length,
         )
+
+
+def with_rank(lines: bytes, rank: int) -> bytes:
+    """Header lines that ask for a data-parallel rank, whatever the client asked for."""
+    kept = (line for line in lines.splitlines(keepends=True) if not _is_rank(line))
+    return b"%bX-data-parallel-rank: %d\r\n" % (b"".join(kept), rank)
+
+
+def _is_rank(line: bytes) -> bool:
+    return line.partition(b":")[0].lower().replace(b"_", b"-") == b"x-data-parallel-rank"
 
 
 class ReplicaLink:

@@ -15,6 +15,7 @@ from routing.core.load import LoadBook
 from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
+from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.proxy.access import AccessControl
 from routing.proxy.addresses import Addresses
@@ -226,6 +227,8 @@ class Router:
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
         self.addresses.limit(serving.limits.max_connections_per_address, self.clients)
+        if before is not None:
+            serving.placement.carry_over(before.placement)
         self.request_heads.forget()  # they were read by the limits before
         if before is not None and before.access is not None and serving.access is not None:
             serving.access.carry_over(before.access)
@@ -239,7 +242,7 @@ class Router:
         self.residency.forget_all_but(placed_names(serving.config))
         self.checks.watch([target for pool in serving.config.pools for target in _targets(pool, serving.links)])
         self.breakers.configure(serving.config.pools)
-        self.slow_starts.forget_all_but(set(placed_names(serving.config)))
+        self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})
         self.retry_budget.ratio = serving.limits.retry_ratio
         self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
         self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
@@ -296,8 +299,8 @@ class Router:
 
 
 def placed_names(config: RouterConfig) -> list[ReplicaId]:
-    """The replicas of all pools."""
-    return [ReplicaId(replica.name) for pool in config.pools for replica in pool.replicas]
+    """The targets of all pools: replicas, or their ranks."""
+    return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
 
 
 def _active(config: RouterConfig) -> set[ReplicaId]:
@@ -308,7 +311,12 @@ def _active(config: RouterConfig) -> set[ReplicaId]:
 
 def _targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
     return [
-        Target(replica.name, links[replica.name].address, pool.health)
+        Target(replica.name, links[replica.name].address, pool.health, _asked_for(pool, replica))
         for replica in pool.replicas
         if replica.state is not ReplicaState.DISABLED
     ]
+
+
+def _asked_for(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
+    """Adapters of which only the replica can tell whether it holds them."""
+    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()

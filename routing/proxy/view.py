@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from routing.core.breaker import State
+from routing.core.load import LoadBook
+from routing.core.targets import targets_of
 from routing.core.types import PrefixHash, ReplicaId, RoutingError
 from routing.proxy import metrics
 from routing.proxy.config_store import ConfigStore
@@ -20,6 +22,7 @@ from routing.proxy.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.request import Head, Request
 from routing.proxy.router import Router, Serving
 from routing.proxy.turns import in_turns
+from routing.schema import ReplicaConfig
 from routing.strategies.placement import Decision
 
 
@@ -135,6 +138,7 @@ class RouterView:
             "model": decision.served.model,
             "adapter": decision.served.adapter or None,
             "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, wanted)),
+            "group_replicas": _group_replicas(decision),
             "refused": decision.choice.refused,
             "bound": decision.choice.bound,
             "candidates": decision.explained(),
@@ -162,7 +166,7 @@ class RouterView:
         for pool in serving.config.pools if serving else ():
             for replica in pool.replicas:
                 name = ReplicaId(replica.name)
-                load, finding = router.loads.load(name), router.checks.finding(name)
+                finding, ranks = router.checks.finding(name), _loads(router.loads, replica)
                 breaker = router.breakers.troubled.get(name)
                 yield {
                     "pool": pool.name,
@@ -173,8 +177,9 @@ class RouterView:
                     "breaker": router.breakers.state(name),
                     "reason": finding.reason or (breaker.reason if breaker else None),
                     "share": router.health.share(name),
-                    "running": load.running - load.elsewhere_running,
-                    "waiting_tokens": load.waiting_tokens - load.elsewhere_tokens,
+                    "running": sum(running for running, _ in ranks),
+                    "waiting_tokens": sum(tokens for _, tokens in ranks),
+                    "ranks": [{"running": running, "waiting_tokens": tokens} for running, tokens in ranks],
                     "connections": serving.links[replica.name].connections if serving else 0,
                     "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
                 }
@@ -212,6 +217,12 @@ class RouterView:
                 yield f"{metrics.PREFIX}{name}{{{where}}} {value(row)}"
 
 
+def _loads(book: LoadBook, replica: ReplicaConfig) -> list[tuple[int, int]]:
+    """Requests and waiting tokens that this process has at each rank of a replica."""
+    loads = [book.load(target.id) for target in targets_of(replica)]
+    return [(load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens) for load in loads]
+
+
 def _as_request(asked: Explained, serving: Serving) -> Request:
     """The request that a client would have sent; RefusalError for a key that nobody has."""
     headers = {name.lower(): value for name, value in asked.headers.items()}
@@ -224,6 +235,14 @@ def _as_request(asked: Explained, serving: Serving) -> Request:
         if request.grant is None:
             raise RefusalError(422, f"key: no API key is named {asked.key[:64]!r}")
     return request
+
+
+def _group_replicas(decision: Decision) -> dict[str, Any] | None:
+    """The set that follows the group's traffic, and its part of that; None where the configuration says the set."""
+    route = decision.route
+    if not route.is_shared or route.shares is None:
+        return None
+    return {"share_ratio": route.shares.share(route.group), "replicas": route.shares.replicas(route.group)}
 
 
 def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[str, Any]:

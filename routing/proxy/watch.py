@@ -84,11 +84,16 @@ class Watch:
             if pool.breaker.stall_s is None:
                 continue
             for replica in pool.replicas:
-                if self._router.loads.load(ReplicaId(replica.name)).waiting:
+                if any(load.waiting for load in self._loads(replica.name)):
                     self._look_at(pool, serving.links[replica.name], pool.breaker.stall_s, now)
                 else:
                     self._seen.pop(replica.name, None)
             self._compare(pool, serving.links, pool.breaker.stall_s, now)
+
+    def _loads(self, replica: str) -> list[Load]:
+        """Of a replica's ranks; one of most."""
+        serving, loads = self._router.serving, self._router.loads
+        return [loads.load(target) for target in serving.placement.targets[replica]] if serving else []
 
     def _look_at(self, pool: PoolConfig, link: ReplicaLink, stall_s: float, now: float) -> None:
         """Judge one replica at which somebody waits."""
@@ -106,7 +111,7 @@ class Watch:
             return
         since = max(progress, oldest.sent_at)
         self._seen[name] = Silence(since, now - since)
-        rate = _rate(self._router.loads.load(name))
+        rate = _rate(self._loads(name))
         if now - since > self._usual[pool.name].allowed_s(stall_s, oldest.waiting.waiting_tokens, rate, now):
             self._out(link, f"no byte for {now - since:.1f} s", Cause.STALLED)
 
@@ -118,7 +123,7 @@ class Watch:
 
     def _compare(self, pool: PoolConfig, links: dict[str, ReplicaLink], stall_s: float, now: float) -> None:
         """Judge replicas beside each other."""
-        weights = {ReplicaId(it.name): it.weight for it in pool.replicas if it.state is ReplicaState.ACTIVE}
+        weights = {ReplicaId(it.name): it.capacity for it in pool.replicas if it.state is ReplicaState.ACTIVE}
         if len(weights) < 2:
             return
         looks = {name: seen for name in weights if (seen := self._seen_of(name, links[name], stall_s, now)) is not None}
@@ -134,16 +139,16 @@ class Watch:
         state = router.breakers.state(name)
         if state is State.OPEN or (state is State.CLOSED and not router.health.is_up(name)):
             return None
-        load, ended_s, on_trial = router.loads.load(name), now - link.last_end_at, state is State.HALF_OPEN
-        if not load.running:
+        loads, ended_s, on_trial = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
+        if not any(load.running for load in loads):
             return look((), (), ended_s=ended_s, on_trial=on_trial)
-        rate = _rate(load)
+        rate = _rate(loads)
         lates_s = [
             now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
             for upstream in link.waiting()
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]
-        prefill_s = allowed_s(load.waiting_tokens, rate)
+        prefill_s = allowed_s(max(load.waiting_tokens for load in loads), rate)
         return look(lates_s, link.silences(now), prefill_s, ended_s=ended_s, on_trial=on_trial)
 
     def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:
@@ -153,9 +158,9 @@ class Watch:
             _move(link)
 
 
-def _rate(load: Load) -> float:
-    """Tokens/s that a replica prefills."""
-    return load.prefill.tokens_per_s if load.prefill.is_measured else UNMEASURED_RATE
+def _rate(loads: list[Load]) -> float:
+    """Tokens/s that a replica prefills; of ranks the slowest."""
+    return min((it.prefill.tokens_per_s for it in loads if it.prefill.is_measured), default=UNMEASURED_RATE)
 
 
 def _move(link: ReplicaLink) -> None:

@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from routing.schema.access import Access, ApiKey, Caps, check_access
 from routing.schema.base import ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
 from routing.schema.failures import LEAST_URGENT, PRIORITIES, BreakerConfig, ConcurrencyConfig, HealthCheck
-from routing.schema.groups import GroupMatch, TaskGroupConfig, check_claimed_keys, check_groups
+from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig, check_claimed_keys, check_groups
 from routing.schema.limits import Limits
 from routing.schema.models import Adapter, Alias, ModelNames, check_held, check_names
 from routing.schema.openings import Boundary, Tier1
@@ -57,6 +57,7 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "AffinityGroupsSettings",
     "Alias",
     "ApiKey",
+    "AutoReplicas",
     "Boundary",
     "BoundedLoad",
     "BreakerConfig",
@@ -114,11 +115,17 @@ class ReplicaConfig(Frozen, frozen=True):
     name: Name
     url: Annotated[str, Meta(max_length=2048)]  # http(s)://host[:port][/base], no query
     state: ReplicaState = ReplicaState.ACTIVE
-    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity, of each data-parallel rank
     block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens a KV block holds; None until the engine told us
-    capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks; None until the engine told us
+    capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks of each rank; None until the engine told us
     api_key: Annotated[str, Meta(pattern=r"^[!-~]{1,1024}$")] | None = None  # sent instead of the client's; a secret
     adapters: tuple[Model, ...] | None = None  # of its pool's, those it holds; None: those that its /v1/models lists
+    data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with a cache of its own
+
+    @property
+    def capacity(self) -> float:
+        """Relative capacity of all its ranks."""
+        return self.weight * self.data_parallel_size
 
 
 class PoolConfig(Frozen, frozen=True):
@@ -136,6 +143,15 @@ class PoolConfig(Frozen, frozen=True):
     caps: Caps = Caps()
     concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
     tier1: Tier1 | None = None  # where tier 1 ends; None: where the policy says
+    share_half_life: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=1_000_000,
+            description="After how many of its requests one counts half in what groups with auto_replicas get.",
+            extra={"unit": "requests"},
+        ),
+    ] = 500
 
     @property
     def names(self) -> ModelNames:

@@ -33,6 +33,24 @@ class GroupMatch(Frozen, frozen=True):
     models: tuple[Model, ...] = ()  # the model, alias or adapter that it names
 
 
+class AutoReplicas(Frozen, frozen=True):
+    """As many replicas as the group's part of the pool's requests, and none that another has while there are enough."""
+
+    reserved: Annotated[
+        int, Meta(ge=0, le=10_000, description="Its own however little it sends.", extra={"unit": "replicas"})
+    ] = 0
+    max: (
+        Annotated[
+            int, Meta(ge=1, le=10_000, description="The most it has; null: no limit.", extra={"unit": "replicas"})
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        if self.max is not None and self.max < self.reserved:
+            raise ValueError(f"max {self.max} is less than reserved {self.reserved}")
+
+
 class TaskGroupConfig(Frozen, frozen=True):
     """Requests with one purpose. Those of no group are the pool's own."""
 
@@ -48,17 +66,23 @@ class TaskGroupConfig(Frozen, frozen=True):
         ),
     ] = 0
     match: GroupMatch = GroupMatch()
+    auto_replicas: AutoReplicas | None = None  # instead of replicas: a set that follows its traffic
     tier1: Tier1 | None = None  # None: the pool's, else the policy's
 
 
 def check_groups(
     groups: Iterable[TaskGroupConfig], replicas: Collection[str], models: Collection[str] | None, pool: str, path: str
 ) -> None:
-    """Known replicas and ``models`` (None: any), and nothing that two groups claim; ConfigError otherwise."""
+    """Known replicas and ``models`` (None: any), nothing claimed twice, no more reserved than there is; ConfigError."""
     claims: dict[tuple[str, str], str] = {}
+    reserved = 0
     for index, group in enumerate(groups):
         where = f"{path}[{index}]"
         _check_replicas(group, replicas, pool, where)
+        reserved += group.auto_replicas.reserved if group.auto_replicas else 0
+        if reserved > max(1, len(replicas)):
+            reason = f"up to here {reserved} replicas are reserved, and pool {pool!r} has {len(replicas)}"
+            raise ConfigError(f"{where}.auto_replicas.reserved", reason)
         for field, at, value in _claims(group):
             owner = claims.setdefault((field, value), group.name)
             if owner != group.name:
@@ -80,6 +104,8 @@ def _check_replicas(group: TaskGroupConfig, known: Collection[str], pool: str, w
     for position, name in enumerate(group.replicas or ()):
         if name not in known:
             raise ConfigError(f"{where}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
+    if group.replicas is not None and group.auto_replicas is not None:
+        raise ConfigError(f"{where}.auto_replicas", f"task group {group.name!r} has replicas too; leave one of both")
     if group.replicas == ():
         raise ConfigError(f"{where}.replicas", "a group without replicas serves nothing; use null for all")
 

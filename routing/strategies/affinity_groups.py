@@ -3,13 +3,13 @@
 Theory of operation. Openings are counted with decay. One with at least ``hot_ratio`` of the requests owns the first
 replicas of its home order that no hotter one owns, in proportion to its share; one replica at least stays for all
 others. The plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
-below ``COOL`` of the ratio, and gains or loses a replica only where its share is well off its number, because every
-change makes somebody cold. On its own replicas a hot opening is warm everywhere, so there conversations are
-spread: the tier-2 key picks one by a jump hash, which moves few of them when replicas are added or taken away
-(Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where that one has more work than the
-least loaded by more than the whole prompt, moving is cheaper even if everything was cached. A conversation with more
-than ``CROWD`` of a replica's traffic is warm everywhere too, and goes to the least loaded. Any other opening goes by
-its home order among the rest.
+below ``COOL`` of the ratio, and gains or loses a replica only where its share is well off its number, as
+``core/division.py`` has it, because every change makes somebody cold. On its own replicas a hot opening is warm
+everywhere, so there conversations are spread: the tier-2 key picks one by a jump hash, which moves few of them when
+replicas are added or taken away (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where
+that one has more work than the least loaded by more than the whole prompt, moving is cheaper even if everything was
+cached. A conversation with more than ``CROWD`` of a replica's traffic is warm everywhere too, and goes to the least
+loaded. Any other opening goes by its home order among the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from routing.core.bounded_load import bounded_choice
 from routing.core.candidates import Candidates
+from routing.core.division import FEW, stepped
 from routing.core.fleet import Fleet
 from routing.core.ring import HashRing
 from routing.core.shares import Shares
@@ -27,9 +28,6 @@ from routing.strategies.strategy import Keys
 
 REVIEW = 64  # requests between two looks at the plan
 COOL = 0.7  # of the ratio that made an opening hot, below which it no longer is
-GAIN = 0.75  # replicas that an opening's share must be above its number to gain one, so the rest is rounded up:
-LOSE = 0.5  # hot prompts hit, the others are most of the prefill; and below its number, to lose one
-FEW = 0.1  # replicas' worth of traffic below which the others need none of their own
 CROWD = 0.1  # of a replica's traffic, above which one conversation is none: all who share the opening begin alike
 _WORD = (1 << 64) - 1
 
@@ -113,10 +111,7 @@ class AffinityGroups:
             before = self._sizes.get(opening)
             if left < 1 or (before is None and share < hot_ratio):
                 continue
-            wanted = share * replicas
-            keeps = before is not None and before - LOSE <= wanted < before + GAIN
-            size = before if before is not None and keeps else max(1, int(wanted + 1 - GAIN))
-            sizes[opening] = min(size, left)
+            sizes[opening] = min(stepped(before or 0, share * replicas), left)
             left -= sizes[opening]
         return sizes
 

@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
+from routing.core.group_shares import GroupShares
 from routing.core.health import Health
 from routing.core.load import LoadBook, Ticket
 from routing.core.matching import Matcher, PlacementRequest, tier1_rule
 from routing.core.models import Models, Served
 from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
+from routing.core.targets import Target, targets_of
 from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
 from routing.schema import (
     PolicyConfig,
@@ -119,6 +121,8 @@ class Route(Struct, frozen=True):
     strategy: Strategy
     fleet: Fleet
     tier1: Tier1  # where tier 1 ends
+    shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
+    is_shared: bool  # whether they say which replicas it has
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -127,10 +131,15 @@ class Decision(Struct, frozen=True, gc=False):
     route: Route
     matched_by: MatchedBy
     served: Served
-    replica: ReplicaConfig
+    target: Target
     choice: Choice
     candidates: Candidates
     keys: RequestKeys
+
+    @property
+    def replica(self) -> ReplicaConfig:
+        """The replica that gets the request."""
+        return self.target.replica
 
     @property
     def pool(self) -> str:
@@ -197,11 +206,26 @@ class Placement:
         self.models = Models(config)
         self.matcher = Matcher(config, self._hasher)
         self._routes: dict[tuple[str, str], Route] = {}
+        self._shares: dict[str, GroupShares] = {}
+        self.targets = {
+            replica.name: [target.id for target in targets_of(replica)]
+            for pool in config.pools
+            for replica in pool.replicas
+        }
         self._asks_residency = {pool.name for pool in config.pools if _asks_residency(pool)}
         for pool in config.pools:
             fleets = _Fleets(pool, loads, seed, self._residency)
+            shares = GroupShares(pool, self._hasher) if any(group.auto_replicas for group in pool.groups) else None
+            if shares is not None:
+                self._shares[pool.name] = shares
             for group in (None, *pool.groups):
-                self._routes[pool.name, group.name if group else ""] = _route(pool, group, fleets)
+                self._routes[pool.name, group.name if group else ""] = _route(pool, group, fleets, shares)
+
+    def carry_over(self, before: Placement) -> None:
+        """Let groups go on with the replicas that their traffic had brought them under the configuration before."""
+        for pool, shares in self._shares.items():
+            if pool in before._shares:
+                shares.carry_over(before._shares[pool])
 
     def decide(
         self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
@@ -211,13 +235,13 @@ class Placement:
         group, matched_by = self.matcher.group(served, request)
         route = self._routes[served.pool.name, group.name if group else ""]
         candidates = route.fleet.candidates(health, served.adapter)
-        if excluded:
-            candidates = candidates.without(excluded)
+        if route.is_shared or excluded:
+            candidates = _usable(route, candidates, served.adapter, excluded)
         if not candidates:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         keys = RequestKeys(request, served, self._hasher, route.tier1)
         choice = route.strategy.choose(keys, candidates)
-        return Decision(route, matched_by, served, route.fleet.replicas[choice.replica], choice, candidates, keys)
+        return Decision(route, matched_by, served, route.fleet.targets[choice.replica], choice, candidates, keys)
 
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the hash that would claim a request that was decided on."""
@@ -225,7 +249,10 @@ class Placement:
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
-        residency = self._residency if decision.pool in self._asks_residency else None
+        route = decision.route
+        if route.shares is not None:
+            route.shares.count(route.group)
+        residency = self._residency if route.pool in self._asks_residency else None
         return count_as_sent(decision.choice, decision.keys, self._loads, residency)
 
 
@@ -236,6 +263,19 @@ def count_as_sent(choice: Choice, keys: Keys, loads: LoadBook, residency: Reside
         return loads.dispatch(choice.replica, tokens)
     stay = residency.insert(choice.replica, keys.chain, loads.clock(), tokens)
     return loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
+
+
+def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:
+    """Those of a pool's or a group's eligible replicas that are its own just now, and not excluded."""
+    own = whole
+    if route.is_shared and route.shares is not None:
+        own = route.shares.candidates(route.group, route.fleet, whole, adapter)
+    if not excluded:
+        return own
+    tried = [name for replica in excluded for name in route.fleet.ranks(replica)]
+    if route.is_shared and route.shares is not None:
+        return route.shares.untried(route.group, route.fleet, whole.without(tried), own)
+    return own.without(tried)
 
 
 class _Fleets:
@@ -264,8 +304,16 @@ def _asks_residency(pool: PoolConfig) -> bool:
     return any(isinstance(policy.settings, ResidencySettings) for policy in policies)
 
 
-def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets) -> Route:
+def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets, shares: GroupShares | None) -> Route:
     policy = group.policy if group and group.policy else pool.policy
     fleet = fleets.of(group)
-    strategy = build_strategy(policy.settings, fleet)
-    return Route(pool.name, group.name if group else "", policy, strategy, fleet, tier1_rule(pool, group))
+    return Route(
+        pool.name,
+        group.name if group else "",
+        policy,
+        build_strategy(policy.settings, fleet),
+        fleet,
+        tier1_rule(pool, group),
+        shares,
+        is_shared=shares is not None and (group is None or group.auto_replicas is not None),
+    )

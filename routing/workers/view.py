@@ -104,4 +104,8 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
     worst = min(rows, key=lambda row: (_BY_HEALTH.index(row["health"]), _BY_BREAKER.index(row["breaker"])))
     last_ok_at = max((row["last_ok_at"] for row in rows if row["last_ok_at"]), default=None)
     sums = {name: sum(row[name] for row in rows) for name in _SUMS}
-    return worst | sums | {"share": min(row["share"] for row in rows), "last_ok_at": last_ok_at}
+    ranks = [
+        {name: sum(rank[name] for rank in same) for name in same[0]}
+        for same in zip(*(row["ranks"] for row in rows), strict=False)
+    ]
+    return worst | sums | {"ranks": ranks, "share": min(row["share"] for row in rows), "last_ok_at": last_ok_at}

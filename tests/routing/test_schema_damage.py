@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -31,17 +32,25 @@ CONFIG: dict[str, Any] = {
             "policy": {"name": "everyday", "revision": 3, "settings": {"strategy": "prefix_hash", "boundary": "bytes"}},
             "replicas": [
                 {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "adapters": ["sql"]},
-                {"name": "b", "url": "https://b.example/base", "state": "draining", "capacity_blocks": None},
+                {
+                    "name": "b",
+                    "url": "https://b.example/base",
+                    "state": "draining",
+                    "capacity_blocks": None,
+                    "data_parallel_size": 2,
+                },
             ],
             "groups": [
+                {"name": "batch", "auto_replicas": {"reserved": 1, "max": 2}},
                 {
                     "name": "coding",
                     "replicas": ["a"],
                     "match": {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["sql"]},
                     "tier1": {"boundary": "marker", "boundary_marker": "<q>"},
                     "policy": {"name": "hot", "revision": 1, "settings": {"strategy": "session_affinity"}},
-                }
+                },
             ],
+            "share_half_life": 200,
             "health": {"path": "/health", "interval_s": 1.0, "failures": 3},
         },
         {
@@ -99,9 +108,11 @@ def damage(tree: Any, chance: random.Random) -> None:
     elif what == 1:
         del container[key]
     elif what == 2 and isinstance(container, dict):
-        container[chance.choice(["", "a - at `b`", "strategy", "name", "\0", "a" * 3000])] = chance.choice(ODD)
+        container[chance.choice(["", "a - at `b`", "strategy", "name", "\0", "a" * 3000])] = deepcopy(
+            chance.choice(ODD)
+        )
     else:
-        container[key] = chance.choice(ODD)
+        container[key] = deepcopy(chance.choice(ODD))
 
 
 def test_the_sound_one_is_read() -> None:

@@ -8,25 +8,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.schema import Access, Adapter, Alias, PrefixHashSettings, RouterConfig
-from tests.fakes.replica import FakeReplica, fake_replicas
+from routing.core.types import ReplicaId
+from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
+from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas
 from tests.routing.proxy.harness import CHAT, config, get, routed
 from tests.routing.proxy.test_access import api_key, asking, bearer
 
 SQL = Adapter("sql", "tiny")
 
 
-def named(replicas: list[FakeReplica], **fields: Any) -> RouterConfig:
-    """A pool of one model, with more names."""
-    snapshot = config(replicas, models=("tiny",), settings=PrefixHashSettings())
+def named(replicas: list[FakeReplica], *held: tuple[str, ...] | None, **fields: Any) -> RouterConfig:
+    """A pool of one model, with more names; each replica holds the adapter unless ``held`` says other things."""
+    snapshot = config(replicas, models=("tiny",), settings=PrefixHashSettings(), **fields)
     pool = replace(snapshot.pools[0], aliases=(Alias("gpt", "tiny"), Alias("text-to-sql", "sql")), adapters=(SQL,))
-    return replace(snapshot, pools=(replace(pool, **fields),))
-
-
-def holding(replicas: list[FakeReplica], *held: tuple[str, ...] | None) -> RouterConfig:
-    snapshot = named(replicas)
-    members = [replace(member, adapters=it) for member, it in zip(snapshot.pools[0].replicas, held, strict=True)]
-    return replace(snapshot, pools=(replace(snapshot.pools[0], replicas=tuple(members)),))
+    said = held or [("sql",)] * len(replicas)
+    members = tuple(replace(member, adapters=it) for member, it in zip(pool.replicas, said, strict=True))
+    return replace(snapshot, pools=(replace(pool, replicas=members),))
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ async def test_a_key_for_a_model_is_good_for_its_aliases_and_not_for_its_adapter
 
 
 async def test_an_adapters_requests_go_to_replicas_that_hold_it(two: list[FakeReplica]) -> None:
-    async with routed(holding(two, (), ("sql",))) as harness:
+    async with routed(named(two, (), ("sql",))) as harness:
         met = {
             model: {(await harness.chat(asking(model, str(n)))).replica for n in range(12)} for model in ("tiny", "sql")
         }
@@ -102,8 +99,87 @@ async def test_an_adapters_requests_go_to_replicas_that_hold_it(two: list[FakeRe
 
 
 async def test_where_nobody_holds_the_adapter_the_refusal_names_it(two: list[FakeReplica]) -> None:
-    async with routed(holding(two, (), ())) as harness:
+    async with routed(named(two, (), ())) as harness:
         answer = await harness.chat(asking("sql"))
         assert (await harness.chat(asking())).status == 200
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "'sql'" in answer.error["message"]
+
+
+# --- adapters that replicas tell of ------------------------------------------------------------------
+
+
+def telling(held: dict[str, list[str]]) -> Any:
+    """Answers ``/v1/models`` with what its replica holds at the time; everything else is answered as ever."""
+    answered = answering()
+
+    def script(name: str) -> Any:
+        async def answer(call: Call) -> None:
+            if b"GET /v1/models " not in call.head:
+                await answered(call)
+                return
+            body = json.dumps({"object": "list", "data": [{"id": it} for it in held[name]]}).encode()
+            await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        return answer
+
+    return script
+
+
+async def test_a_replica_tells_which_adapters_it_holds_and_is_believed_until_it_tells_others(
+    two: list[FakeReplica],
+) -> None:
+    held = {two[0].name: ["tiny"], two[1].name: ["tiny", "sql", "another"]}
+    script = telling(held)
+    for one in two:
+        one.script = script(one.name)
+    snapshot = named(two, None, None, health=HealthCheck(interval_s=0.01))
+    async with routed(snapshot) as harness:
+        health = harness.router.health
+
+        def holders() -> list[bool]:
+            return [health.holds(ReplicaId(one.name), "sql") for one in two]
+
+        await harness.until(lambda: holders() == [False, True], "both to tell")
+        met = {(await harness.chat(asking("sql", str(number)))).replica for number in range(8)}
+        held[two[0].name], held[two[1].name] = held[two[1].name], held[two[0].name]
+        await harness.until(lambda: holders() == [True, False], "both to tell anew")
+        later = {(await harness.chat(asking("sql", str(number)))).replica for number in range(8)}
+    assert (met, later) == ({two[1].name}, {two[0].name})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 401 X\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+async def test_who_does_not_tell_may_hold_any_adapter(answer: bytes, replica: FakeReplica) -> None:
+    asked = 0
+    answered = answering()
+
+    async def script(call: Call) -> None:
+        nonlocal asked
+        if b"GET /v1/models " not in call.head:
+            await answered(call)
+            return
+        asked += 1
+        await call.send(answer)
+        call.close()
+
+    replica.script = script
+    async with routed(named([replica], None, health=HealthCheck(interval_s=0.01))) as harness:
+        await harness.until(lambda: asked >= 2, "two questions")
+        assert (await harness.chat(asking("sql"))).status == 200
+        _, shown = await harness.admin("GET", "/admin/replicas")
+    assert shown["replicas"][0]["health"] == "up"
+
+
+async def test_nobody_is_asked_for_models_where_there_are_no_adapters(replica: FakeReplica) -> None:
+    async with routed(config([replica], models=("tiny",), health=HealthCheck(interval_s=0.01))) as harness:
+        await harness.until(lambda: replica.probes >= 12, "a dozen checks")
+    assert replica.calls == []

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from routing.schema import (
     Access,
     Adapter,
+    AutoReplicas,
     Boundary,
     ConfigError,
     GroupMatch,
+    Limits,
     LowestCostSettings,
     RouterConfig,
     TaskGroupConfig,
@@ -152,3 +154,37 @@ async def test_a_configuration_in_which_two_groups_claim_the_same_is_refused(two
         assert "'one'" in nack["reason"]
         assert "'two'" in nack["reason"]
         assert (await harness.chat(asking())).status == 200
+
+
+async def test_a_group_that_follows_its_traffic_is_placed_in_its_set_and_shown_with_it(two: list[FakeReplica]) -> None:
+    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
+    snapshot = config(two, groups=groups)
+    async with routed(snapshot) as harness:
+        for number in range(200):
+            name = b"blue" if number % 2 else b"red"
+            assert (await harness.chat(asking(), [b"X-Task-Group: " + name])).status == 200
+        shown = {name: await explained(harness, asking(), {"X-Task-Group": name}) for name in ("red", "blue")}
+        await harness.push(replace(snapshot, limits=Limits(retries=1)), revision=2)
+        after = {name: await explained(harness, asking(), {"X-Task-Group": name}) for name in ("red", "blue")}
+        _, decisions = await harness.admin("GET", "/admin/decisions")
+    sets = {name: set(it["group_replicas"]["replicas"]) for name, it in shown.items()}
+    assert sets["red"] | sets["blue"] == {one.name for one in two}
+    assert sets["red"].isdisjoint(sets["blue"])
+    assert all(it["group_replicas"]["share_ratio"] == pytest.approx(0.5, abs=0.1) for it in shown.values())
+    assert {name: it["group_replicas"] for name, it in after.items()} == {
+        name: it["group_replicas"] for name, it in shown.items()
+    }
+    for name, own in sets.items():
+        assert {it["replica"] for it in shown[name]["candidates"]} == own
+        late = [it for it in decisions["decisions"][-60:] if it["group"] == name]
+        assert {it["replica"] for it in late} == own
+
+
+async def test_a_group_of_one_replica_is_tried_elsewhere_when_that_fails(two: list[FakeReplica]) -> None:
+    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
+    async with routed(config(two, groups=groups)) as harness:
+        own = (await explained(harness, asking(), {"X-Task-Group": "red"}))["group_replicas"]["replicas"]
+        next(one for one in two if one.name == own[0]).kill()
+        answer = await harness.chat(asking(), [b"X-Task-Group: red"])
+    assert len(own) == 1
+    assert (answer.status, answer.replica != own[0]) == (200, True)

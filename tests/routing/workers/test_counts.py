@@ -82,7 +82,8 @@ def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
     def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
         said = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
         counted = {"running": running, "waiting_tokens": 10 * running, "connections": 1}
-        return {"pool": "chat", "name": "a", **said, **counted, "last_ok_at": last_ok_at}
+        ranks = [{"running": running, "waiting_tokens": 10 * running}, {"running": 0, "waiting_tokens": 0}]
+        return {"pool": "chat", "name": "a", **said, **counted, "ranks": ranks, "last_ok_at": last_ok_at}
 
     up, out = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
     down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
@@ -90,6 +91,10 @@ def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
         [merged] = merged_rows([one] for one in rows)
         assert merged["reason"] == reason
         assert merged["share"] == min(one["share"] for one in rows)
+        assert merged["ranks"] == [
+            {"running": merged["running"], "waiting_tokens": merged["waiting_tokens"]},
+            {"running": 0, "waiting_tokens": 0},
+        ]
         assert merged["running"] * 10 == merged["waiting_tokens"] == sum(one["waiting_tokens"] for one in rows)
     assert merged_rows([[unknown], [unknown]])[0]["last_ok_at"] is None
     assert merged_rows([[up], [out]])[0]["last_ok_at"] == "2026-01-01T00:00:02"

@@ -1,0 +1,33 @@
+"""What requests are placed at: replicas, or the data-parallel ranks of one.
+
+A replica with several ranks answers at one address, and ``X-data-parallel-rank`` says which rank computes. Each rank
+has a KV cache and a queue of its own, so each is a target: with points on the ring, a load and a residency. What is of
+the server as a whole stays the replica's: its health, its breaker, its connections, its name in figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from routing.core.types import ReplicaId
+from routing.schema import ReplicaConfig
+
+MARK = "#"  # between a replica's name, in which it cannot stand, and a rank
+
+
+class Target(NamedTuple):
+    """Where a request can go."""
+
+    id: ReplicaId
+    replica: ReplicaConfig
+    rank: int | None  # None: the replica has only one
+
+
+def targets_of(replica: ReplicaConfig) -> Iterator[Target]:
+    """A replica's ranks, or itself."""
+    if replica.data_parallel_size == 1:
+        yield Target(ReplicaId(replica.name), replica, None)
+        return
+    for rank in range(replica.data_parallel_size):
+        yield Target(ReplicaId(f"{replica.name}{MARK}{rank}"), replica, rank)

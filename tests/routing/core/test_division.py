@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.core.division import GAIN, LOSE, divided, stepped, trimmed
+from routing.core.prefix import PrefixHasher
+from routing.core.ring import shared_ring
+from routing.core.types import ReplicaId
+from tests.routing.building import SECRET, names
+
+HASHER = PrefixHasher(SECRET)
+GROUPS = "abcdef"
+
+replica_counts = st.integers(2, 24)
+wanted_sizes = st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 8), min_size=1, max_size=6)
+
+
+def plan(
+    sizes: dict[str, int], weights: dict[ReplicaId, float], owners: dict[ReplicaId, int] | None = None
+) -> dict[str, list[ReplicaId]]:
+    ring = shared_ring(weights)
+    orders = {key: list(ring.walk(HASHER.group("chat", key))) for key in sizes}
+    return divided(dict(sorted(sizes.items())), orders, weights, owners or {})
+
+
+def equal(count: int) -> dict[ReplicaId, float]:
+    return dict.fromkeys(names(count), 1.0)
+
+
+# --- how many ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 20), st.floats(0, 20))
+def test_a_size_is_kept_while_the_share_is_near_it_and_is_at_least_one(before: int, wanted: float) -> None:
+    size = stepped(before, wanted)
+
+    assert size >= 1
+    if before and before - LOSE <= wanted < before + GAIN:
+        assert size == before
+    assert stepped(size, wanted) == size  # asked again by the same share, nobody changes
+    assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
+
+
+@given(wanted_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
+def test_what_is_too_much_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
+    fitting = trimmed(sizes, floors, count)
+
+    assert all(min(size, max(1, floors.get(key, 0))) <= fitting[key] <= size for key, size in sizes.items())
+    if sum(sizes.values()) <= count:
+        assert fitting == sizes
+    elif all(fitting[key] > max(1, floors.get(key, 0)) for key in sizes):
+        assert sum(fitting.values()) == count
+    cut = [key for key in sizes if fitting[key] < sizes[key]]
+    assert all(
+        fitting[key] + 1 >= fitting[other] for key in cut for other in sizes if fitting[other] > floors.get(other, 0)
+    )
+
+
+# --- which ones --------------------------------------------------------------------------------------
+
+
+@given(wanted_sizes, replica_counts)
+def test_everybody_gets_its_number_and_none_is_crowded_while_another_is_free(sizes: dict[str, int], count: int) -> None:
+    sets = plan(sizes, equal(count))
+    owners = Counter(replica for own in sets.values() for replica in own)
+
+    assert {key: len(own) for key, own in sets.items()} == {key: min(size, count) for key, size in sizes.items()}
+    assert all(len(set(own)) == len(own) for own in sets.values())
+    if sum(sizes.values()) <= count:
+        assert set(owners.values()) == {1}
+
+
+@given(wanted_sizes, replica_counts, st.data())
+def test_who_grows_keeps_all_it_had_and_takes_nothing_from_the_smaller(
+    sizes: dict[str, int], count: int, data: st.DataObject
+) -> None:
+    grown = data.draw(st.sampled_from(sorted(sizes)))
+    before, after = plan(sizes, equal(count)), plan(sizes | {grown: sizes[grown] + 1}, equal(count))
+
+    assert after[grown][: len(before[grown])] == before[grown]
+    assert len(after[grown]) == min(len(before[grown]) + 1, count)
+    for key in sizes.keys() - {grown}:
+        if sizes[key] <= sizes[grown]:
+            assert after[key] == before[key]
+        elif sum(sizes.values()) < count:
+            assert len(set(before[key]) - set(after[key])) <= 1
+
+
+@given(wanted_sizes, replica_counts)
+def test_a_newcomer_of_one_replica_moves_at_most_one_of_each_other(sizes: dict[str, int], count: int) -> None:
+    if sum(sizes.values()) >= count:
+        return
+    before, after = plan(sizes, equal(count)), plan(sizes | {"newcomer": 1}, equal(count))
+
+    assert all(len(set(before[key]) - set(after[key])) <= 1 for key in sizes)
+
+
+@given(wanted_sizes, replica_counts)
+def test_the_order_in_which_anybody_is_listed_means_nothing(sizes: dict[str, int], count: int) -> None:
+    backwards = dict.fromkeys(reversed(names(count)), 1.0)
+
+    assert plan(sizes, equal(count)) == plan(dict(reversed(sizes.items())), backwards)
+
+
+def test_a_replica_that_leaves_moves_hardly_anybody_else() -> None:
+    sizes = dict.fromkeys(GROUPS, 3)
+    before, after = plan(sizes, equal(24)), plan(sizes, equal(23))
+    moved = sum(len(set(before[key]) - set(after[key]) - {names(24)[-1]}) for key in sizes)
+
+    assert moved <= 3
+
+
+def test_unequal_replicas_count_by_their_weight() -> None:
+    weights = equal(8) | {names(9)[8]: 8.0}
+    sets = plan({"a": 4, "b": 4}, weights)
+    mean = sum(weights.values()) / len(weights)
+
+    for own in sets.values():
+        assert sum(weights[replica] for replica in own[:-1]) < 4 * mean <= sum(weights[replica] for replica in own)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_somebody_has_already_is_picked_last(size: int) -> None:
+    taken = dict.fromkeys(names(5), 1)
+    assert set(plan({"a": size}, equal(8), taken)["a"]) <= set(names(8)) - set(names(5))
+    assert set(plan({"a": 6}, equal(8), taken)["a"]) > set(names(8)) - set(names(5))
