@@ -46,13 +46,13 @@ class Record(Struct, gc=False):
     prefix: int | None
     blocks: list[array[int]]  # in stretches, shared with other records
     candidates: list[CandidateLoad]
-    rank: int | None  # data-parallel, of the replica; None: it has only one
     hit_tokens: int | None = None  # predicted, of the estimated prompt; None where the strategy does not ask
     retries: int = 0
     status: int | None = None
     ttft_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    rank: int | None = None  # data-parallel, of the replica; None: it has only one
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
@@ -75,8 +75,8 @@ class Record(Struct, gc=False):
             decision.keys.tier1,
             decision.keys.blocks,
             decision.candidate_loads(MAX_CANDIDATES),
-            decision.target.rank,
             decision.choice.hit_tokens,
+            rank=decision.target.rank,
         )
 
     def placed_again(self, decision: Decision) -> None:
