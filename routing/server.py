@@ -153,9 +153,11 @@ async def serve(settings: ServeSettings) -> None:
         _say_ready(server)
         await stop.wait()
         waits = {asyncio.create_task(server.drain()), asyncio.create_task(stop_now.wait())}
-        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
+        for task in done:
+            task.result()  # raises what went wrong
     event(logger, "stopped")
 
 

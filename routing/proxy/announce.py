@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
@@ -20,12 +22,15 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
 FIRST_PAUSE_S = 0.5  # after a failure; doubled up to a heartbeat
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what one may be bound to, and nobody can connect to
 TIMEOUT = aiohttp.ClientTimeout(total=5.0, connect=2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Where to announce, and as what."""
+    """Where to announce, and as what. Where a URL's host stands for all of this machine's addresses, the control plane
+    is told the one that this machine reaches it from.
+    """
 
     control_plane_url: str
     admin_url: str
@@ -63,10 +68,28 @@ async def _announce(session: aiohttp.ClientSession, url: str, router: View, what
         "sha256": applied.snapshot.sha256 if applied else None,
     }
     try:
+        for name in ("admin_url", "data_url"):
+            body[name] = await reachable(str(body[name]), what.control_plane_url)
         async with session.post(url, json=body, allow_redirects=False) as response:
             return None if response.status == 200 else f"status {response.status}"
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
         return type(error).__name__
+
+
+async def reachable(url: str, control_plane_url: str) -> str:
+    """A URL of ours as the control plane can use it; OSError while the control plane's name does not resolve."""
+    parts = urlsplit(url)
+    if parts.hostname not in WILDCARDS:
+        return url
+    there = urlsplit(control_plane_url)
+    port = there.port or (443 if there.scheme == "https" else 80)
+    found = await asyncio.get_running_loop().getaddrinfo(there.hostname, port, type=socket.SOCK_DGRAM)
+    family, _, _, _, address = found[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: it only chooses the way
+        own = probe.getsockname()[0]
+    host = f"[{own}]" if ":" in own else own
+    return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
 
 
 def _pause_s(failures: int) -> float:

@@ -32,7 +32,11 @@ class LastKnownGood:
         self._previous = folder / PREVIOUS
 
     def save(self, document: bytes) -> None:
-        """Make a document the current one, and the current one the previous. OSError where the disk refuses."""
+        """Make a document the current one, and the current one the previous. OSError where the disk refuses.
+
+        Once it has its final name it stays: should the folder not be flushed then, a loss of power may bring back the
+        one before, and nothing worse.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._folder / f"{CURRENT}.new"
         _write_through(fresh, b"%b %d %b\n%b" % (_MAGIC, len(document), _digest(document), document))
@@ -51,11 +55,14 @@ class LastKnownGood:
 
     def _flush_folder(self) -> None:
         """Make the renames survive a loss of power."""
-        handle = os.open(self._folder, os.O_RDONLY)
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            handle = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            event(logger, "last_known_good_not_flushed", level=logging.WARNING, reason=error.strerror)
 
 
 def _write_through(path: Path, data: bytes) -> None:

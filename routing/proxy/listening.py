@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from routing.proxy.log import event
@@ -46,12 +46,15 @@ async def bind(host: str, port: int, *, count: int, beside_others: bool) -> list
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     by_address: list[list[socket.socket]] = []
-    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-        if not beside_others:
-            _open(family, address, shared=False).close()
-        first = _open(family, address)
-        rest = [_open(family, first.getsockname()) for _ in range(count - 1)]
-        by_address.append([first, *rest])
+    with ExitStack() as undo:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            if not beside_others:
+                _open(family, address, shared=False).close()
+            sockets = [undo.enter_context(_open(family, address))]
+            while len(sockets) < count:
+                sockets.append(undo.enter_context(_open(family, sockets[0].getsockname())))
+            by_address.append(sockets)
+        undo.pop_all()
     return [list(sockets) for sockets in zip(*by_address, strict=True)]
 
 

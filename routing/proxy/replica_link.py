@@ -120,6 +120,11 @@ class ReplicaLink:
         return len(self._open)
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether a connection is open or being made."""
+        return bool(self._open or self._tasks)
+
+    @property
     def progress_at(self) -> float:
         """When the latest body byte of any answer came, in loop time; 0 if none ever did. O(connections)."""
         return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)

@@ -236,7 +236,7 @@ class Router:
         for link in set(before.links.values()) - kept if before else ():
             link.retire()
             self._retired.add(link)
-        self._retired = {link for link in self._retired if link.connections}
+        self._retired = {link for link in self._retired if link.is_in_use}
         self.metrics.prune(self.knows)  # at each scrape too, but there may be none
         self.loads.forget_all_but(placed_names(serving.config))
         self.residency.forget_all_but(placed_names(serving.config))

@@ -33,9 +33,10 @@ class SingleProcess:
         """Accept requests; OSError where the port is taken."""
         if beside_others:
             [self._shared] = await bind(host, port, count=1, beside_others=True)
-            self._servers = [await self._serve(sock=shared.dup()) for shared in self._shared]
+            for shared in self._shared:
+                self._servers.append(await self._serve(sock=shared.dup()))
         else:
-            self._servers = [await self._serve(host=host, port=port)]
+            self._servers.append(await self._serve(host=host, port=port))
         self.port = self._servers[0].sockets[0].getsockname()[1]
 
     def roll(self) -> None:

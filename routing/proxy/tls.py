@@ -37,6 +37,9 @@ class Tls:
     def __init__(self, files: TlsFiles | None = None) -> None:
         self._files = files or TlsFiles()
         self.listening = _listening(self._files) if self._files.certificate else None
+        self._newest = self.listening
+        if self.listening is not None:
+            self.listening.sni_callback = self._show_newest
 
     @cached_property
     def upstream(self) -> ssl.SSLContext:
@@ -57,12 +60,16 @@ class Tls:
         if self.listening is None:
             return
         try:
-            _listening(self._files)  # whole and matching, or the running context stays untouched
-            _load(self.listening, self._files)
+            self._newest = _listening(self._files)  # whole and matching, or the one before stays
         except TlsError as error:
             event(logger, "certificate_refused", level=logging.ERROR, reason=str(error))
         else:
             event(logger, "certificate_loaded")
+
+    def _show_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called in each handshake: the sockets that listen hold the first context, whatever was read since."""
+        if self._newest is not None:
+            connection.context = self._newest
 
 
 def reason_of(error: OSError) -> str:

@@ -111,3 +111,18 @@ def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
     assert pauses[0] < 1
     assert pauses[0] < pauses[2] < announce.HEARTBEAT_S
     assert all(pause <= announce.HEARTBEAT_S * 1.2 for pause in pauses)
+
+
+@pytest.mark.parametrize(
+    ("url", "control_plane_url", "told"),
+    [
+        ("http://0.0.0.0:8081", "http://127.0.0.1:8000", "http://127.0.0.1:8081"),
+        ("https://[::]:8443", "http://127.0.0.1", "https://127.0.0.1:8443"),
+        ("http://10.1.2.3:8081", "http://nowhere.invalid", "http://10.1.2.3:8081"),
+        ("http://router.example:8081", "http://nowhere.invalid", "http://router.example:8081"),
+    ],
+)
+async def test_a_router_on_all_addresses_tells_the_one_that_reaches_the_control_plane(
+    url: str, control_plane_url: str, told: str
+) -> None:
+    assert await announce.reachable(url, control_plane_url) == told

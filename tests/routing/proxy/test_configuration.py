@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +246,23 @@ while True:
     files.save(b"%d:" % number + b"x" * (number * 37 % 9000))
     print(number, flush=True)
 """
+
+
+def test_a_document_that_has_its_name_stays_though_the_folder_cannot_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, really_flush = LastKnownGood(tmp_path), os.fsync
+    files.save(b"first")
+
+    def flush(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        really_flush(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    files.save(b"second")
+    assert files.load() == [b"second", b"first"]
+    assert "not_flushed" in caplog.text
 
 
 def test_killing_the_writer_at_any_moment_leaves_a_whole_document(tmp_path: Path) -> None:

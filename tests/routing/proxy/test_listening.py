@@ -99,3 +99,19 @@ async def test_every_address_of_a_name_has_its_sockets() -> None:
     assert len({one.family for one in slots[0]}) == len(slots[0])
     for one in (*slots[0], *slots[1]):
         one.close()
+
+
+async def test_a_socket_that_cannot_be_had_leaves_none_of_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Sockets = []
+    really_open = listening._open
+
+    def open_two(*address: object, **options: bool) -> socket.socket:
+        if len(opened) == 2:
+            raise OSError("too many open files")
+        opened.append(really_open(*address, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(listening, "_open", open_two)
+    with pytest.raises(OSError, match="too many"):
+        await bind("127.0.0.1", 0, count=3, beside_others=True)
+    assert [one.fileno() for one in opened] == [-1, -1]

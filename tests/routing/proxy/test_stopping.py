@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
+import pytest
+
+from routing.proxy.single import SingleProcess
+from routing.server import serve
+from routing.settings import read_settings
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, config, get, post, routed
 
@@ -48,3 +56,24 @@ async def test_a_connection_that_brings_nothing_holds_nobody_up(replica: FakeRep
         await harness.until(lambda: bool(harness.router.clients), "the connection")
         async with asyncio.timeout(5):
             await harness.server.drain()
+
+
+async def test_what_goes_wrong_while_draining_is_not_taken_for_a_good_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(SingleProcess, "drain", fail)
+    monkeypatch.setattr("routing.server.spare_the_collector", lambda: None)
+    settings = read_settings(
+        ["--control-plane=http://127.0.0.1:1", "--port=0", "--admin-port=0", f"--state-dir={tmp_path}"], {}
+    )
+    running = asyncio.create_task(serve(settings))
+    ready = asyncio.Event()
+    monkeypatch.setattr("routing.server._say_ready", lambda _: ready.set())
+    async with asyncio.timeout(20):
+        await ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            await running
