@@ -86,7 +86,7 @@ class CostRule:
                 if holders & bit:
                     uncached -= blocks * block_tokens
                     break
-            if uncached < 0:  # the estimate of the prompt's length fell short
+            if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
             if load.waiting_tokens:

@@ -51,15 +51,13 @@ class Load:
         """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
         prefill = self.prefill
         done = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s)
-        return self.waiting_tokens - (done if done < self.oldest_tokens else self.oldest_tokens)
+        return self.waiting_tokens - min(done, self.oldest_tokens)
 
     def line_up(self, now_s: float) -> None:
         """Look who is the oldest of those that wait now."""
-        for self.oldest, tokens in self.waiting.items():
-            self.oldest_tokens = ALMOST_DONE * tokens
-            self.oldest_since_s = now_s
-            return
-        self.oldest, self.oldest_tokens = None, 0.0
+        self.oldest = next(iter(self.waiting), None)
+        self.oldest_tokens = ALMOST_DONE * self.waiting[self.oldest] if self.oldest else 0.0
+        self.oldest_since_s = now_s
 
 
 class Ticket:

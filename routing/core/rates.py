@@ -53,20 +53,13 @@ class PrefillRate:
             fleet.learn(tokens, ttft_s)
         if self.shown is not None:
             expected_s = tokens / self.shown
-            ttft_s = _within(expected_s / CLIP, ttft_s, expected_s * CLIP)
+            ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
         self.samples += 1
         self._mass = _FADE * self._mass + 1.0
         self._tokens = known = _FADE * self._tokens + tokens
-        self._seconds = known_s = _FADE * self._seconds + _within(tokens / FASTEST, ttft_s, tokens / SLOWEST)
+        self._seconds = known_s = _FADE * self._seconds + min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
         if fleet is None:
             self.shown = known / known_s
         else:
             lent = LENT * known / self._mass
             self.shown = (known + lent) / (known_s + lent / fleet.tokens_per_s)
-
-
-def _within(lowest: float, value: float, highest: float) -> float:
-    """The value, or the bound that it goes beyond."""
-    if value < lowest:
-        return lowest
-    return value if value < highest else highest

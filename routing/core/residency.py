@@ -118,6 +118,7 @@ class Stay:
         residency: Residency,
         holding: Holding,
         fresh: list[Run],
+        *,
         now_s: float,
         leans_on_s: float,
         predicted_ratio: float,
@@ -303,7 +304,7 @@ class Residency:
         self._make_room(holding, now_s)
         held = held_blocks * self._block_tokens
         ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
-        return Stay(self, holding, fresh, now_s, leans_on_s, ratio)
+        return Stay(self, holding, fresh, now_s=now_s, leans_on_s=leans_on_s, predicted_ratio=ratio)
 
     def drop(self, holding: Holding, runs: Iterable[Run], used_s: float) -> None:
         """Drop runs of one replica that were last used at this time."""
