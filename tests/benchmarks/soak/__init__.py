@@ -32,7 +32,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--seconds", float, 180.0, 1800.0, "how long replicas fall ill (R8)"),
     ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed (R2)"),
     ("--kills", int, 50, 500, "processes that are killed with requests in their hands (R6)"),
-    ("--aborts", int, 10_000, 100_000, "clients that go away (R9)"),
+    ("--aborts", int, 20_000, 100_000, "clients that go away (R9)"),
     ("--overload-seconds", float, 40.0, 240.0, "how long there is too much to do, the peak included (R10)"),
     ("--prefixes", int, 8_000_000, 50_000_000, "prefixes that nobody has seen before (R21)"),
     ("--streams", int, 2000, 5000, "streams at once"),

@@ -16,7 +16,7 @@ from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
 
 AT_ONCE = 32
-WARM_UP = 0.25  # of all aborts
+WARM_UP = 0.5  # of all aborts: the record of decisions is full of them by then
 CANCELLED_S = 1.0  # (R9)
 EVENT = chunk(sse({"n": 1}))
 
@@ -95,11 +95,13 @@ async def measure(verdict: Verdict, aborts: int, seed: int) -> None:
             before = await _leave(leavers, router, range(warm_up))
             for first in range(warm_up, aborts, 5000):
                 after = await _leave(leavers, router, range(first, min(first + 5000, aborts)))
-    late_s = max(leavers.lates_s)
+    lates_s = sorted(leavers.lates_s)
+    late_s, usual_s, rare_s = lates_s[-1], lates_s[len(lates_s) // 2], lates_s[int(len(lates_s) * 0.999)]
+    said = f"{1000 * usual_s:.0f} ms at the median, {1000 * rare_s:.0f} of 99.9 %, {1000 * late_s:.0f} at most"
     verdict.holds(
         "aborts", f"{aborts:,}, {leavers.arrived:,} of them after a replica had the request", leavers.arrived > 0
     )
-    verdict.holds("cancelled after", f"{1000 * late_s:.0f} ms at most, of {CANCELLED_S:g} s", late_s <= CANCELLED_S)
+    verdict.holds("cancelled after", f"{said}, of {CANCELLED_S:g} s", late_s <= CANCELLED_S)
     router.judge(verdict, before, after)
 
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -31,6 +32,13 @@ SERVES_S = 2.0  # (R2)
 MOMENT_S = 0.02  # within which a writer is killed: some writes long
 EVERY = 50  # kills, a router is started
 NOWHERE = "http://127.0.0.1:9"  # a control plane that is down
+
+
+class Served(NamedTuple):
+    """What a router took until its first answer."""
+
+    wall_s: float
+    cpu_s: float
 
 
 def write_until_killed(config: RouterConfig, folder: Path, first: int, said: int) -> None:
@@ -67,7 +75,7 @@ def kept(folder: Path) -> LoadedSnapshot | None:
 
 async def measure(verdict: Verdict, kills: int, seed: int) -> None:
     """Kill as many writers."""
-    chance, seen, served_s = random.Random(seed), Counter[str](), list[float]()
+    chance, seen, served = random.Random(seed), Counter[str](), list[Served]()
     async with fake_replicas(1) as replicas:
         config = pool_of(replicas)
         with tempfile.TemporaryDirectory() as name:
@@ -83,12 +91,14 @@ async def measure(verdict: Verdict, kills: int, seed: int) -> None:
                 seen[_kind(folder, found.revision, written) if whole else "TORN"] += 1
                 revision = max(found.revision, written)
                 if number % EVERY == EVERY - 1:
-                    served_s.append(await _serves(folder, config, revision + 1, chance))
+                    served.append(await _serves(folder, config, revision + 1, chance))
     lost = {kind for kind in seen if kind.isupper()}
     verdict.holds("writers killed", f"{kills}: {dict(seen)}", not lost)
-    if served_s:
-        text = f"{len(served_s)} routers, first answer after {max(served_s):.2f} s at most, of {SERVES_S:g}"
-        verdict.holds("serves without", text, max(served_s) <= SERVES_S)
+    if served:
+        times_s, longest = sorted(it.wall_s for it in served), max(served)
+        took = f"{times_s[len(times_s) // 2]:.2f} s at the median, {longest.wall_s:.2f} at most, of {SERVES_S:g}"
+        text = f"{len(served)} routers, first answer after {took}; {longest.cpu_s:.2f} s of it on a core"
+        verdict.holds("serves without", text, longest.wall_s <= SERVES_S)
 
 
 def _kind(folder: Path, found: int, written: int) -> str:
@@ -98,20 +108,20 @@ def _kind(folder: Path, found: int, written: int) -> str:
     return "in a write" if list(folder.glob("*.new")) else "between two"
 
 
-async def _serves(folder: Path, config: RouterConfig, revision: int, chance: random.Random) -> float:
-    """Seconds from the start of a router's process to its first answer; then it is killed as it takes a revision."""
+async def _serves(folder: Path, config: RouterConfig, revision: int, chance: random.Random) -> Served:
+    """From the start of a router's process to its first answer; then it is killed as it takes a revision."""
     begun = time.perf_counter()
     async with started(("--control-plane", NOWHERE, "--state-dir", str(folder))) as router:
         async with connected(router.port) as client:
             status, _ = await client.ask(request(0))
-        took_s = time.perf_counter() - begun if status == 200 else float("inf")
+        took = Served(time.perf_counter() - begun if status == 200 else float("inf"), router.cpu_s)
         url = f"http://127.0.0.1:{router.admin_port}/admin/config"
         async with aiohttp.ClientSession() as http:
             pushing = asyncio.create_task(_push(http, url, dump_snapshot(config, revision).document))
             await asyncio.wait([pushing], timeout=chance.random() * MOMENT_S)
             router.popen.kill()
             await pushing
-    return took_s
+    return took
 
 
 async def _push(http: aiohttp.ClientSession, url: str, document: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import resource
 import subprocess
@@ -72,6 +73,12 @@ class RouterProcess:
     def fds(self) -> int:
         """Open files, sockets among them."""
         return len(list((self.proc / "fd").iterdir()))
+
+    @property
+    def cpu_s(self) -> float:
+        """What it has taken of a core."""
+        fields = (self.proc / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def metric(self, name: str) -> float:
         """The sum of a metric's series."""
