@@ -6,6 +6,7 @@ One that is named alone may be given its own options: ``python -m tests.benchmar
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 BENCHMARKS = {
@@ -39,4 +40,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends too
     sys.exit(main(sys.argv[1:]))

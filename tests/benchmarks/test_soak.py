@@ -80,5 +80,5 @@ def test_what_a_router_keeps_of_prompts_is_bounded_and_says_no_name_of_a_clients
 
 async def test_streams_at_once_are_whole() -> None:
     verdict = Verdict("streams")
-    await streams.measure(verdict, 60, seconds=3.0)
+    await streams.measure(verdict, 60, seconds=1.0)
     assert [wrong for wrong in verdict.wrong if "memory" not in wrong and "resident" not in wrong] == []
