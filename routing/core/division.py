@@ -4,9 +4,9 @@ Theory of operation. How many: a share of all requests asks for as large a part 
 only where it asks for clearly more or less, because every change makes somebody cold. Which ones: everybody has a home
 order, and in turn picks the first replica there that fewest others have picked, until it has as many as it gets. So
 the replicas of one are disjoint from those of others as long as there are enough for all. Who gets one more picks it
-last, so its others stay; who gets one less loses what it picked last. Those who have fewer have picked before and lose
-nothing to who grows; of those who have more each exchanges one at most, as long as no replica is picked twice. All this
-follows from the numbers and the names alone, so routers that see the same shares agree.
+last, so its others stay; who gets one less loses what it picked last. Who has no more than that has picked before and
+loses nothing to who grows; those who have more exchange a quarter of a replica on average, all together. All follows
+from the numbers and the names alone, so routers that see the same shares agree.
 """
 
 from __future__ import annotations
