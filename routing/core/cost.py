@@ -55,16 +55,20 @@ class CostRule:
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
         members, costs = self._compared(match, key, prompt_tokens, candidates)
-        least = min(costs)
-        at = costs.index(least)
-        best = members[at]
-        limit = self._limit(least, best)
-        costs[at] = inf
-        if min(costs) <= limit:
-            tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
-            best = self._first_home([best, *tied], key, candidates)
+        best = members[0] if len(members) == 1 else self._cheapest(members, costs, key, candidates)
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
         return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
+
+    def _cheapest(self, members: list[Member], costs: list[float], key: int, candidates: Candidates) -> Member:
+        """The member with the least cost, of equal ones the key's home."""
+        least = min(costs)
+        at = costs.index(least)
+        limit = self._limit(least, members[at])
+        costs[at] = inf
+        if min(costs) > limit:
+            return members[at]
+        tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
+        return self._first_home([members[at], *tied], key, candidates)
 
     def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
         """Of each member: tokens by weight, or seconds by rate."""
