@@ -67,7 +67,7 @@ def divided(
             for key, mine in hungry.items()
             if mine.held < sizes[key] * mean * (1 - 1e-9) and len(mine.chosen) < len(mine.order)
         }
-    return {key: mine.chosen for key, mine in picks.items()}
+    return {key: list(mine.chosen) for key, mine in picks.items()}
 
 
 class _Picks:
@@ -77,7 +77,7 @@ class _Picks:
 
     def __init__(self, order: Sequence[ReplicaId], counts: dict[ReplicaId, int]) -> None:
         self.order = order
-        self.chosen: list[ReplicaId] = []
+        self.chosen: dict[ReplicaId, None] = {}  # in the order of picking
         self.held = 0.0  # weight
         self._counts = counts
         self._level = 0  # owners of what is looked for; they only become more, so nobody looks back
@@ -91,6 +91,6 @@ class _Picks:
                 self._at += 1
                 if self._counts[replica] <= self._level and replica not in self.chosen:
                     self._counts[replica] += 1
-                    self.chosen.append(replica)
+                    self.chosen[replica] = None
                     return replica
             self._at, self._level = 0, self._level + 1
