@@ -55,7 +55,7 @@ class Candidates:
         self._book = book
         self._seed = seed
         self._position = book.position
-        self._counted: dict[ReplicaId, tuple[int, bool]] = {}  # requests, and whether any waits, as counted of each
+        self._counted: dict[ReplicaId, int] = {}  # of each, as counted: twice its requests, and 1 if any waits
         self._running = 0
         self._busy = 0
         self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
@@ -181,19 +181,19 @@ class Candidates:
             before = counted.get(load.replica)
             if before is None:
                 continue
-            now = load.running, load.waiting_tokens > 0
+            now = 2 * load.running + (load.waiting_tokens > 0)
             if now != before:
-                self._running += now[0] - before[0]
-                self._busy += now[1] - before[1]
+                self._running += now // 2 - before // 2
+                self._busy += now % 2 - before % 2
                 counted[load.replica] = now
             if self._heap:
                 self._push(load.replica)
 
     def _start_over(self) -> None:
         """Sum anew, because too much has changed to look at each change."""
-        self._counted = {name: (load.running, load.waiting_tokens > 0) for name, load in self.loads.items()}
-        self._running = sum(running for running, _is_busy in self._counted.values())
-        self._busy = sum(is_busy for _running, is_busy in self._counted.values())
+        self._counted = {name: 2 * load.running + (load.waiting_tokens > 0) for name, load in self.loads.items()}
+        self._running = sum(counted // 2 for counted in self._counted.values())
+        self._busy = sum(counted % 2 for counted in self._counted.values())
         self._heap = []
 
     def _fill_heap(self) -> None:

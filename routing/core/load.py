@@ -54,9 +54,9 @@ class Load:
         return self.waiting_tokens - min(done, self.oldest_tokens)
 
     def line_up(self, now_s: float) -> None:
-        """Look who is the oldest of those that wait now."""
-        self.oldest = next(iter(self.waiting), None)
-        self.oldest_tokens = ALMOST_DONE * self.waiting[self.oldest] if self.oldest else 0.0
+        """Look who is the oldest of those that wait now; somebody does."""
+        self.oldest = next(iter(self.waiting))
+        self.oldest_tokens = ALMOST_DONE * self.waiting[self.oldest]
         self.oldest_since_s = now_s
 
 
@@ -69,7 +69,7 @@ class Ticket:
         self._book = book
         self._load = load
         self._running = 1
-        self._ahead = load.remaining_tokens(now_s)  # of requests that were there before
+        self._ahead = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0  # of requests before it
         self._stay = stay
         self._is_prefilled = False
 
@@ -126,7 +126,9 @@ class Ticket:
         if tokens is None:
             return False
         load.waiting_tokens -= tokens
-        if load.oldest is self:
+        if not load.waiting:
+            load.oldest, load.oldest_tokens = None, 0.0
+        elif load.oldest is self:
             load.line_up(self._book.clock())
         return True
 
@@ -159,7 +161,7 @@ class LoadBook:
         ticket = Ticket(self, load, stay, now_s)
         load.waiting[ticket] = uncached_tokens
         if load.oldest is None:
-            load.line_up(now_s)
+            load.oldest, load.oldest_tokens, load.oldest_since_s = ticket, ALMOST_DONE * uncached_tokens, now_s
         load.running += 1
         load.waiting_tokens += uncached_tokens
         self._tickets.add(ticket)

@@ -8,7 +8,7 @@ its first one, and no other rule is asked. Rules that no group of a pool uses co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -50,6 +50,10 @@ class Matcher:
 
     def __init__(self, config: RouterConfig, hasher: PrefixHasher) -> None:
         self._groups = {pool.name: _PoolGroups(pool, hasher) for pool in config.pools}
+
+    def of_pool(self, pool: str) -> Callable[[Served, PlacementRequest], Found]:
+        """What finds the task group of a request for this pool."""
+        return self._groups[pool].find
 
     def group(self, served: Served, request: PlacementRequest) -> Found:
         """The task group of a request."""

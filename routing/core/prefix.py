@@ -36,12 +36,12 @@ _word = struct.Struct("<Q").pack
 class PrefixHasher:
     """Hashes with one fleet's secret."""
 
-    __slots__ = ("_fading", "_plain", "_secret", "_seeds", "_stretches")
+    __slots__ = ("_fading", "_plain", "_secret", "_stretches", "_words")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without adapter and salt
-        self._seeds: dict[tuple[str, str, str], int] = {}
+        self._words: dict[tuple[str, str, str], bytes] = {}  # seeds as they stand before what is hashed
         self._stretches: dict[int, array[int]] = {}
         self._fading: dict[int, array[int]] = {}  # the generation before, from which what is met again comes back
 
@@ -61,7 +61,9 @@ class PrefixHasher:
         end = boundary_end(prompt, rule)
         if not end:
             return None
-        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt, adapter)) + prompt.data[:end]))
+        identity = (model, prompt.salt, adapter)
+        word = self._words.get(identity) or self._remembered(identity)
+        return PrefixHash(xxh3_64_intdigest(word + prompt.data[:end]))
 
     def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
         """Key of the opening and the first message behind it, which tells conversations apart; None without one.
@@ -96,7 +98,8 @@ class PrefixHasher:
         """
         data, known, found = prompt.data, self._stretches, []
         identity = (model, prompt.salt, adapter)
-        last = self._seeds.get(identity) or self._new_seed(identity)
+        word = self._words.get(identity) or self._remembered(identity)
+        last = int.from_bytes(word, "little")
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]
@@ -114,11 +117,12 @@ class PrefixHasher:
         if len(self._stretches) >= MAX_STRETCHES:
             self._fading, self._stretches = self._stretches, {}
 
-    def _new_seed(self, identity: tuple[str, str, str]) -> int:
-        if len(self._seeds) >= MAX_SEEDS:
-            self._seeds.clear()
-        seed = self._seeds[identity] = self.seed(*identity)
-        return seed
+    def _remembered(self, identity: tuple[str, str, str]) -> bytes:
+        """The seed of an identity, 8 little-endian bytes."""
+        if len(self._words) >= MAX_SEEDS:
+            self._words.clear()
+        word = self._words[identity] = _word(self.seed(*identity))
+        return word
 
 
 def _chain(hash_: int, data: bytes) -> array[int]:

@@ -7,7 +7,6 @@ chunks that came in one read leave as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from enum import Enum
 
 from msgspec import Struct
@@ -47,9 +46,7 @@ class AnswerHead(Struct, gc=False):
 
     def with_length(self, length: int) -> AnswerHead:
         """The same head before another body."""
-        head = copy(self)
-        head.length = b"%d" % length
-        return head
+        return AnswerHead(self.status, self.status_line, self.lines, self.framing, b"%d" % length, self.is_stream)
 
 
 def read_answer(

@@ -57,8 +57,8 @@ class Record(Struct, gc=False):
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
         """What is known when a request is placed."""
-        route = decision.route
-        policy = route.policy
+        route, target, choice = decision.route, decision.target, decision.choice
+        policy, replica = route.policy, target.replica
         return cls(
             request_id,
             time.time(),
@@ -68,15 +68,15 @@ class Record(Struct, gc=False):
             policy.name,
             policy.revision,
             policy.settings.name,
-            decision.replica.name,
-            decision.choice.reason,
+            replica.name,
+            choice.reason,
             tokens,
-            decision.replica.block_tokens,
+            replica.block_tokens,
             decision.keys.tier1,
             decision.keys.blocks,
             decision.candidate_loads(MAX_CANDIDATES),
-            decision.choice.hit_tokens,
-            rank=decision.target.rank,
+            choice.hit_tokens,
+            rank=target.rank,
         )
 
     def placed_again(self, decision: Decision) -> None:

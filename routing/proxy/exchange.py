@@ -166,7 +166,7 @@ class Exchange:
         self._is_placed = True
         if self._router.breakers.troubled:
             self._is_trial = self._router.breakers.sent(ReplicaId(decision.replica.name))
-        upstream = self._serving.links[decision.replica.name].take_idle()
+        upstream = self._serving.links[decision.target.replica.name].take_idle()
         if upstream is None:
             self._connect()
         else:

@@ -64,11 +64,7 @@ class Serving:
     access: AccessControl | None  # None: everybody is let in
     admission: Admission
     series: ConfiguredSeries
-
-    @property
-    def limits(self) -> Limits:
-        """What is accepted and how long anything may take."""
-        return self.config.limits
+    limits: Limits  # what is accepted and how long anything may take
 
 
 class Router:
@@ -205,7 +201,7 @@ class Router:
         }
         access = AccessControl(config) if config.access is not None else None
         admission = Admission(config, placement.models, placement.matcher)
-        return Serving(config, placement, links, access, admission, ConfiguredSeries(config))
+        return Serving(config, placement, links, access, admission, ConfiguredSeries(config), config.limits)
 
     def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
         hides_keys = config.access is not None

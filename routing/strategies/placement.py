@@ -9,8 +9,9 @@ explains it, so both give the same answer.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from routing.core.fleet import Fleet
 from routing.core.group_shares import GroupShares
 from routing.core.health import Health
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import Matcher, PlacementRequest, tier1_rule
+from routing.core.matching import Found, Matcher, PlacementRequest, tier1_rule
 from routing.core.models import Models, Served
 from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
@@ -193,6 +194,14 @@ class Decision(Struct, frozen=True, gc=False):
         return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
 
 
+class _Pool(NamedTuple):
+    """One pool, made ready."""
+
+    find: Callable[[Served, PlacementRequest], Found]  # a request's task group
+    own: Route
+    by_group: dict[str, Route]
+
+
 class Placement:
     """One configuration, ready to decide. ``seed`` varies what need not agree between routers, such as ties."""
 
@@ -205,7 +214,7 @@ class Placement:
         self._hasher = PrefixHasher(config.hash_secret)
         self.models = Models(config)
         self.matcher = Matcher(config, self._hasher)
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._pools: dict[str, _Pool] = {}
         self._shares: dict[str, GroupShares] = {}
         self.targets = {
             replica.name: [target.id for target in targets_of(replica)]
@@ -218,8 +227,8 @@ class Placement:
             shares = GroupShares(pool, self._hasher) if any(group.auto_replicas for group in pool.groups) else None
             if shares is not None:
                 self._shares[pool.name] = shares
-            for group in (None, *pool.groups):
-                self._routes[pool.name, group.name if group else ""] = _route(pool, group, fleets, shares)
+            routes = {group.name: _route(pool, group, fleets, shares) for group in pool.groups}
+            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), _route(pool, None, fleets, shares), routes)
 
     def carry_over(self, before: Placement) -> None:
         """Let groups go on with the replicas that their traffic had brought them under the configuration before."""
@@ -232,8 +241,10 @@ class Placement:
     ) -> Decision:
         """Choose a replica that is active, up and not ``excluded``; UnknownModelError or NoReplicaError."""
         served = self.models.served(request.model)
-        group, matched_by = self.matcher.group(served, request)
-        route = self._routes[served.pool.name, group.name if group else ""]
+        find, route, routes = self._pools[served.pool.name]
+        group, matched_by = find(served, request)
+        if group is not None:
+            route = routes[group.name]
         candidates = route.fleet.candidates(health, served.adapter)
         if route.is_shared or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
