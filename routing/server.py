@@ -21,15 +21,15 @@ import uvloop
 from routing import __version__
 from routing.proxy.admin import AdminPort
 from routing.proxy.allocator import give_back_large_blocks
-from routing.proxy.announce import Announcement, keep_announcing
 from routing.proxy.collector import spare_the_collector
-from routing.proxy.config_store import NackError
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.announce import Announcement, keep_announcing
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.store import NackError
+from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
 from routing.proxy.tls import Tls
-from routing.proxy.view import View
 from routing.settings import ServeSettings, SettingsError, read_settings
 
 logger = logging.getLogger(__name__)

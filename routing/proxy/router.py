@@ -17,30 +17,30 @@ from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
-from routing.proxy.access import AccessControl
-from routing.proxy.addresses import Addresses
-from routing.proxy.admission import Admission
-from routing.proxy.answer import AnswerHead
-from routing.proxy.client import Client
-from routing.proxy.config_store import ConfigStore, Swap
-from routing.proxy.configured import ConfiguredSeries
+from routing.proxy.clients.access import AccessControl
+from routing.proxy.clients.addresses import Addresses
+from routing.proxy.clients.admission import Admission
+from routing.proxy.clients.client import Client
+from routing.proxy.clients.models import models_answer
+from routing.proxy.clients.request import Head, Request
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.proxy.deadlines import Deadlines
-from routing.proxy.decisions import DecisionRing, Record
 from routing.proxy.errors import LocalAnswer, RefusalError
-from routing.proxy.exchange import Exchange
-from routing.proxy.gates import Gates
-from routing.proxy.health import HealthChecks, Target
+from routing.proxy.exchanges.exchange import Exchange
+from routing.proxy.exchanges.gates import Gates
+from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S
+from routing.proxy.figures.configured import ConfiguredSeries
+from routing.proxy.figures.decisions import DecisionRing, Record
+from routing.proxy.figures.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.known_heads import KnownHeads
-from routing.proxy.last_known_good import LastKnownGood
 from routing.proxy.log import event
-from routing.proxy.metrics import Metrics, Outcome, SeriesKey
-from routing.proxy.models import models_answer
 from routing.proxy.outbox import Outbox
-from routing.proxy.placing import PROMPT_PATHS, RETRY_AFTER_S
-from routing.proxy.replica_link import Address, ReplicaLink
-from routing.proxy.request import Head, Request
+from routing.proxy.replicas.answer import AnswerHead
+from routing.proxy.replicas.health import HealthChecks, Target
+from routing.proxy.replicas.link import Address, ReplicaLink
+from routing.proxy.replicas.watch import Watch
 from routing.proxy.tls import Tls
-from routing.proxy.watch import Watch
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
 

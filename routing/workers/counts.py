@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from routing.proxy.metrics import GRACE_S, SeriesKey
+from routing.proxy.figures.metrics import GRACE_S, SeriesKey
 from routing.workers.exposition import Families, add, series_key
 
 Knows = Callable[[SeriesKey], bool]

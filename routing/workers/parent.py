@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.listening import bind
 from routing.proxy.tls import Tls, TlsFiles
 from routing.workers.supervisor import Supervisor

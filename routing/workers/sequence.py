@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from routing.proxy.decisions import MAX_BYTES, MAX_RECORDS
+from routing.proxy.figures.decisions import MAX_BYTES, MAX_RECORDS
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode

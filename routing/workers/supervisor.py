@@ -19,12 +19,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from routing.proxy.config_store import ConfigStore, NackError, Swap
-from routing.proxy.configured import ConfiguredSeries
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.store import ConfigStore, NackError, Swap
+from routing.proxy.figures.configured import ConfiguredSeries
+from routing.proxy.figures.metrics import SeriesKey
 from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.log import defect, event
-from routing.proxy.metrics import SeriesKey
 from routing.proxy.router import LINGER_S, placed_names
 from routing.proxy.tls import TlsFiles
 from routing.schema import Limits, LoadedSnapshot

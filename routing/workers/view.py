@@ -12,10 +12,10 @@ from itertools import count
 from typing import Any
 
 from routing.core.breaker import State
-from routing.proxy import metrics
-from routing.proxy.config_store import ConfigStore
+from routing.proxy.configuration.store import ConfigStore
 from routing.proxy.errors import RefusalError
-from routing.proxy.view import about_lines
+from routing.proxy.figures import metrics
+from routing.proxy.figures.view import about_lines
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
 from routing.workers.supervisor import Supervisor

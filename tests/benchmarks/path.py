@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import uvloop
 
-from routing.proxy.client import Client
+from routing.proxy.clients.client import Client
 from routing.proxy.collector import spare_the_collector
+from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.router import Router
-from routing.proxy.upstream import Upstream
 from routing.schema import (
     LowestCostSettings,
     PolicyConfig,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.core.load import LoadBook
-from routing.proxy.replica_link import Address
+from routing.proxy.replicas.link import Address
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
 from routing.strategies.placement import Placement
 

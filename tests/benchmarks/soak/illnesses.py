@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 
-from routing.proxy.replica_link import IDLE_S
+from routing.proxy.replicas.link import IDLE_S
 from routing.schema import BreakerConfig, HealthCheck, Limits
 from tests.benchmarks.soak.prompts import number_of, request, unchunked, warmed
 from tests.benchmarks.soak.stand import Figures, RouterProcess, pool_of, router_process

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.proxy import access as access_module
-from routing.proxy.access import AccessControl
+from routing.proxy.clients import access as access_module
+from routing.proxy.clients.access import AccessControl
+from routing.proxy.clients.request import Head
 from routing.proxy.errors import RefusalError
-from routing.proxy.request import Head
 from routing.schema import (
     Access,
     ApiKey,

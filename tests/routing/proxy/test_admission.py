@@ -11,10 +11,10 @@ import pytest
 
 from routing.core.load import LoadBook
 from routing.core.prefix import PrefixHasher
-from routing.proxy.access import Grant
-from routing.proxy.admission import Admission
-from routing.proxy.placing import admitted_request
-from routing.proxy.request import Head, Request
+from routing.proxy.clients.access import Grant
+from routing.proxy.clients.admission import Admission
+from routing.proxy.clients.request import Head, Request
+from routing.proxy.exchanges.placing import admitted_request
 from routing.schema import (
     ApiKey,
     Caps,

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from aiohttp import web
 
-from routing.proxy import announce
-from routing.proxy.announce import Announcement, keep_announcing
+from routing.proxy.configuration import announce
+from routing.proxy.configuration.announce import Announcement, keep_announcing
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.proxy.config_store import ConfigStore, Swap
-from routing.proxy.last_known_good import CURRENT, PREVIOUS, LastKnownGood
+from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS, LastKnownGood
+from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.schema import (
     Limits,
     LoadedSnapshot,
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_passed_over_for_the_one_before(damage: str, tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.last_known_good import LastKnownGood
 files = LastKnownGood(Path(sys.argv[1]))
 number = int(sys.argv[2])
 print("ready", flush=True)

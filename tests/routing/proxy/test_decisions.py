@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from routing.proxy.decisions import MAX_SHOWN_BLOCKS, DecisionRing, Record
+from routing.proxy.figures.decisions import MAX_SHOWN_BLOCKS, DecisionRing, Record
 
 
 def record(name: str, blocks: int) -> Record:

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.decisions import DecisionRing, Record
-from routing.proxy.histogram import EDGES, Histogram
-from routing.proxy.metrics import GRACE_S, Metrics, Outcome
+from routing.proxy.figures.decisions import DecisionRing, Record
+from routing.proxy.figures.histogram import EDGES, Histogram
+from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome
 from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from routing.proxy.health import Target, probe
-from routing.proxy.replica_link import Address
+from routing.proxy.replicas.health import Target, probe
+from routing.proxy.replicas.link import Address
 from routing.schema import HealthCheck
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.decisions import MAX_SHOWN_BLOCKS
-from routing.proxy.last_known_good import CURRENT, PREVIOUS
+from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS
+from routing.proxy.figures.decisions import MAX_SHOWN_BLOCKS
 from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.histogram import Histogram
-from routing.proxy.metrics import GRACE_S, SeriesKey, header
+from routing.proxy.figures.histogram import Histogram
+from routing.proxy.figures.metrics import GRACE_S, SeriesKey, header
 from routing.workers.counts import Counts
 from routing.workers.exposition import Families, add, lines, parse, series_key
 from routing.workers.view import merged_rows

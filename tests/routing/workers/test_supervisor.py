@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.config_store import NackError, Source
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.store import NackError, Source
 from routing.proxy.listening import bind
 from routing.schema import dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError

@@ -216,7 +216,7 @@ def test_a_router_s_text():
 
 def test_what_the_router_really_serves_is_read():
     """The names and the sparse histogram are the router's own, not this file's idea of them."""
-    from routing.proxy.histogram import Histogram
+    from routing.proxy.figures.histogram import Histogram
 
     histogram = Histogram()
     for seconds in (0.0005, 0.05, 0.05, 3.0, 10_000.0):

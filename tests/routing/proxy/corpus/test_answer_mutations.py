@@ -10,11 +10,11 @@ from typing import Any
 import h11
 import pytest
 
-from routing.proxy.answer import AnswerHead
 from routing.proxy.deadlines import Deadlines
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
-from routing.proxy.upstream import Failure, Upstream
+from routing.proxy.replicas.answer import AnswerHead
+from routing.proxy.replicas.upstream import Failure, Upstream
 from tests.routing.proxy.corpus.answers import VECTORS, Fate
 from tests.routing.proxy.corpus.test_boundaries import Wire
 from tests.routing.proxy.corpus.test_mutations import ROUNDS, damaged

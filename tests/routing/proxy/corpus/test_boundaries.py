@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.client import Client
+from routing.proxy.clients.client import Client
+from routing.proxy.clients.request import Request
 from routing.proxy.errors import LocalAnswer
-from routing.proxy.request import Request
 from routing.proxy.router import Router
 from routing.schema import Limits
 from tests.routing.proxy.corpus.requests import (

@@ -19,9 +19,9 @@ from itertools import count
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
-from routing.proxy import held_adapters
 from routing.proxy.log import event
-from routing.proxy.replica_link import Address
+from routing.proxy.replicas import held_adapters
+from routing.proxy.replicas.link import Address
 from routing.proxy.tls import reason_of
 from routing.schema import HealthCheck
 

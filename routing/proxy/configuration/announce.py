@@ -15,8 +15,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
+from routing.proxy.figures.view import View
 from routing.proxy.log import event
-from routing.proxy.view import View
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from routing.proxy.errors import RefusalError
 from routing.schema import Caps, RouterConfig
 
 if TYPE_CHECKING:
-    from routing.proxy.access import Grant
-    from routing.proxy.request import Request
+    from routing.proxy.clients.access import Grant
+    from routing.proxy.clients.request import Request
 
 _DEFAULT = Caps()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from routing.core.types import ReplicaId
-from routing.proxy.attempts import TOO_MANY
-from routing.proxy.metrics import Outcome
+from routing.proxy.exchanges.attempts import TOO_MANY
+from routing.proxy.figures.metrics import Outcome
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
-    from routing.proxy.access import Grant
-    from routing.proxy.decisions import Record
-    from routing.proxy.delivery import Delivery
+    from routing.proxy.clients.access import Grant
+    from routing.proxy.exchanges.delivery import Delivery
+    from routing.proxy.figures.decisions import Record
     from routing.proxy.router import Router
 
 REPLICA_ERROR = Outcome.REPLICA_ERROR

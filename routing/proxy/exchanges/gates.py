@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from routing.core.gate import Gate, Refused
-from routing.proxy import metrics
 from routing.proxy.errors import RefusalError
-from routing.proxy.histogram import Histogram
+from routing.proxy.figures import metrics
+from routing.proxy.figures.histogram import Histogram
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
 
 GateKey = tuple[str, str]  # pool, and task group or "" for the pool's own

@@ -13,18 +13,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
-from routing.proxy.answer import AnswerHead
-from routing.proxy.attempts import TOO_MANY, Attempts
-from routing.proxy.decisions import Record
-from routing.proxy.delivery import Delivery
 from routing.proxy.errors import RefusalError
-from routing.proxy.guarded import never_raises
-from routing.proxy.judging import BUSY, no_answer, outcome_of
-from routing.proxy.log import defect
-from routing.proxy.metrics import Outcome
-from routing.proxy.placing import admitted_request, is_stream, refusal_of
-from routing.proxy.settling import REPLICA_ERROR, settle
-from routing.proxy.states import (
+from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
+from routing.proxy.exchanges.delivery import Delivery
+from routing.proxy.exchanges.guarded import never_raises
+from routing.proxy.exchanges.judging import BUSY, no_answer, outcome_of
+from routing.proxy.exchanges.placing import admitted_request, is_stream, refusal_of
+from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
+from routing.proxy.exchanges.states import (
     AWAITING,
     CONNECTING,
     DONE,
@@ -35,15 +31,19 @@ from routing.proxy.states import (
     STREAMING,
     State,
 )
-from routing.proxy.upstream import Failure, Upstream
-from routing.proxy.usage import was_aborted
+from routing.proxy.exchanges.usage import was_aborted
+from routing.proxy.figures.decisions import Record
+from routing.proxy.figures.metrics import Outcome
+from routing.proxy.log import defect
+from routing.proxy.replicas.answer import AnswerHead
+from routing.proxy.replicas.upstream import Failure, Upstream
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
     from routing.core.matching import PlacementRequest
-    from routing.proxy.client import Client
-    from routing.proxy.gates import Gates, Passage
-    from routing.proxy.request import Request
+    from routing.proxy.clients.client import Client
+    from routing.proxy.clients.request import Request
+    from routing.proxy.exchanges.gates import Gates, Passage
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision
 

@@ -14,8 +14,8 @@ from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownM
 from routing.proxy.errors import RefusalError
 
 if TYPE_CHECKING:
-    from routing.proxy.admission import Admission
-    from routing.proxy.request import Request
+    from routing.proxy.clients.admission import Admission
+    from routing.proxy.clients.request import Request
 
 PROMPT_PATHS = {path.encode(): path for path in BODIES}
 NO_PROMPT = CanonicalPrompt(b"", 0, 0, [], 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from routing.proxy.answer import AnswerHead
 from routing.proxy.errors import RefusalError
-from routing.proxy.metrics import Outcome
-from routing.proxy.upstream import Failure
+from routing.proxy.figures.metrics import Outcome
+from routing.proxy.replicas.answer import AnswerHead
+from routing.proxy.replicas.upstream import Failure
 
 RETRIED_STATUSES = frozenset({502, 503, 504})
 SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains

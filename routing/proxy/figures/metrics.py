@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from routing.proxy.histogram import Histogram
+from routing.proxy.figures.histogram import Histogram
 
 if TYPE_CHECKING:
-    from routing.proxy.decisions import Record
+    from routing.proxy.figures.decisions import Record
     from routing.strategies.placement import Decision
 
 GRACE_S = 900.0  # how long a series outlives its configuration

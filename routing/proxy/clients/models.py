@@ -11,7 +11,7 @@ from routing.proxy.errors import LocalAnswer
 from routing.schema import PoolConfig, RouterConfig
 
 if TYPE_CHECKING:
-    from routing.proxy.access import Grant
+    from routing.proxy.clients.access import Grant
 
 
 def models_answer(config: RouterConfig, grant: Grant | None) -> LocalAnswer | None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.log import event
 from routing.schema import ConfigError, LoadedSnapshot, load_snapshot
 

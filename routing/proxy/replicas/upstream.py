@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.proxy.answer import AnswerHead, BadAnswerError, Framing, read_answer
 from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
+from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, read_answer
 
 if TYPE_CHECKING:
-    from routing.proxy.replica_link import ReplicaLink
+    from routing.proxy.replicas.link import ReplicaLink
 
 MAX_HEAD_BYTES = 64 << 10  # of a replica's answer, 1xx included
 JOINED_BYTES = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from routing.proxy.answer import AnswerHead, Framing, chunked, outgoing, plain
 from routing.proxy.errors import RefusalError, error_event
-from routing.proxy.metrics import Outcome
-from routing.proxy.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
+from routing.proxy.exchanges.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
+from routing.proxy.figures.metrics import Outcome
+from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 
 if TYPE_CHECKING:
-    from routing.proxy.client import Client
-    from routing.proxy.decisions import Record
-    from routing.proxy.request import Request
+    from routing.proxy.clients.client import Client
+    from routing.proxy.clients.request import Request
+    from routing.proxy.figures.decisions import Record
 
 
 class Delivery:

@@ -14,14 +14,14 @@ from routing.core.breaker import State
 from routing.core.load import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import PrefixHash, ReplicaId, RoutingError
-from routing.proxy import metrics
-from routing.proxy.config_store import ConfigStore
-from routing.proxy.decisions import Record, shown_hash
+from routing.proxy.clients.request import Head, Request
+from routing.proxy.configuration.store import ConfigStore
 from routing.proxy.errors import RefusalError
-from routing.proxy.placing import PROMPT_PATHS, admitted_request, refusal_of
-from routing.proxy.request import Head, Request
+from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
+from routing.proxy.figures import metrics
+from routing.proxy.figures.decisions import Record, shown_hash
+from routing.proxy.figures.turns import in_turns
 from routing.proxy.router import Router, Serving
-from routing.proxy.turns import in_turns
 from routing.schema import ReplicaConfig
 from routing.strategies.placement import Decision
 

@@ -19,8 +19,8 @@ from routing.proxy.errors import RefusalError
 from routing.schema import ApiKey, RouterConfig
 
 if TYPE_CHECKING:
-    from routing.proxy.request import Head
-    from routing.proxy.usage import Usage
+    from routing.proxy.clients.request import Head
+    from routing.proxy.exchanges.usage import Usage
 
 SALT_HEX = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
 

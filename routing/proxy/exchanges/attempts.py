@@ -6,12 +6,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from routing.core.types import NoReplicaError, ReplicaId
-from routing.proxy.judging import cause_of
+from routing.proxy.exchanges.judging import cause_of
 
 if TYPE_CHECKING:
     from routing.core.matching import PlacementRequest
-    from routing.proxy.answer import AnswerHead
-    from routing.proxy.decisions import Record
+    from routing.proxy.figures.decisions import Record
+    from routing.proxy.replicas.answer import AnswerHead
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision
 

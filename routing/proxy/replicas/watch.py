@@ -22,7 +22,7 @@ from routing.schema import ReplicaState
 
 if TYPE_CHECKING:
     from routing.core.load import Load
-    from routing.proxy.replica_link import ReplicaLink
+    from routing.proxy.replicas.link import ReplicaLink
     from routing.proxy.router import Router, Serving
     from routing.schema import PoolConfig
 

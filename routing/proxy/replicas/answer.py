@@ -11,8 +11,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
 from routing.proxy.errors import LocalAnswer, phrase
-from routing.proxy.request import HOP_BY_HOP, Header, without_named
 
 LAST_CHUNK = b"0\r\n\r\n"
 _NOT_PASSED = HOP_BY_HOP | {b"content-length", b"x-request-id"}

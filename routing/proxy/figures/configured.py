@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from routing.proxy.metrics import SeriesKey
+from routing.proxy.figures.metrics import SeriesKey
 from routing.schema import PoolConfig, RouterConfig
 
 

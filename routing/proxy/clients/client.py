@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from routing.proxy.answer import local_bytes
-from routing.proxy.body_pace import BodyPace
+from routing.proxy.clients.body_pace import BodyPace
+from routing.proxy.clients.request import Head, Request, body_too_large, malformed, read_head
 from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
-from routing.proxy.request import Head, Request, body_too_large, malformed, read_head
+from routing.proxy.replicas.answer import local_bytes
 
 if TYPE_CHECKING:
-    from routing.proxy.exchange import Exchange
+    from routing.proxy.exchanges.exchange import Exchange
     from routing.proxy.router import Router
 
 logger = logging.getLogger(__name__)

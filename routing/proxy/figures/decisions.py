@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from routing.proxy.usage import Usage
+    from routing.proxy.exchanges.usage import Usage
     from routing.strategies.placement import CandidateLoad, Decision
 
 MAX_RECORDS = 20_000

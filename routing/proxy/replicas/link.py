@@ -8,13 +8,13 @@ import ssl
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from routing.proxy.answer import AnswerHead
+from routing.proxy.clients.request import Request
 from routing.proxy.deadlines import Deadlines
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.outbox import Outbox
-from routing.proxy.request import Request
+from routing.proxy.replicas.answer import AnswerHead
+from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.tls import reason_of
-from routing.proxy.upstream import Upstream
 
 IDLE_S = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
 MAX_IDLE = 512  # kept-alive connections

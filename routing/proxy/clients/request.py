@@ -15,7 +15,7 @@ from routing.proxy.errors import RefusalError
 from routing.schema import Limits
 
 if TYPE_CHECKING:
-    from routing.proxy.access import AccessControl, Grant
+    from routing.proxy.clients.access import AccessControl, Grant
 
 Header = tuple[bytes, bytes]
 

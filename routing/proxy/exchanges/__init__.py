@@ -1,0 +1,1 @@
+"""What happens between the two: a request is placed, sent, perhaps sent elsewhere, answered and settled."""

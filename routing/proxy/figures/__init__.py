@@ -1,0 +1,1 @@
+"""What the admin port shows: counts, decisions, loads; written so that requests never wait for it."""

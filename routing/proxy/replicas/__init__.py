@@ -1,0 +1,1 @@
+"""A replica's side: the way to it, its answers, and whether it is well."""
