@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from routing.proxy.log import defect
 
@@ -29,18 +28,14 @@ class Outbox:
         self._loop = loop
         self._waiting: list[tuple[asyncio.Transport, bytes | None]] = []  # None: close; always this very list
 
-    def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """What writes to one transport, after everything that waits already."""
-        waiting, append, flush, call_soon = self._waiting, self._waiting.append, self.flush, self._loop.call_soon
-
-        def write(data: bytes) -> None:
-            if not waiting:
-                call_soon(flush)
-            append((transport, data))
-            if len(data) > BURST_BYTES:
-                flush()
-
-        return write
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write, after everything that waits already."""
+        waiting = self._waiting
+        if not waiting:
+            self._loop.call_soon(self.flush)
+        waiting.append((transport, data))
+        if len(data) > BURST_BYTES:
+            self.flush()
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close in an orderly way, after what was written before."""

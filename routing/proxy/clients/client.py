@@ -44,6 +44,7 @@ class Client(asyncio.Protocol):
     def __init__(self, router: Router) -> None:
         self.deadline, self.due = NEVER, NOWHERE
         self._router = router
+        self.outbox = router.outbox
         self._parser = HttpRequestParser(self)
         self._queue: deque[Request | RefusalError] = deque()
         self._exchange: Exchange | None = None
@@ -67,6 +68,10 @@ class Client(asyncio.Protocol):
         self._awaits_head = True  # the deadline that is running is for a head
 
     # --- what an exchange does ---
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        self.outbox.write(self.transport, data)
 
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
@@ -114,7 +119,6 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         router = self._router
-        self.write = router.outbox.writer(self.transport)  # bytes of an answer
         if router.addresses.most is not None and not router.addresses.enter(self):
             self.cut()  # cheaper than a word, which would have to be read
             return

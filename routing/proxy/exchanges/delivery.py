@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError, error_event
-from routing.proxy.exchanges.usage import TAIL_BYTES, WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
+from routing.proxy.exchanges.usage import WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
 from routing.proxy.figures.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 class Delivery:
     """One answer being passed on."""
 
-    __slots__ = ("_answer", "_client", "_frame", "_keep", "_keep_alive", "_tail", "_whole", "_write")
+    __slots__ = ("_answer", "_client", "_frame", "_keep_alive", "_outbox", "_tail", "_transport", "_whole")
 
     _tail: Tail  # of an answer that came in pieces, or of a stream
-    _keep: Callable[[bytes], None]
 
     def __init__(self, client: Client, answer: AnswerHead) -> None:
         self._client = client
         self._answer = answer
         self._whole: bytes | None = None  # an answer that came in one piece and is no stream
-        self._write = client.write
+        self._outbox, self._transport = client.outbox, client.transport
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
@@ -41,10 +40,9 @@ class Delivery:
         if last and not answer.is_stream and len(data) <= WHOLE_BYTES:
             self._whole = data
         else:
-            self._tail = Tail.empty()
-            self._keep = self._tail.append
-            self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
-        self._write(
+            self._tail = Tail()
+            self._tail.add(data)
+        self._client.write(
             b"%b%b%bX-Request-Id: %b\r\nX-Warmpath-Replica: %b\r\nX-Warmpath-Reason: %b\r\n\r\n%b"
             % (
                 answer.status_line,
@@ -60,24 +58,22 @@ class Delivery:
     @property
     def sink(self) -> Callable[[bytes], None]:
         """What takes the middle of the answer: one call a read, and nothing else, is the hot path of streams."""
-        write, keep = self._write, self._keep
+        return self._pass_chunk if self._frame is chunked else self._pass_plain
 
-        def pass_chunk(data: bytes) -> None:
-            write(b"%x\r\n%b\r\n" % (len(data), data))
-            keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+    def _pass_chunk(self, data: bytes) -> None:
+        self._outbox.write(self._transport, b"%x\r\n%b\r\n" % (len(data), data))
+        self._tail.add(data)
 
-        def pass_plain(data: bytes) -> None:
-            write(data)
-            keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
-
-        return pass_chunk if self._frame is chunked else pass_plain
+    def _pass_plain(self, data: bytes) -> None:
+        self._outbox.write(self._transport, data)
+        self._tail.add(data)
 
     def finish(self, data: bytes) -> None:
         """Send the last bytes, if any, and the end."""
         if data:
-            self._keep(data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:])
+            self._tail.add(data)
         if framed := self._frame(data, True):
-            self._write(framed)
+            self._client.write(framed)
 
     def usage(self) -> Usage | None:
         """What the complete answer said about its tokens; None for an error or silence."""
@@ -104,7 +100,7 @@ class Delivery:
             self._client.exchange_ended(keep_alive=False)  # the length says that something is missing
         elif self._answer.is_stream:
             event = error_event(refusal.status, refusal.message, torn=not self._tail.ends_event())
-            self._write(self._frame(event, True))
+            self._client.write(self._frame(event, True))
             self._client.exchange_ended(keep_alive=False)
         elif self._frame is plain:
             self._client.cut()  # an orderly close would be its end

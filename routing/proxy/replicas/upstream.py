@@ -72,8 +72,45 @@ class Listener(Protocol):
         ...
 
 
+# Body bytes of the read that is being parsed, of whichever connection: parsing is not interrupted, and every read ends
+# with none left. One list for all stays in the core's cache, where a list for each stream would not.
+_parts: list[bytes] = []
+
+
+def _joined() -> bytes:
+    """The body bytes of this read, which is over."""
+    data = _parts[0] if len(_parts) == 1 else b"".join(_parts)
+    _parts.clear()
+    return data
+
+
 class Upstream(asyncio.Protocol):
     """A connection to one replica."""
+
+    __slots__ = (
+        "_answer",
+        "_bodyless",
+        "_complete",
+        "_deadlines",
+        "_first_byte_s",
+        "_head_bytes",
+        "_headers",
+        "_idle_s",
+        "_known_heads",
+        "_listener",
+        "_loop_time",
+        "_outbox",
+        "_parser",
+        "_reason",
+        "_sink",
+        "_spoilt",
+        "_transport",
+        "_uses",
+        "deadline",
+        "due",
+        "link",
+        "on_body",
+    )
 
     def __init__(
         self, link: ReplicaLink, deadlines: Deadlines, outbox: Outbox, known_heads: KnownHeads[AnswerHead]
@@ -86,10 +123,8 @@ class Upstream(asyncio.Protocol):
         self._listener: Listener | None = None
         self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
         self._loop_time = deadlines.time
-        self._parts: list[bytes] = []
-        self.on_body = self._parts.append
+        self.on_body = _parts.append
         self._parser = HttpResponseParser(self)
-        self._feed = self._parser.feed_data
         self._headers: list[tuple[bytes, bytes]] = []
         self._reason = b""
         self._answer: AnswerHead | None = None
@@ -119,10 +154,10 @@ class Upstream(asyncio.Protocol):
         self._head_bytes = 0
         self._uses += 1
         if len(body) < JOINED_BYTES:
-            self._write(request + body)
+            self._outbox.write(self._transport, request + body)
         else:
-            self._write(request)
-            self._write(body)
+            self._outbox.write(self._transport, request)
+            self._outbox.write(self._transport, body)
         self._deadlines.arm(self, first_byte_s)
 
     def pour_into(self, sink: Callable[[bytes], None]) -> None:
@@ -142,7 +177,7 @@ class Upstream(asyncio.Protocol):
     @property
     def waiting(self) -> Listener | None:
         """Who waits for a first byte on it."""
-        return self._listener if self._sink is None and not self._parts else None
+        return self._listener if self._sink is None else None
 
     @property
     def streaming(self) -> Listener | None:
@@ -179,7 +214,6 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._write = self._outbox.writer(self._transport)
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -187,15 +221,14 @@ class Upstream(asyncio.Protocol):
             self._beginning_received(data)
             return
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
-        parts = self._parts
         if self._complete or self._spoilt:
             self._deliver(cast("AnswerHead", self._answer))
-        elif parts:
+        elif _parts:
             self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
-            sink(parts.pop() if len(parts) == 1 else self._joined())
+            sink(_parts.pop() if len(_parts) == 1 else _joined())
 
     def _beginning_received(self, data: bytes) -> None:
         listener = self._listener
@@ -209,14 +242,14 @@ class Upstream(asyncio.Protocol):
             listener.answer_arrived(head.with_length(len(body)), body, True)
             return
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
         if is_fresh and self._complete and not self._spoilt:
             self._learn(data)
         if self._answer is None:
             self._head_continues(len(data))
-        elif self._parts or self._complete or self._spoilt:
+        elif _parts or self._complete or self._spoilt:
             self._deliver(self._answer)
 
     def eof_received(self) -> None:
@@ -268,10 +301,9 @@ class Upstream(asyncio.Protocol):
             self._fail(Failure.BAD_ANSWER)
 
     def _deliver(self, answer: AnswerHead) -> None:
-        listener = self._listener
+        listener, data = self._listener, _joined()
         if listener is None:
             return
-        data = self._joined()
         if self._complete:
             self._end()
             listener.answer_arrived(answer, b"" if self._bodyless else data, True)
@@ -285,17 +317,10 @@ class Upstream(asyncio.Protocol):
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
 
-    def _joined(self) -> bytes:
-        """The body bytes of this read."""
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        return data
-
     def _learn(self, data: bytes) -> None:
         """Remember the head of an answer that came whole in one read."""
         if self._answer is not None and self._answer.framing is Framing.LENGTH:
-            self._known_heads.learn(data, self._answer, sum(map(len, self._parts)))
+            self._known_heads.learn(data, self._answer, sum(map(len, _parts)))
 
     def _end(self) -> None:
         """The answer is complete: back to the pool, or gone."""
