@@ -5,6 +5,7 @@ from rest_framework.test import APIClient
 
 from controlplane.models import Pool, Replica, Role, Scope
 from controlplane.services.people import set_active
+from controlplane.services.projects import create_project
 from controlplane.services.tokens import create_token
 
 ROOT = "/api/v1/"
@@ -116,3 +117,12 @@ def test_what_belongs_to_no_project_is_for_those_with_a_role_in_all(here, person
     assert one.get(f"{ROOT}channels/{here.channel.pk}").status_code == 404
     assert one.post(f"{ROOT}pools", {"name": "mine"}).status_code == 403  # it would be of another project
     assert one.post(f"{ROOT}pools", {"name": "mine", "project": "here", "models": ["m"]}).status_code == 201
+
+
+@pytest.mark.parametrize("path", ["/", "/live/", "/events/", "/charts/hit-rate/figure/", "/charts/hit-rate.json"])
+def test_no_page_tells_of_other_projects_nor_of_people(here, there, person_with, client, path):
+    client.force_login(person_with("viewer"))
+    create_project("confidential")
+    page = client.get(path).content.decode()
+    for secret in ("there-", "confidential", "is viewer of"):
+        assert secret not in page
