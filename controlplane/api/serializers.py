@@ -22,6 +22,7 @@ from controlplane.models import (
     Scope,
     TaskGroup,
 )
+from controlplane.models.audit_entry import SAID
 
 from .fields import ById, ByName
 
@@ -302,23 +303,7 @@ class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
 
     class Meta:
         model = AuditEntry
-        fields = (
-            "number",
-            "at",
-            "kind",
-            "actor",
-            "token",
-            "address",
-            "request_id",
-            "project",
-            "pool",
-            "summary",
-            "reason",
-            "before",
-            "after",
-            "previous",
-            "digest",
-        )
+        fields = (*SAID, "digest")
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):

@@ -2,6 +2,24 @@
 
 from django.db import models
 
+# What an entry says, and its digest covers.
+SAID = (
+    "number",
+    "at",
+    "kind",
+    "actor",
+    "token",
+    "address",
+    "request_id",
+    "project",
+    "pool",
+    "summary",
+    "reason",
+    "before",
+    "after",
+    "previous",
+)
+
 
 class AuditEntry(models.Model):
     """One change. Rows are only added: a trigger refuses everything else (migration 0003), and each holds the digest

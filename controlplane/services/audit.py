@@ -20,26 +20,11 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from controlplane.models import AuditEntry
+from controlplane.models.audit_entry import SAID
 from controlplane.origin import present_origin
 
 FIRST = "0" * 64  # what the first entry holds in place of a digest
 _LOCK = 0x41554449  # "AUDI"
-_SIGNED = (
-    "number",
-    "at",
-    "kind",
-    "actor",
-    "token",
-    "address",
-    "request_id",
-    "project",
-    "pool",
-    "summary",
-    "reason",
-    "before",
-    "after",
-    "previous",
-)
 
 
 class BrokenChainError(Exception):
@@ -87,7 +72,7 @@ def append_entry(
 
 def digest_of(entry: AuditEntry) -> str:
     """SHA-256 of everything that an entry says, the digest before it included."""
-    said = {name: getattr(entry, name) for name in _SIGNED}
+    said = {name: getattr(entry, name) for name in SAID}
     said["at"] = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
     return hashlib.sha256(json.dumps(said, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
 

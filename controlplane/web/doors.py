@@ -9,7 +9,10 @@ from typing import TypeVar
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
 
 from controlplane.access.asker import asker_of
 from controlplane.access.gate import needed_here
@@ -34,6 +37,12 @@ def within(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
 def mine(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
     """Those of the rows that the asker may see."""
     return visible(asker_of(request), rows)
+
+
+def form_page(request: HttpRequest, form: Form, *, title: str, action: str, back: str, back_label: str) -> HttpResponse:
+    """A page that is a form and no more; 422 where something in it is wrong."""
+    context = {"form": form, "title": title, "action": action, "back": reverse(back), "back_label": back_label}
+    return render(request, "controlplane/form.html", context, status=422 if form.errors else 200)
 
 
 @contextmanager

@@ -11,23 +11,11 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from controlplane.models import AuditEntry, EventKind
+from controlplane.models.audit_entry import SAID
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50
-COLUMNS = (
-    "number",
-    "at",
-    "kind",
-    "actor",
-    "token",
-    "address",
-    "request_id",
-    "project",
-    "pool",
-    "summary",
-    "reason",
-    "digest",
-)
+COLUMNS = (*(name for name in SAID if name not in {"before", "after", "previous"}), "digest")  # of the CSV
 SIGN_INS = (("signed_in", "Signed in"), ("sign_in_refused", "Sign-in refused"))
 
 

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project, Replica, ReplicaState
 from controlplane.services.fleet import add_replica, create_pool, remove_pool, remove_replica, set_replica_state
-from controlplane.web.doors import mine, refusals_as_messages, signed_in, within
+from controlplane.web.doors import form_page, mine, refusals_as_messages, signed_in, within
 from controlplane.web.forms import PoolForm, ReplicaForm
 from controlplane.web.sorting import asked_sort
 
@@ -50,7 +50,9 @@ def pool_new(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"Pool {pool.name} was created. Add its first replica.")
             return redirect("controlplane:replica-new", pool_id=pool.pk)
-    return render(request, "controlplane/pool_new.html", {"form": form}, status=422 if form.errors else 200)
+    return form_page(
+        request, form, title="Add a pool", action="Add the pool", back="controlplane:fleet", back_label="Fleet"
+    )
 
 
 @require_http_methods(["GET", "POST"])
@@ -85,8 +87,9 @@ def replica_new(request: HttpRequest, pool_id: int) -> HttpResponse:
         else:
             messages.success(request, f"Replica {replica.name} was added; routers send it requests once it answers.")
             return redirect("controlplane:fleet")
-    return render(
-        request, "controlplane/replica_new.html", {"form": form, "pool": pool}, status=422 if form.errors else 200
+    title = f"Add a replica to {pool.name}"
+    return form_page(
+        request, form, title=title, action="Add the replica", back="controlplane:fleet", back_label="Fleet"
     )
 
 

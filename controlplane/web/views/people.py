@@ -15,7 +15,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import Project, Role, RoleAssignment
 from controlplane.services.people import add_person, set_active, set_password, set_role
 from controlplane.services.projects import create_project, remove_project
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.doors import form_page, refusals_as_messages, signed_in
 from controlplane.web.forms import PasswordForm, PersonForm, ProjectForm, RoleForm
 
 MEANINGS = {
@@ -52,7 +52,7 @@ def person_new(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"{person.username} may sign in, and sees nothing yet: give a role below.")
             return redirect("controlplane:person", person_id=person.pk)
-    return render(request, "controlplane/person_new.html", {"form": form}, status=422 if form.errors else 200)
+    return form_page(request, form, title="Add somebody", action="Add", back="controlplane:people", back_label="People")
 
 
 @require_GET
@@ -114,7 +114,9 @@ def project_new(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"Project {project.name} was created. Give people roles in it.")
             return redirect("controlplane:people")
-    return render(request, "controlplane/project_new.html", {"form": form}, status=422 if form.errors else 200)
+    return form_page(
+        request, form, title="Add a project", action="Add the project", back="controlplane:people", back_label="People"
+    )
 
 
 @require_http_methods(["GET", "POST"])
