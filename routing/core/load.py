@@ -102,7 +102,7 @@ class Ticket:
             self._leave_line()
             self._running = 0
             self._load.running -= 1
-            self._book.ended(self)
+            self._book.ended(self, self._load)
 
     @property
     def load(self) -> Load:
@@ -143,6 +143,7 @@ class LoadBook:
         self._tickets: set[Ticket] = set()
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
+        self.position = 0  # how many changes there have been: where a reader that is up to date stands
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -196,11 +197,6 @@ class LoadBook:
 
     # --- the journal ---------------------------------------------------------------------------------
 
-    @property
-    def position(self) -> int:
-        """How many changes there have been: where a reader that is up to date stands."""
-        return self._journal_start + len(self._journal)
-
     def changes_since(self, position: int) -> list[Load] | None:
         """Loads that changed after ``position``, with repetitions; None if the journal no longer reaches back."""
         behind = position - self._journal_start
@@ -210,11 +206,12 @@ class LoadBook:
         """Note that a load changed."""
         journal = self._journal
         journal.append(load)
+        self.position += 1
         if len(journal) >= 2 * JOURNAL_ENTRIES:
             del journal[:JOURNAL_ENTRIES]
             self._journal_start += JOURNAL_ENTRIES
 
-    def ended(self, ticket: Ticket) -> None:
+    def ended(self, ticket: Ticket, load: Load) -> None:
         """Note that a ticket's request is over."""
         self._tickets.discard(ticket)
-        self.changed(ticket.load)
+        self.changed(load)

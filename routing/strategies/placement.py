@@ -57,10 +57,11 @@ class CandidateCost(CandidateLoad, frozen=True, gc=False):
 class RequestKeys:
     """The keys of one request. Computed when asked, and then kept."""
 
-    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1")
+    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
 
     def __init__(self, request: PlacementRequest, served: Served, hasher: PrefixHasher, rule: Tier1) -> None:
         self._request = request
+        self.prompt_tokens = request.prompt.tokens  # estimated length of the prompt
         self._served = served
         self._hasher = hasher
         self._rule = rule
@@ -106,11 +107,6 @@ class RequestKeys:
         if self._chain is None:
             self._chain = array("Q", b"".join(self.blocks))
         return self._chain
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Estimated length of the prompt."""
-        return self._request.prompt.tokens
 
 
 class Route(Struct, frozen=True):
@@ -248,7 +244,7 @@ class Placement:
         candidates = route.fleet.candidates(health, served.adapter)
         if route.is_shared or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
-        if not candidates:
+        if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         keys = RequestKeys(request, served, self._hasher, route.tier1)
         choice = route.strategy.choose(keys, candidates)

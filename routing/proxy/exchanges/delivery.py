@@ -51,7 +51,7 @@ class Delivery:
                 request.request_id.encode(),
                 record.replica.encode(),
                 record.reason.encode(),
-                self._frame(data, last),
+                data if self._frame is plain else self._frame(data, last),
             )
         )
 
@@ -86,7 +86,7 @@ class Delivery:
         status = self._answer.status
         if status >= 500 or (self._answer.is_stream and self._tail.has_error()):
             return Outcome.REPLICA_ERROR
-        if self._whole is not None and was_aborted(self._whole):
+        if self._whole is not None and b'"abort"' in self._whole and was_aborted(self._whole):
             return Outcome.REPLICA_ERROR
         return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 

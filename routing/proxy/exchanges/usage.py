@@ -50,12 +50,17 @@ class Usage(msgspec.Struct):
         """Tokens of the answer."""
         return self.output_tokens if self.completion_tokens is None else self.completion_tokens
 
-    @property
-    def cached(self) -> int | None:
-        """Of those, tokens taken from the prefix cache."""
+    def prompt_and_cached(self) -> tuple[int | None, int | None]:
+        """Tokens of the prompt, and of those the ones taken from the prefix cache."""
+        prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
         details = self.prompt_tokens_details or self.input_tokens_details
         cached = None if details is None else details.cached_tokens
-        return None if cached is None or cached > (self.prompt or 0) else cached
+        return prompt, None if cached is None or cached > (prompt or 0) else cached
+
+    @property
+    def cached(self) -> int | None:
+        """Of the prompt, tokens taken from the prefix cache."""
+        return self.prompt_and_cached()[1]
 
 
 class _Answer(msgspec.Struct):

@@ -97,8 +97,7 @@ class Record(Struct, gc=False):
     def used(self, usage: Usage | None) -> None:
         """What the answer said about its tokens."""
         if usage is not None:
-            self.prompt_tokens = usage.prompt
-            self.cached_tokens = usage.cached
+            self.prompt_tokens, self.cached_tokens = usage.prompt_and_cached()
 
     def as_json(self, seq: int | None = None) -> dict[str, Any]:
         """The record as the admin port shows it."""

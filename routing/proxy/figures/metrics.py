@@ -85,7 +85,8 @@ class Metrics:
 
     def placed_ended(self, record: Record, outcome: Outcome) -> None:
         """Count a request that a replica was chosen for."""
-        series = self._series_of((record.pool, record.group, record.replica, record.policy, record.revision))
+        key = (record.pool, record.group, record.replica, record.policy, record.revision)
+        series = self._series.get(key) or self._series_of(key)
         series.count(record.reason, outcome)
         if record.ttft_s is not None and record.status is not None and record.status < 400:
             if series.ttft is None:
