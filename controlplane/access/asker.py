@@ -50,12 +50,13 @@ NOBODY = Asker({})
 
 def asker_of(request: HttpRequest, token: ApiToken | None = None) -> Asker:
     """Who sent this request, asked for once; with a token its scopes bound every role. One query."""
-    known: Asker | None = getattr(request, "asker", None)
-    if known is None or token is not None:
+    known: tuple[int | None, Asker] | None = getattr(request, "asker", None)  # by which token, and who
+    key = token.pk if token else None
+    if known is None or known[0] != key:
         user = token.user if token else getattr(request, "user", None)
-        known = _capped(roles_of(user), token)
+        known = key, _capped(roles_of(user), token)
         request.asker = known  # type: ignore[attr-defined]
-    return known
+    return known[1]
 
 
 def roles_of(user: User | AnonymousUser | None) -> Asker:

@@ -61,9 +61,7 @@ class PrefixHasher:
         end = boundary_end(prompt, rule)
         if not end:
             return None
-        identity = (model, prompt.salt, adapter)
-        word = self._words.get(identity) or self._remembered(identity)
-        return PrefixHash(xxh3_64_intdigest(word + prompt.data[:end]))
+        return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + prompt.data[:end]))
 
     def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
         """Key of the opening and the first message behind it, which tells conversations apart; None without one.
@@ -75,7 +73,7 @@ class PrefixHasher:
         if not end:
             return None
         data = prompt.data[: min(end, opening_end + TIER2_BYTES)]
-        return PrefixHash(xxh3_64_intdigest(_word(self.seed(model, prompt.salt, adapter)) + data))
+        return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + data))
 
     def session(self, key: str) -> PrefixHash:
         """Key of a session: the same for every model, so that a conversation stays where it is."""
@@ -97,9 +95,7 @@ class PrefixHasher:
         one before: then a stretch costs one hash instead of one for each block, and no memory.
         """
         data, known, found = prompt.data, self._stretches, []
-        identity = (model, prompt.salt, adapter)
-        word = self._words.get(identity) or self._remembered(identity)
-        last = int.from_bytes(word, "little")
+        last = int.from_bytes(self._word_of(model, prompt.salt, adapter), "little")
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]
@@ -117,11 +113,13 @@ class PrefixHasher:
         if len(self._stretches) >= MAX_STRETCHES:
             self._fading, self._stretches = self._stretches, {}
 
-    def _remembered(self, identity: tuple[str, str, str]) -> bytes:
-        """The seed of an identity, 8 little-endian bytes."""
-        if len(self._words) >= MAX_SEEDS:
-            self._words.clear()
-        word = self._words[identity] = _word(self.seed(*identity))
+    def _word_of(self, model: str, salt: str, adapter: str) -> bytes:
+        """Their seed, 8 little-endian bytes; remembered."""
+        word = self._words.get((model, salt, adapter))
+        if word is None:
+            if len(self._words) >= MAX_SEEDS:
+                self._words.clear()
+            word = self._words[model, salt, adapter] = _word(self.seed(model, salt, adapter))
         return word
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections import deque
-from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -23,6 +21,7 @@ from routing.proxy.clients.request import Head, Request, body_too_large, malform
 from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
+from routing.proxy.outbox import reset
 from routing.proxy.replicas.answer import local_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ logger = logging.getLogger(__name__)
 LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
 PIECE_BYTES = 4096  # of a body; a shorter one is joined to the next
 AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
-_RESET = struct.pack("ii", 1, 0)  # close by a reset, which no client takes for an orderly end
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -99,10 +97,7 @@ class Client(asyncio.Protocol):
         """Reset the connection, so that nobody takes an incomplete answer for a complete one."""
         self._exchange = None
         self._is_closing = self._is_deaf = True
-        socket = self.transport.get_extra_info("socket")
-        if socket is not None:
-            socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-        self.transport.abort()
+        reset(self.transport)
 
     @property
     def is_owed(self) -> bool:

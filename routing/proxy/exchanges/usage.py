@@ -57,11 +57,6 @@ class Usage(msgspec.Struct):
         cached = None if details is None else details.cached_tokens
         return prompt, None if cached is None or cached > (prompt or 0) else cached
 
-    @property
-    def cached(self) -> int | None:
-        """Of the prompt, tokens taken from the prefix cache."""
-        return self.prompt_and_cached()[1]
-
 
 class _Answer(msgspec.Struct):
     """A whole JSON answer, as far as it is read here."""

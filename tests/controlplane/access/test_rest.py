@@ -1,6 +1,8 @@
 """The same table over REST: objects of other projects do not exist, lists and bodies are narrowed."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from controlplane.models import Pool, Replica, Role, Scope
@@ -98,6 +100,13 @@ def test_a_token_may_never_more_than_its_scope_nor_than_its_person(here, person_
     assert script_of(person_with("editor"), scope).patch(f"{ROOT}pools/here-pool", {}).status_code == status
     viewer = script_of(person_with("viewer"), scope)
     assert viewer.patch(f"{ROOT}pools/here-pool", {}).status_code == 403
+
+
+def test_who_asks_is_looked_up_once_a_request(here, person_with, script_of):
+    script = script_of(person_with("editor"))
+    with CaptureQueriesContext(connection) as asked:
+        assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}).status_code == 200
+    assert sum("controlplane_roleassignment" in query["sql"] for query in asked) == 1
 
 
 def test_a_token_ends_with_its_person(here, person_with, script_of):

@@ -34,7 +34,7 @@ def test_any_bytes_in_any_cuts_are_looked_through(reads: list[bytes]) -> None:
     tail = kept(reads)
 
     usage = tail.usage()
-    for count in (usage.prompt, usage.cached) if usage else ():
+    for count in usage.prompt_and_cached() if usage else ():
         assert count is None or 0 <= count <= 1 << 30
     assert tail.has_error() in {True, False}
     assert tail.ends_event() in {True, False}
@@ -52,7 +52,7 @@ def test_usage_at_the_end_is_found_however_the_end_is_cut(before: bytes, cuts: i
 
     usage = kept(reads).usage()
     assert usage is not None
-    assert (usage.prompt, usage.cached) == (9, 4)
+    assert usage.prompt_and_cached() == (9, 4)
 
 
 def test_what_is_kept_of_an_endless_answer_is_bounded() -> None:
