@@ -12,8 +12,9 @@ from django.contrib.auth.models import User
 
 from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, Router
 from controlplane.services.events import record_event
-from controlplane.services.fleet import add_replica, create_pool, record_engine_facts
 from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica, record_engine_facts
 from controlplane.services.routers import announce, record_ack
 from controlplane.services.task_groups import create_task_group
 from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict

@@ -4,25 +4,25 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from .schema import SchemaView
-from .viewsets import fleet, policies, records
+from .viewsets import audit, events, policies, pools, projects, replicas, rollouts, routers, task_groups, tokens
 
-router = SimpleRouter(trailing_slash=False)
-router.register("projects", fleet.ProjectViewSet, "project")
-router.register("pools", fleet.PoolViewSet, "pool")
-router.register("replicas", fleet.ReplicaViewSet, "replica")
-router.register("task-groups", fleet.TaskGroupViewSet, "task-group")
-router.register("policies", policies.PolicyViewSet, "policy")
-router.register("revisions", policies.RevisionViewSet, "revision")
-router.register("rollouts", policies.RolloutViewSet, "rollout")
-router.register("routers", fleet.RouterViewSet, "router")
-router.register("events", records.EventViewSet, "event")
-router.register("audit", records.AuditViewSet, "audit")
-router.register("tokens", records.TokenViewSet, "token")
+addresses = SimpleRouter(trailing_slash=False)
+addresses.register("projects", projects.ProjectViewSet, "project")
+addresses.register("pools", pools.PoolViewSet, "pool")
+addresses.register("replicas", replicas.ReplicaViewSet, "replica")
+addresses.register("task-groups", task_groups.TaskGroupViewSet, "task-group")
+addresses.register("policies", policies.PolicyViewSet, "policy")
+addresses.register("revisions", policies.RevisionViewSet, "revision")
+addresses.register("rollouts", rollouts.RolloutViewSet, "rollout")
+addresses.register("routers", routers.RouterViewSet, "router")
+addresses.register("events", events.EventViewSet, "event")
+addresses.register("audit", audit.AuditViewSet, "audit")
+addresses.register("tokens", tokens.TokenViewSet, "token")
 
 app_name = "api"
 urlpatterns = [
     path("openapi.json", SchemaView.as_view(), name="openapi"),
-    path("routers/announce", fleet.AnnounceView.as_view(), name="announce"),
+    path("routers/announce", routers.AnnounceView.as_view(), name="announce"),
     path("strategies", policies.CatalogueView.as_view(), name="strategies"),
-    path("", include(router.urls)),
+    path("", include(addresses.urls)),
 ]

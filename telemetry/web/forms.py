@@ -9,7 +9,7 @@ from django import forms
 from django.db.models import QuerySet
 
 from controlplane.models import Pool
-from controlplane.web.forms import Form
+from controlplane.web.forms.base import Form
 from controlplane.web.tags import count
 from telemetry.alerts.evaluate import LIMITS
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.fleet import create_pool
 from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.pools import create_pool
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
 

@@ -3,7 +3,8 @@
 import pytest
 
 from controlplane.models import Pool, Replica, RoutingPolicy
-from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
 
 
 @pytest.fixture

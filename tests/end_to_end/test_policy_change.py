@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
 from controlplane.services.routers import announce, record_ack
 
 MOST_TABS = 60

@@ -1,4 +1,4 @@
-"""Doors to policies, their revisions and rollouts."""
+"""Doors to policies and their revisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.api import serializers as s
-from controlplane.api.filters import RevisionFilter, RolloutFilter
+from controlplane.api.filters import RevisionFilter
 from controlplane.api.permissions import signed_in_user
+from controlplane.api.serializers import policies as s
+from controlplane.api.serializers.rollouts import RolloutSerializer
 from controlplane.errors import NotADraftError
-from controlplane.models import PolicyRevision, RevisionState, Rollout, RoutingPolicy
+from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
 from controlplane.services import policies
 from controlplane.services.policy_settings import diff_settings, policy_catalogue
 
@@ -77,7 +78,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
         }
         return Response(s.DiffSerializer(answer).data)
 
-    @extend_schema(request=s.PublishInput, responses={202: s.RolloutSerializer})
+    @extend_schema(request=s.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Publish the draft; 202 with the rollout to watch, 409 if there is none or it was edited since."""
@@ -88,7 +89,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
             reason=asked.get("reason", ""),
             expected_digest=asked.get("digest"),
         )
-        return Response(s.RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
+        return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 
     def _draft(self, policy: RoutingPolicy) -> PolicyRevision:
         draft = policy.draft()
@@ -103,17 +104,6 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pol
     queryset = PolicyRevision.objects.select_related("policy", "author")
     serializer_class = s.RevisionSerializer
     filterset_class = RevisionFilter
-    lookup_value_regex = NUMBER
-
-
-class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Rollout]):
-    """Rollouts. Read-only: publishing starts one."""
-
-    queryset = Rollout.objects.select_related("revision__policy", "snapshot", "started_by").defer(
-        "snapshot__sealed", "snapshot__document"
-    )
-    serializer_class = s.RolloutSerializer
-    filterset_class = RolloutFilter
     lookup_value_regex = NUMBER
 
 

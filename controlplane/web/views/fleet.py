@@ -11,9 +11,11 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project, Replica, ReplicaState
-from controlplane.services.fleet import add_replica, create_pool, remove_pool, remove_replica, set_replica_state
+from controlplane.services.pools import create_pool, remove_pool
+from controlplane.services.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.web.doors import form_page, mine, refusals_as_messages, signed_in, within
-from controlplane.web.forms import PoolForm, ReplicaForm
+from controlplane.web.forms.pools import PoolForm
+from controlplane.web.forms.replicas import ReplicaForm
 from controlplane.web.sorting import asked_sort
 
 COLUMNS = ("name", "state", "url", "weight", "block_tokens", "capacity_blocks")

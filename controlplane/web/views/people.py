@@ -16,7 +16,8 @@ from controlplane.models import Project, Role, RoleAssignment
 from controlplane.services.people import add_person, set_active, set_password, set_role
 from controlplane.services.projects import create_project, remove_project
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in
-from controlplane.web.forms import PasswordForm, PersonForm, ProjectForm, RoleForm
+from controlplane.web.forms.people import PasswordForm, PersonForm, RoleForm
+from controlplane.web.forms.pools import ProjectForm
 
 MEANINGS = {
     Role.VIEWER: "sees pages, charts and events",

@@ -18,7 +18,8 @@ from controlplane.services.policies import create_policy, discard_draft, publish
 from controlplane.services.policy_settings import SettingInfo, StrategyInfo, diff_settings, policy_catalogue
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
-from controlplane.web.forms import ReasonForm, SettingsForm, range_text, strategy_named
+from controlplane.web.forms.base import ReasonForm
+from controlplane.web.forms.settings import SettingsForm, range_text, strategy_named
 
 HISTORY = 20  # revisions on a policy's page
 

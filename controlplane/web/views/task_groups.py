@@ -13,7 +13,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, TaskGroup
 from controlplane.services.task_groups import create_task_group, remove_task_group, update_task_group
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
-from controlplane.web.forms import TaskGroupForm
+from controlplane.web.forms.task_groups import TaskGroupForm
 
 
 @require_GET

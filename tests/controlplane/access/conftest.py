@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.models import Role
-from controlplane.services.fleet import add_replica, create_pool
 from controlplane.services.people import set_role
 from controlplane.services.policies import create_policy, save_draft
+from controlplane.services.pools import create_pool
 from controlplane.services.projects import create_project
+from controlplane.services.replicas import add_replica
 from controlplane.services.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel

@@ -9,7 +9,7 @@ from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Scope
 from controlplane.services.audit import FIRST, BrokenChainError, append_entry, verify_chain
-from controlplane.services.fleet import set_replica_state
+from controlplane.services.replicas import set_replica_state
 from controlplane.services.tokens import create_token
 
 

@@ -2,11 +2,10 @@ import pytest
 
 from controlplane.errors import InUseError, InvalidError, NameTakenError
 from controlplane.models import ConfigSnapshot, Event, ReplicaState
-from controlplane.services.fleet import (
+from controlplane.services.pools import create_pool, remove_pool
+from controlplane.services.replicas import (
     add_replica,
-    create_pool,
     record_engine_facts,
-    remove_pool,
     remove_replica,
     set_replica_state,
     update_replica,

@@ -3,7 +3,6 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.errors import ConflictError, FrozenError, InvalidError, NotADraftError, StaleDraftError
 from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
-from controlplane.services.fleet import create_pool
 from controlplane.services.policies import (
     create_policy,
     discard_draft,
@@ -11,6 +10,7 @@ from controlplane.services.policies import (
     remove_policy,
     save_draft,
 )
+from controlplane.services.pools import create_pool
 from controlplane.services.task_groups import create_task_group
 
 pytestmark = pytest.mark.django_db

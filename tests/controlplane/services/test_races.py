@@ -7,8 +7,9 @@ from django.db import connection
 
 from controlplane.errors import ConflictError, ControlPlaneError
 from controlplane.models import ConfigSnapshot, Event, Rollout, Router
-from controlplane.services.fleet import add_replica, record_engine_facts, remove_replica, update_pool
 from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.pools import update_pool
+from controlplane.services.replicas import add_replica, record_engine_facts, remove_replica
 from controlplane.services.routers import announce
 
 pytestmark = pytest.mark.django_db(transaction=True)

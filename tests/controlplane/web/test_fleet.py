@@ -1,7 +1,7 @@
 import pytest
 
 from controlplane.models import Pool, Replica, ReplicaState, Router
-from controlplane.services.fleet import add_replica
+from controlplane.services.replicas import add_replica
 from controlplane.services.routers import announce
 from controlplane.services.task_groups import create_task_group
 

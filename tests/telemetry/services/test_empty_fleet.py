@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services import overview, series, timeline
 

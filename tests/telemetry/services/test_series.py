@@ -6,7 +6,8 @@ import pytest
 from django.db import connection
 
 from controlplane.models import Router
-from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
 from controlplane.services.task_groups import create_task_group
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window

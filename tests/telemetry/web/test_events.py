@@ -1,6 +1,6 @@
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
-from controlplane.services.fleet import create_pool
+from controlplane.services.pools import create_pool
 
 
 def test_events_page_by_plain_links_in_a_fixed_number_of_queries(visitor, django_assert_num_queries):

@@ -4,7 +4,8 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.services.fleet import add_replica, create_pool
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
 from telemetry.models import ScrapeState
 
 

@@ -1,4 +1,4 @@
-"""Doors to events, the audit log and tokens."""
+"""Doors to tokens."""
 
 from __future__ import annotations
 
@@ -7,34 +7,12 @@ from rest_framework import mixins, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api import serializers as s
-from controlplane.api.filters import AuditFilter, EventFilter
-from controlplane.api.pagination import AuditPages, EventPages
 from controlplane.api.permissions import signed_in_user
-from controlplane.models import ApiToken, AuditEntry, Event
+from controlplane.api.serializers import tokens as s
+from controlplane.models import ApiToken
 from controlplane.services.tokens import create_token, revoke_token
 
 from .doors import NUMBER, Door, parsed
-
-
-class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Event]):
-    """What happened, newest first."""
-
-    queryset = Event.objects.select_related("pool", "replica", "router", "actor")
-    serializer_class = s.EventSerializer
-    filterset_class = EventFilter
-    pagination_class = EventPages
-    lookup_value_regex = NUMBER
-
-
-class AuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AuditEntry]):
-    """The audit log, newest first; for admins of everything."""
-
-    queryset = AuditEntry.objects.all()
-    serializer_class = s.AuditSerializer
-    filterset_class = AuditFilter
-    pagination_class = AuditPages
-    lookup_value_regex = NUMBER
 
 
 class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ApiToken]):

@@ -1,0 +1,100 @@
+"""Policies and their revisions as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.api.fields import ById, ByName
+from controlplane.models import PolicyRevision, RoutingPolicy, TaskGroup
+
+from .base import by_username
+
+
+class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
+    """One version of a policy."""
+
+    policy = ByName(read_only=True)
+    author = by_username("author")
+
+    class Meta:
+        model = PolicyRevision
+        fields = (
+            "id",
+            "policy",
+            "number",
+            "state",
+            "settings",
+            "digest",
+            "author",
+            "reason",
+            "created_at",
+            "published_at",
+        )
+
+
+class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
+    """A policy with its live revision and its draft, each null where there is none."""
+
+    pool = ByName(read_only=True)
+    group = serializers.CharField(source="group.name", default=None, read_only=True)
+    live = serializers.SerializerMethodField()
+    draft = serializers.SerializerMethodField()
+
+    class Meta:
+        model = RoutingPolicy
+        fields = ("id", "name", "pool", "group", "live", "draft")
+
+    def get_live(self, policy: RoutingPolicy) -> dict[str, Any] | None:
+        """The revision in force."""
+        return self._revision(policy, "live")
+
+    def get_draft(self, policy: RoutingPolicy) -> dict[str, Any] | None:
+        """The revision being edited."""
+        return self._revision(policy, "draft")
+
+    def _revision(self, policy: RoutingPolicy, state: str) -> dict[str, Any] | None:
+        for revision in policy.revisions.all():  # the viewset fetched these two alone
+            if revision.state == state:
+                return dict(RevisionSerializer(revision).data)
+        return None
+
+
+class PolicyInput(serializers.Serializer[Any]):
+    """A policy of its own for a task group."""
+
+    group = ById(queryset=TaskGroup.objects.select_related("pool"))
+
+
+class DraftInput(serializers.Serializer[Any]):
+    """What the draft should say. ``based_on`` is the number of the live revision that you looked at."""
+
+    settings = serializers.DictField()
+    reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
+    based_on = serializers.IntegerField(min_value=1, required=False)
+
+
+class PublishInput(serializers.Serializer[Any]):
+    """Why, and the digest of the draft that you looked at."""
+
+    reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
+    digest = serializers.CharField(max_length=64, required=False)
+
+
+class SettingChangeSerializer(serializers.Serializer[Any]):
+    """One difference between two versions."""
+
+    field = serializers.CharField()
+    before = serializers.JSONField(allow_null=True)
+    after = serializers.JSONField(allow_null=True)
+    meaning = serializers.CharField()
+
+
+class DiffSerializer(serializers.Serializer[Any]):
+    """What going live would change. ``before`` is null where nothing is live yet."""
+
+    before = serializers.IntegerField(allow_null=True)
+    after = serializers.IntegerField()
+    digest = serializers.CharField()
+    changes = SettingChangeSerializer(many=True)

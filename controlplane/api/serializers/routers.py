@@ -1,0 +1,64 @@
+"""Routers as JSON, and what they report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.models import ConfigSnapshot, Router
+
+
+class RouterSerializer(serializers.ModelSerializer[Router]):
+    """A router: what it runs beside what it should run."""
+
+    desired_number = serializers.SerializerMethodField()
+    in_sync = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Router
+        fields = (
+            "name",
+            "admin_url",
+            "data_url",
+            "boot",
+            "version",
+            "first_seen_at",
+            "last_seen_at",
+            "lost_at",
+            "running_number",
+            "running_sha256",
+            "desired_number",
+            "in_sync",
+            "last_ack_at",
+            "last_nack",
+            "last_error",
+        )
+
+    def get_desired_number(self, router: Router) -> int | None:  # noqa: ARG002 - the same for every router
+        """The newest configuration's number."""
+        desired: ConfigSnapshot | None = self.context.get("desired")
+        return desired.number if desired else None
+
+    def get_in_sync(self, router: Router) -> bool:
+        """Whether it runs the newest configuration, as far as it told us."""
+        desired: ConfigSnapshot | None = self.context.get("desired")
+        return desired is not None and router.runs(desired.number, desired.sha256)
+
+
+class AnnounceInput(serializers.Serializer[Any]):
+    """A router's heartbeat."""
+
+    name = serializers.CharField(max_length=63)
+    boot = serializers.CharField(max_length=64)
+    version = serializers.CharField(max_length=64, allow_blank=True, required=False)
+    admin_url = serializers.CharField(max_length=2048)
+    data_url = serializers.CharField(max_length=2048, allow_blank=True, required=False)
+    revision = serializers.IntegerField(min_value=1, max_value=2**53, allow_null=True, required=False)
+    sha256 = serializers.RegexField(r"^[0-9a-f]{64}$", allow_null=True, required=False)
+
+
+class AnnouncedSerializer(serializers.Serializer[Any]):
+    """What the router should run; it is pushed to its admin port."""
+
+    desired_revision = serializers.IntegerField(allow_null=True)

@@ -1,0 +1,47 @@
+"""Doors to routers, and the one that they use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.api.authentication import RouterAuthentication
+from controlplane.api.permissions import IsRouter
+from controlplane.api.serializers import routers as s
+from controlplane.models import Router
+from controlplane.services import routers
+from controlplane.services.snapshots import newest_snapshot
+
+from .doors import NAME, Door, parsed
+
+
+class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Router]):
+    """Routers, each with what it runs and what it should run. They announce themselves."""
+
+    queryset = Router.objects.all()
+    serializer_class = s.RouterSerializer
+    lookup_field = "name"
+    lookup_value_regex = NAME
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        """The newest snapshot, asked for once."""
+        return {**super().get_serializer_context(), "desired": newest_snapshot()}
+
+
+class AnnounceView(APIView):
+    """Where routers report themselves, by the token that they share with the control plane."""
+
+    authentication_classes = (RouterAuthentication,)
+    permission_classes = (IsRouter,)
+
+    @extend_schema(request=s.AnnounceInput, responses=s.AnnouncedSerializer)
+    def post(self, request: Request) -> Response:
+        """Note a heartbeat; the answer is the number to run, which is then pushed to the admin port."""
+        routers.announce(**parsed(s.AnnounceInput, request))
+        desired = newest_snapshot()
+        return Response({"desired_revision": desired.number if desired else None})
