@@ -47,6 +47,8 @@ from routing.schema.policies import (
     SessionAffinitySettings,
     Settings,
     TieredSettings,
+    Trial,
+    check_trial,
 )
 
 __all__ = [  # what stands in a file of its own; the rest is below
@@ -90,6 +92,7 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "TaskGroupConfig",
     "Tier1",
     "TieredSettings",
+    "Trial",
     "without_secrets",
 ]
 
@@ -253,6 +256,10 @@ def _check_pool(pool: PoolConfig, path: str, keys: Collection[str]) -> None:
     models = {name for name, _ in pool.names} if pool.models else None
     check_groups(pool.groups, replicas, models, pool.name, f"{path}.groups")
     check_claimed_keys(pool.groups, keys, f"{path}.groups")
+    check_trial(pool.policy, f"{path}.policy", {group.name for group in pool.groups if group.policy is None})
+    for index, group in enumerate(pool.groups):
+        if group.policy is not None:
+            check_trial(group.policy, f"{path}.groups[{index}].policy", None)
 
 
 def _check_models(config: RouterConfig) -> None:

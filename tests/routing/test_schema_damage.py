@@ -29,7 +29,12 @@ CONFIG: dict[str, Any] = {
             "aliases": [{"name": "gpt", "model": "tiny"}],
             "adapters": [{"name": "sql", "model": "tiny"}],
             "tier1": {"boundary": "messages", "boundary_messages": 2},
-            "policy": {"name": "everyday", "revision": 3, "settings": {"strategy": "prefix_hash", "boundary": "bytes"}},
+            "policy": {
+                "name": "everyday",
+                "revision": 3,
+                "settings": {"strategy": "prefix_hash", "boundary": "bytes"},
+                "trial": {"revision": 4, "settings": {"strategy": "tiered"}, "share": 0.1, "groups": ["batch"]},
+            },
             "replicas": [
                 {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "adapters": ["sql"]},
                 {

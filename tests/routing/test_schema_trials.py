@@ -1,0 +1,81 @@
+"""What a trial may say: another revision, for somebody whom the policy places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.schema import (
+    ConfigError,
+    LowestCostSettings,
+    PolicyConfig,
+    RandomSettings,
+    RouterConfig,
+    TaskGroupConfig,
+    Trial,
+    dump_snapshot,
+    load_snapshot,
+)
+from tests.routing.building import config, pool
+
+OWN = PolicyConfig(name="own", revision=2, settings=RandomSettings())
+GROUPS = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch", policy=OWN))
+
+
+def trial(**fields: Any) -> Trial:
+    return Trial(**{"revision": 9, "settings": LowestCostSettings(), **fields})
+
+
+def in_pool(tried: Trial) -> RouterConfig:
+    whole = pool(groups=GROUPS)
+    return config(replace(whole, policy=replace(whole.policy, trial=tried)))
+
+
+def in_group(tried: Trial) -> RouterConfig:
+    return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, trial=tried)))))
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [
+        trial(),
+        trial(revision=1),  # an earlier revision may be tried again
+        trial(share=0.001),
+        trial(routers=("router-1", "router-2")),
+        trial(groups=("coding",)),
+    ],
+    ids=repr,
+)
+def test_a_trial_reaches_a_router_as_it_was_written(tried: Trial) -> None:
+    written = dump_snapshot(in_pool(tried), 1)
+
+    assert load_snapshot(written.document).config.pools[0].policy.trial == tried
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "path", "reason"),
+    [
+        (in_pool(trial(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is in force"),
+        (in_group(trial(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is in force"),
+        (in_pool(trial(revision=0)), "$.pools[0].policy.trial.revision", ">= 1"),
+        (in_pool(trial(share=0.0)), "$.pools[0].policy.trial.share", "> 0"),
+        (in_pool(trial(share=1.01)), "$.pools[0].policy.trial.share", "<= 1"),
+        (in_pool(trial(routers=())), "$.pools[0].policy.trial.routers", "null for all"),
+        (in_pool(trial(routers=("Router 1",))), "$.pools[0].policy.trial.routers[0]", "regex"),
+        (in_pool(trial(groups=())), "$.pools[0].policy.trial.groups", "null for all"),
+        (in_pool(trial(groups=("coding", "nobody"))), "$.pools[0].policy.trial.groups[1]", "'nobody'"),
+        (in_pool(trial(groups=("batch",))), "$.pools[0].policy.trial.groups[0]", "its own policy"),
+        (in_group(trial(groups=("batch",))), "$.pools[0].groups[1].policy.trial.groups", "only a pool's policy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_trial_of_nothing_or_for_nobody_is_refused_with_its_path(
+    snapshot: RouterConfig, path: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        dump_snapshot(snapshot, 1)
+
+    assert refused.value.path.replace("[...]", "[0]") == path
+    assert reason in refused.value.reason
