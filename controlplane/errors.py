@@ -1,6 +1,8 @@
 """What the control plane refuses, by cause. ``api/exceptions.py`` alone turns these into statuses."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 class ControlPlaneError(Exception):
@@ -20,7 +22,14 @@ class InvalidError(ControlPlaneError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.faults = (Fault(path, reason),)
+        self.faults: tuple[Fault, ...] = (Fault(path, reason),)
+
+    @classmethod
+    def of(cls, faults: Sequence[Fault]) -> Self:
+        """Several at once, of which the first is the one that the text names."""
+        error = cls(faults[0].path, faults[0].reason)
+        error.faults = tuple(faults)
+        return error
 
 
 class ConflictError(ControlPlaneError):

@@ -17,21 +17,8 @@ from typing import Any, get_args
 import msgspec
 
 from controlplane.errors import InvalidError
+from controlplane.schema_fields import SettingInfo, settings_of
 from routing import schema
-
-
-@dataclass(frozen=True, slots=True)
-class SettingInfo:
-    """One setting of a strategy, as a form or a page of documentation shows it."""
-
-    field: str
-    kind: str  # "number", "integer", "choice" or "text"
-    unit: str  # "" for a choice and a text
-    low: float | None  # both included; None: open; of a text's length
-    high: float | None
-    choices: tuple[str, ...]
-    default: Any
-    help: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +89,4 @@ def _meaning(field: str, settings: dict[str, Any]) -> str:
 
 
 def _strategy(kind: type[schema.PolicySettings]) -> StrategyInfo:
-    described = msgspec.inspect.type_info(kind)
-    if not isinstance(described, msgspec.inspect.StructType):
-        raise TypeError(f"{kind} is no struct")
-    settings = tuple(_setting(field) for field in described.fields)
-    return StrategyInfo(kind.name, inspect.cleandoc(kind.__doc__ or ""), settings)
-
-
-def _setting(field: msgspec.inspect.Field) -> SettingInfo:
-    kind, unit, text = field.type, "", ""
-    while isinstance(kind, msgspec.inspect.Metadata):
-        unit = (kind.extra or {}).get("unit", unit)
-        text = (kind.extra_json_schema or {}).get("description", text)
-        kind = kind.type
-    default = field.default if field.default is not msgspec.NODEFAULT else None
-    if isinstance(kind, msgspec.inspect.EnumType):
-        choices = tuple(str(member.value) for member in kind.cls)
-        return SettingInfo(field.encode_name, "choice", "", None, None, choices, str(default), text)
-    if isinstance(kind, msgspec.inspect.StrType):
-        return SettingInfo(field.encode_name, "text", "", kind.min_length, kind.max_length, (), default, text)
-    if not isinstance(kind, msgspec.inspect.FloatType | msgspec.inspect.IntType):
-        raise TypeError(f"{field.name}: a setting is a number, a choice or a text; teach the catalogue this one")
-    name = "number" if isinstance(kind, msgspec.inspect.FloatType) else "integer"
-    return SettingInfo(field.encode_name, name, unit, kind.ge, kind.le, (), default, text)
+    return StrategyInfo(kind.name, inspect.cleandoc(kind.__doc__ or ""), settings_of(kind))

@@ -25,12 +25,48 @@ class ApiKey(Frozen, frozen=True):
 
     name: Name
     digest: Digest
-    models: tuple[Model, ...] | None = None  # None: all; else a request must name one of them
-    groups: tuple[Name, ...] | None = None  # None: all; the first is of requests that name no task group
-    tenant: Name | None = None  # keys of one tenant share cached prefixes among themselves, and with nobody else
-    requests_per_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # requests at once; None: a second's worth
-    tokens_per_min: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None  # of prompts and of what is generated
+    models: Annotated[
+        tuple[Model, ...] | None, Meta(description="A request must name one of them; null: it may name any.")
+    ] = None
+    groups: Annotated[
+        tuple[Name, ...] | None,
+        Meta(description="Task groups; the first is of requests that name none. null: all, and none of its own."),
+    ] = None
+    tenant: Annotated[
+        Name | None,
+        Meta(description="Keys of one tenant share cached prefixes among themselves, and with nobody else."),
+    ] = None
+    requests_per_s: (
+        Annotated[
+            float,
+            Meta(gt=0, le=1_000_000, description="Counted by each router process.", extra={"unit": "requests/s"}),
+        ]
+        | None
+    ) = None
+    burst: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=1_000_000,
+                description="Requests at once; null: a second's worth.",
+                extra={"unit": "requests"},
+            ),
+        ]
+        | None
+    ) = None
+    tokens_per_min: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=1 << 40,
+                description="Of prompts and of what is generated, counted by each router process.",
+                extra={"unit": "tokens/min"},
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Access(Frozen, frozen=True):
@@ -42,11 +78,29 @@ class Access(Frozen, frozen=True):
 class Caps(Frozen, frozen=True):
     """The most that one request may ask for. None: whatever the engine allows."""
 
-    n: Amount | None = 128  # choices a prompt, best_of included; OpenAI's own limit, where vLLM would take 16,384
-    max_tokens: Amount | None = None  # generated a choice, under every name; put in where none is said
-    logprobs: Amount | None = None  # alternatives a token: logprobs, top_logprobs, prompt_logprobs
-    prompts: Amount | None = None  # in one completion or embedding
-    media_hosts: tuple[Host, ...] | None = None  # that the engine may load media from; (): data URLs alone
+    n: Annotated[Amount | None, Meta(description="Choices a prompt, best_of included.", extra={"unit": "choices"})] = (
+        128  # OpenAI's own limit, where vLLM would take 16,384
+    )
+    max_tokens: Annotated[
+        Amount | None,
+        Meta(
+            description="Generated a choice, under every name that says so; put in where a request says none.",
+            extra={"unit": "tokens"},
+        ),
+    ] = None
+    logprobs: Annotated[
+        Amount | None,
+        Meta(
+            description="Alternatives a token: logprobs, top_logprobs, prompt_logprobs.", extra={"unit": "alternatives"}
+        ),
+    ] = None
+    prompts: Annotated[
+        Amount | None, Meta(description="In one completion or embedding.", extra={"unit": "prompts"})
+    ] = None
+    media_hosts: Annotated[
+        tuple[Host, ...] | None,
+        Meta(description="Hosts that the engine may load media from; none of them: data URLs alone."),
+    ] = None
 
 
 def check_access(access: Access, groups: Collection[str], models: Collection[str] | None) -> None:

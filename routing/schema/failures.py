@@ -18,7 +18,9 @@ LEAST_URGENT = PRIORITIES - 1
 class HealthCheck(Frozen, frozen=True):
     """How a router finds out whether a replica answers."""
 
-    path: Annotated[str, Meta(pattern=r"^/[!-~]*$", max_length=256)] = "/health"
+    path: Annotated[
+        str, Meta(pattern=r"^/[!-~]*$", max_length=256, description="Asked with GET; any 2xx means that it is up.")
+    ] = "/health"
     interval_s: Annotated[
         float, Meta(gt=0, le=86_400, description="Between two questions.", extra={"unit": "seconds"})
     ] = 2.0

@@ -26,11 +26,18 @@ SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
 class GroupMatch(Frozen, frozen=True):
     """What makes a request a task group's, beside naming it in ``X-Task-Group``. Any one of these is enough."""
 
-    api_keys: tuple[Name, ...] = ()  # the name of its API key
-    api_key_prefixes: tuple[NamePrefix, ...] = ()  # what that name begins with; of several the longest
-    session_prefixes: tuple[SessionPrefix, ...] = ()  # what its session key begins with; of several the longest
-    tier1_hashes: tuple[Tier1Hash, ...] = ()  # the hash of its tier-1 prefix at this group's boundary
-    models: tuple[Model, ...] = ()  # the model, alias or adapter that it names
+    api_keys: Annotated[tuple[Name, ...], Meta(description="The name of its API key.")] = ()
+    api_key_prefixes: Annotated[
+        tuple[NamePrefix, ...], Meta(description="What the name of its API key begins with; of several the longest.")
+    ] = ()
+    session_prefixes: Annotated[
+        tuple[SessionPrefix, ...], Meta(description="What its session key begins with; of several the longest.")
+    ] = ()
+    tier1_hashes: Annotated[
+        tuple[Tier1Hash, ...],
+        Meta(description="The hash of its tier-1 prefix at this group's boundary, as decisions show it."),
+    ] = ()
+    models: Annotated[tuple[Model, ...], Meta(description="The model, alias or adapter that it names.")] = ()
 
 
 class AutoReplicas(Frozen, frozen=True):

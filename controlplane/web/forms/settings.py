@@ -8,7 +8,8 @@ from typing import Any
 from django import forms
 
 from controlplane.errors import InvalidError
-from controlplane.services.policy_settings import SettingInfo, StrategyInfo, canonical_settings, policy_catalogue
+from controlplane.schema_fields import SettingInfo
+from controlplane.services.policy_settings import StrategyInfo, canonical_settings, policy_catalogue
 from controlplane.web.tags import setting
 
 from .base import Form

@@ -14,8 +14,9 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
+from controlplane.schema_fields import SettingInfo
 from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
-from controlplane.services.policy_settings import SettingInfo, StrategyInfo, diff_settings, policy_catalogue
+from controlplane.services.policy_settings import StrategyInfo, diff_settings, policy_catalogue
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.base import ReasonForm

@@ -30,9 +30,11 @@ def described(field: msgspec.inspect.Field) -> list[str]:
     [kind] = [kind for kind in kinds if not isinstance(kind, NoneType)]
     default = "-" if field.default is msgspec.NODEFAULT else str(field.default)
     if isinstance(kind, Metadata):
-        unit, text, kind = kind.extra["unit"], kind.extra_json_schema["description"], kind.type
+        assert kind.extra_json_schema["description"].endswith(".")
+        if isinstance(kind.type, StrType):
+            return ["-", "-", default]
+        unit, kind = kind.extra["unit"], kind.type
         assert isinstance(kind, IntType | FloatType)
-        assert text.endswith(".")
         least = kind.ge if kind.ge is not None else kind.gt
         return [unit, f"{least:.12g} to {kind.le:.13g}", default]
     assert isinstance(kind, StrType)

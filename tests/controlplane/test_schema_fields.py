@@ -1,0 +1,69 @@
+"""Parts of the routers' schema that rows keep."""
+
+import pytest
+
+from controlplane.errors import InvalidError
+from controlplane.schema_fields import canonical, checked, kinds_of, settings_of
+from routing import schema
+
+STRUCTS = (
+    schema.Tier1,
+    schema.Caps,
+    schema.ConcurrencyConfig,
+    schema.HealthCheck,
+    schema.BreakerConfig,
+    schema.GroupMatch,
+    schema.AutoReplicas,
+    schema.Limits,
+)
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_every_field_that_a_form_shows_is_explained(struct):
+    assert [info.field for info in settings_of(struct) if not info.help] == []
+
+
+def test_a_field_says_its_unit_its_range_and_whether_it_may_be_null():
+    infos = {info.field: info for info in settings_of(schema.BreakerConfig)}
+    stall, ratio = infos["stall_s"], infos["max_out_ratio"]
+    assert (stall.unit, stall.low, stall.high, stall.default, stall.nullable) == ("seconds", 0.1, 600, 3.0, True)
+    assert (ratio.kind, ratio.nullable, ratio.required) == ("number", False, False)
+    assert [info.field for info in settings_of(schema.ConcurrencyConfig) if info.required] == ["max_running"]
+    assert settings_of(schema.Caps)[-1].kind == "texts"
+
+
+def test_what_is_kept_has_every_default_written_out_and_none_stays_none():
+    assert canonical(schema.Tier1, {"boundary": "system"}, "$.tier1") == {
+        "boundary": "system",
+        "boundary_bytes": 1024,
+        "boundary_messages": 1,
+        "boundary_marker": "",
+    }
+    assert canonical(schema.Tier1, None, "$.tier1") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "reason"),
+    [
+        ({"boundary_bytes": 1}, "$.tier1.boundary_bytes", ">= 64"),
+        ({"boundary": "marker"}, "$.tier1", "say which text"),
+        ({"boundry": "system"}, "$.tier1", "unknown field"),
+        ([], "$.tier1", "Expected `object`"),
+        ({"boundary_marker": "\ud800"}, "$.tier1", "truncated"),
+        ({"boundary_bytes": float("nan")}, "$.tier1", "JSON"),
+        (object(), "$.tier1", "JSON"),
+    ],
+)
+def test_what_routers_would_refuse_is_refused_where_it_is_wrong(value, path, reason):
+    with pytest.raises(InvalidError) as refusal:
+        canonical(schema.Tier1, value, "$.tier1")
+    (fault,) = refusal.value.faults
+    assert fault.path == path
+    assert reason in fault.reason
+
+
+def test_everything_wrong_is_said_at_once():
+    kinds = kinds_of(schema.PoolConfig, "health", "aliases")
+    with pytest.raises(InvalidError) as refusal:
+        checked(kinds, {"health": {"failures": 0}, "aliases": [{"name": "a"}], "description": "left alone"})
+    assert {fault.path for fault in refusal.value.faults} == {"$.health.failures", "$.aliases[0]"}
