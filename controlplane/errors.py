@@ -31,6 +31,13 @@ class InvalidError(ControlPlaneError):
         error.faults = tuple(faults)
         return error
 
+    def within(self, path: str, *, instead_of: str = "$") -> Self:
+        """The same, of a document in which this one stands at ``path``."""
+        moved = [
+            Fault(path + fault.path.removeprefix(instead_of).removeprefix("$"), fault.reason) for fault in self.faults
+        ]
+        return self.of(moved)
+
 
 class ConflictError(ControlPlaneError):
     """What was asked does not fit the present state; after a fresh look it may."""

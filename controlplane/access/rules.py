@@ -99,6 +99,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     # --- REST ---
     "api:openapi": SEE,
     "api:strategies": SEE,
+    "api:config": {"GET": VIEWER, "PUT": EDITOR},  # and for each action what its own address needs
     **_named("api:project", _resource(create=ADMIN, remove=ADMIN)),
     **_named("api:pool", _resource(create=ADMIN, change=EDITOR, remove=ADMIN)),
     **_named("api:replica", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),

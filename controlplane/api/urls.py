@@ -4,7 +4,7 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from .schema import SchemaView
-from .viewsets import audit, events, policies, pools, projects, replicas, rollouts, routers, task_groups, tokens
+from .viewsets import audit, config, events, policies, pools, projects, replicas, rollouts, routers, task_groups, tokens
 
 addresses = SimpleRouter(trailing_slash=False)
 addresses.register("projects", projects.ProjectViewSet, "project")
@@ -21,6 +21,7 @@ addresses.register("tokens", tokens.TokenViewSet, "token")
 
 app_name = "api"
 urlpatterns = [
+    path("config", config.ConfigView.as_view(), name="config"),
     path("openapi.json", SchemaView.as_view(), name="openapi"),
     path("routers/announce", routers.AnnounceView.as_view(), name="announce"),
     path("strategies", policies.CatalogueView.as_view(), name="strategies"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from django.contrib.auth.models import User
 from django.db import connection, transaction
@@ -17,17 +20,39 @@ from routing.schema import ConfigError, dump_snapshot, without_secrets
 _LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
 
 
+_held: ContextVar[bool] = ContextVar("changes are gathered", default=False)
+
+
+@contextmanager
+def one_configuration(*, reason: str, by: User | None = None) -> Iterator[None]:
+    """Gather the changes of a block into one configuration, frozen at its end; in one transaction with them.
+
+    Within the block nothing is numbered, and nothing is held against the routers' rules: a name may move from one
+    pool to another although both have it for a moment. InvalidError at the end.
+    """
+    with transaction.atomic():
+        token = _held.set(True)
+        try:
+            yield
+        finally:
+            _held.reset(token)
+        freeze_snapshot(reason=reason, by=by)
+
+
 @transaction.atomic
 def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> ConfigSnapshot:
     """Freeze what the rows say now as the newest snapshot, and wake the push.
 
     Called last in the transaction of the change, so the two are committed together: rows are locked before the
     advisory lock, never after, and the next caller reads what this one committed. Without a change there is no new
-    number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result.
+    number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result. Within
+    ``one_configuration`` it is left to the end.
     """
     with connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
     newest = newest_snapshot()
+    if newest and _held.get():
+        return newest
     number = max(newest.number if newest else 0, above) + 1
     try:
         frozen = dump_snapshot(build_config(fleet_secret()), number)

@@ -1,0 +1,40 @@
+"""The door to the whole fleet as one document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.api.bundle.apply import Applied, apply_bundle
+from controlplane.api.bundle.export import export_bundle
+from controlplane.api.permissions import asker
+from controlplane.api.serializers import config as s
+from controlplane.api.serializers.rollouts import RolloutSerializer
+
+PRUNE = OpenApiParameter("prune", bool, description="Remove what the bundle's lists do not name.")
+
+
+class ConfigView(APIView):
+    """The fleet as one document: export it, edit it, look at the plan, apply it."""
+
+    @extend_schema(responses=s.BundleSerializer)
+    def get(self, request: Request) -> Response:
+        """Everything that you may see, in a stable order; without secrets."""
+        return Response(export_bundle(asker(request)))
+
+    @extend_schema(request=s.BundleSerializer, responses=s.AppliedSerializer, parameters=[PRUNE])
+    def put(self, request: Request) -> Response:
+        """Make the fleet what the bundle says: all of it, or nothing."""
+        bundle = s.check_shape(request.data)
+        prune = request.query_params.get("prune", "").lower() in {"1", "true"}
+        return Response(_answer(apply_bundle(bundle, request, prune=prune, reason=str(bundle.get("reason", ""))[:500])))
+
+
+def _answer(applied: Applied) -> dict[str, Any]:
+    rollouts = RolloutSerializer(applied.rollouts, many=True).data
+    return {"actions": [asdict(action) for action in applied.actions], "rollouts": rollouts}

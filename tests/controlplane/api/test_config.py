@@ -1,0 +1,249 @@
+"""The whole fleet as one document."""
+
+import copy
+import json
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from controlplane.models import ConfigSnapshot, Event, Pool, Replica, Role, Rollout, TaskGroup
+from controlplane.services.people import set_role
+from controlplane.services.policies import save_draft
+from controlplane.services.pools import create_pool
+from controlplane.services.projects import create_project
+from controlplane.services.replicas import add_replica, set_replica_state
+from controlplane.services.task_groups import create_task_group
+
+pytestmark = pytest.mark.django_db
+CONFIG = "/api/v1/config"
+
+
+@pytest.fixture
+def fleet(pool, replica):
+    """Pool ``default`` with replicas r1 and r2, and task groups ``agents`` (on r1 alone) and ``chat``."""
+    add_replica(pool, name="r2", url="http://10.0.0.2:8000", weight=2.0)
+    create_task_group(pool, "agents", replicas=[replica], owner="team-a")
+    create_task_group(pool, "chat")
+    return pool
+
+
+@pytest.fixture
+def exported(api, fleet):
+    """What the fleet exports."""
+    return json.loads(api.get(CONFIG).content)
+
+
+def put(api, bundle, **query):
+    return api.put(
+        CONFIG, bundle, format="json", QUERY_STRING="&".join(f"{name}={value}" for name, value in query.items())
+    )
+
+
+def done(answer):
+    """The actions as short lines."""
+    assert answer.status_code == 200, answer.data
+    return [f"{one['op']} {one['kind']} {one['name']}" for one in answer.data["actions"]]
+
+
+def test_what_was_exported_changes_nothing_when_it_is_applied(api, exported):
+    before = (ConfigSnapshot.objects.count(), Event.objects.count())
+    assert done(put(api, exported, prune="true")) == []
+    assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
+
+
+def test_an_export_is_the_same_bytes_each_time_and_says_everything_by_name(api, exported):
+    assert api.get(CONFIG).content == api.get(CONFIG).content
+    (pool,) = exported["pools"]
+    assert [one["name"] for one in pool["replicas"]] == ["r1", "r2"]
+    assert pool["replicas"][1]["weight"] == 2.0
+    assert [(one["name"], one["replicas"], one["policy"]) for one in pool["groups"]] == [
+        ("agents", ["r1"], None),
+        ("chat", [], None),
+    ]
+    assert pool["policy"]["strategy"] == "round_robin"
+
+
+def test_a_fleet_is_rebuilt_from_its_export(api, exported):
+    wiped = done(put(api, {"format": 1, "pools": []}, prune="true"))
+    assert wiped[-1] == "remove pool default"
+    assert Pool.objects.count() == Replica.objects.count() == TaskGroup.objects.count() == 0
+
+    rebuilt = put(api, exported)
+    assert done(rebuilt)[0] == "create pool default"
+    again = json.loads(api.get(CONFIG).content)
+    assert again == exported
+
+
+def test_every_kind_of_change_is_made_in_one_configuration_and_told(api, exported):
+    bundle = copy.deepcopy(exported)
+    pool = bundle["pools"][0]
+    pool["description"] = "H200s"
+    pool["replicas"][0]["weight"] = 3
+    pool["replicas"][1]["state"] = "draining"
+    pool["replicas"].append({"name": "r3", "url": "http://10.0.0.3:8000"})
+    pool["groups"][1]["replicas"] = ["r3"]  # made by the same bundle
+    before = ConfigSnapshot.objects.count()
+
+    answer = put(api, bundle)
+
+    assert done(answer) == [
+        "change pool default",
+        "change replica r1",
+        "change replica r2",
+        "create replica r3",
+        "change task group chat",
+    ]
+    assert list(answer.data["actions"][1]["changes"]) == [{"field": "weight", "before": 1.0, "after": 3.0}]
+    assert list(answer.data["actions"][2]["changes"]) == [{"field": "state", "before": "active", "after": "draining"}]
+    assert ConfigSnapshot.objects.count() == before + 1
+    assert done(put(api, bundle)) == []
+
+
+def test_policies_are_published_with_the_reason_and_those_in_force_are_left_alone(api, exported, policy):
+    bundle = {**copy.deepcopy(exported), "reason": "shared prompts"}
+    bundle["pools"][0]["policy"] = {"strategy": "prefix_hash"}
+    bundle["pools"][0]["groups"][0]["policy"] = {"strategy": "random"}
+
+    answer = put(api, bundle)
+
+    assert done(answer) == ["change policy default", "create policy default.agents"]
+    assert (policy.live().strategy, policy.live().reason) == ("prefix_hash", "shared prompts")
+    assert [one["policy"] for one in answer.data["rollouts"]] == ["default", "default.agents"]
+    assert done(put(api, bundle)) == []
+
+    bundle["pools"][0]["groups"][0]["policy"] = None
+    assert done(put(api, bundle)) == ["remove policy default.agents"]
+
+
+def test_what_is_left_out_is_left_alone(api, exported, fleet):
+    set_replica_state(fleet.replicas.get(name="r2"), "draining")
+    assert done(put(api, {"format": 1, "pools": [{"name": "default", "replicas": [{"name": "r1"}]}]})) == []
+    assert done(put(api, {"format": 1, "pools": []})) == []
+    assert Replica.objects.get(name="r2").state == "draining"
+
+
+def test_pruning_removes_what_a_given_list_does_not_name_and_nothing_else(api, exported):
+    bundle = {"format": 1, "pools": [{"name": "default", "groups": [{"name": "chat"}]}]}
+    assert done(put(api, bundle)) == []
+    assert done(put(api, bundle, prune="true")) == ["remove task group agents"]
+    assert Replica.objects.count() == 2
+
+
+def test_a_name_may_move_from_one_pool_to_another_in_one_bundle(api, db):
+    create_pool("a", models=["qwen"])
+    create_pool("b", models=["llama"])
+    bundle = {"format": 1, "pools": [{"name": "a", "models": ["llama"]}, {"name": "b", "models": ["qwen"]}]}
+    assert done(put(api, bundle)) == ["change pool a", "change pool b"]
+
+
+def of_default(**said):
+    """A bundle of pool ``default`` alone."""
+    return {"format": 1, "pools": [{"name": "default", **said}]}
+
+
+@pytest.mark.parametrize(
+    ("bundle", "pointer"),
+    [
+        ([], "#"),
+        ({"pools": []}, "#/format"),
+        ({"format": 1}, "#/pools"),
+        ({"format": 1, "pools": [], "pool": []}, "#/pool"),
+        ({"format": 1, "pools": [{}]}, "#/pools/0"),
+        ({"format": 1, "pools": [{"name": "a"}, {"name": "a"}]}, "#/pools/1/name"),
+        ({"format": 1, "pools": [{"name": "A"}]}, "#/pools/0/name"),
+        (of_default(colour="red"), "#/pools/0/colour"),
+        (of_default(project="other"), "#/pools/0/project"),
+        (of_default(replicas={"name": "r1"}), "#/pools/0/replicas"),
+        (of_default(replicas=[{"name": "r1", "weight": -1}]), "#/pools/0/replicas/0/weight"),
+        (of_default(replicas=[{"name": "r1", "state": "off"}]), "#/pools/0/replicas/0/state"),
+        (of_default(replicas=[{"name": "r9"}]), "#/pools/0/replicas/0/url"),
+        (of_default(groups=[{"name": "chat", "replicas": ["r9"]}]), "#/pools/0/groups/0/replicas"),
+        (of_default(policy={"strategy": "prefix_hash", "load_factor": 0}), "#/pools/0/policy/load_factor"),
+        (of_default(groups=[{"name": "chat", "policy": {"strategy": "fast"}}]), "#/pools/0/groups/0/policy/strategy"),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_stands_and_nothing_is_done(api, fleet, bundle, pointer):
+    before = (ConfigSnapshot.objects.count(), Event.objects.count())
+    answer = put(api, bundle)
+    assert answer.status_code == 422, answer.data
+    assert answer.data["errors"][0]["pointer"] == pointer
+    assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
+
+
+def test_one_wrong_object_undoes_all_before_it(api, exported):
+    bundle = copy.deepcopy(exported)
+    bundle["pools"][0]["description"] = "changed"
+    bundle["pools"].append({"name": "late", "replicas": [{"name": "r9", "url": "ftp://10.0.0.9"}]})
+    answer = put(api, bundle)
+    assert answer.status_code == 422
+    assert answer.data["errors"][0]["pointer"] == "#/pools/1/replicas/0/url"
+    assert Pool.objects.get().description == ""
+
+
+def test_what_routers_would_refuse_of_the_whole_is_refused_once_at_the_end(api, db):
+    create_pool("a", models=["qwen"])
+    bundle = {"format": 1, "pools": [{"name": "b", "models": ["qwen"]}]}
+    answer = put(api, bundle)
+    assert answer.status_code == 422
+    assert not Pool.objects.filter(name="b").exists()
+
+
+def test_a_draft_that_somebody_else_is_writing_is_not_overwritten(api, exported, policy):
+    save_draft(policy, {"strategy": "random"})
+    bundle = copy.deepcopy(exported)
+    bundle["pools"][0]["policy"] = {"strategy": "prefix_hash"}
+    assert put(api, bundle).status_code == 409
+    assert policy.draft().strategy == "random"
+
+
+def test_a_bundle_may_do_only_what_its_sender_may_do_one_by_one(client_with, fleet, exported, django_user_model):
+    editor = client_with("write")
+    person = fleet.project
+    olga = django_user_model.objects.get()
+    olga.is_superuser = False
+    olga.save()
+    django_user_model.objects.create_superuser("root")
+    set_role(olga, Role.EDITOR, person)
+
+    bundle = copy.deepcopy(exported)
+    bundle["pools"][0]["replicas"][0]["weight"] = 5
+    assert done(put(editor, bundle)) == ["change replica r1"]
+
+    bundle["pools"][0]["policy"] = {"strategy": "random"}
+    refused = put(editor, bundle)
+    assert (refused.status_code, "approver" in refused.data["detail"]) == (403, True)
+    assert Rollout.objects.count() == 0
+    new_pool = {"format": 1, "pools": [{"name": "mine"}]}
+    assert put(editor, new_pool).status_code == 403
+    assert put(editor, {"format": 1, "pools": []}, prune="true").status_code == 403
+    assert Pool.objects.get().name == "default"
+
+    set_role(olga, Role.VIEWER, person)
+    assert put(editor, exported).status_code == 403
+    assert editor.get(CONFIG).status_code == 200
+
+
+def test_what_lies_in_another_project_is_neither_exported_nor_pruned(client_with, exported, django_user_model):
+    create_pool("theirs", project=create_project("theirs"), models=["theirs"])
+    olga = django_user_model.objects.get()
+    olga.is_superuser = False
+    olga.save()
+    django_user_model.objects.create_superuser("root")
+    set_role(olga, Role.ADMIN, Pool.objects.get(name="default").project)
+    api = client_with("admin")
+
+    assert [pool["name"] for pool in api.get(CONFIG).data["pools"]] == ["default"]
+    assert "remove pool theirs" not in done(put(api, {"format": 1, "pools": []}, prune="true"))
+    assert [pool.name for pool in Pool.objects.all()] == ["theirs"]
+
+
+def test_an_export_costs_the_same_number_of_queries_whatever_the_fleet(api, fleet, django_assert_num_queries):
+    api.get(CONFIG)
+    with CaptureQueriesContext(connection) as small:
+        api.get(CONFIG)
+    for number in range(20):
+        replica = add_replica(fleet, name=f"more-{number}", url=f"http://10.0.1.{number}:8000")
+        create_task_group(fleet, f"group-{number}", replicas=[replica])
+    with django_assert_num_queries(len(small)):
+        api.get(CONFIG)
