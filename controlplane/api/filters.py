@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 
 from controlplane.models import (
@@ -9,6 +10,7 @@ from controlplane.models import (
     Event,
     EventKind,
     PolicyRevision,
+    Pool,
     Replica,
     ReplicaState,
     RevisionState,
@@ -18,25 +20,50 @@ from controlplane.models import (
 )
 
 
+class PoolFilter(filters.FilterSet):
+    """``?project=NAME&model=NAME``; a model that it serves by its own name."""
+
+    project = filters.CharFilter(field_name="project__name")
+    model = filters.CharFilter(method="serving")
+
+    class Meta:
+        model = Pool
+        fields = ("project", "model")
+
+    def serving(self, rows: QuerySet[Pool], _: str, model: str) -> QuerySet[Pool]:
+        """Those that name the model."""
+        return rows.filter(models__contains=[model])
+
+
 class ReplicaFilter(filters.FilterSet):
-    """``?pool=NAME&state=STATE``."""
+    """``?pool=NAME&state=STATE&label=KEY=VALUE&label=KEY``; every label that is named must be there."""
 
     pool = filters.CharFilter(field_name="pool__name")
     state = filters.ChoiceFilter(choices=ReplicaState.choices)
+    label = filters.CharFilter(method="labelled")
 
     class Meta:
         model = Replica
-        fields = ("pool", "state")
+        fields = ("pool", "state", "label")
+
+    def labelled(self, rows: QuerySet[Replica], _: str, last: str) -> QuerySet[Replica]:
+        """Those that have every label; all that were named count, not the last alone."""
+        asked = self.data.getlist("label") if hasattr(self.data, "getlist") else [last]
+        for key, equals, value in (label.partition("=") for label in asked):
+            if "\0" in key + value:  # PostgreSQL looks for no such value
+                return rows.none()
+            rows = rows.filter(labels__contains={key: value}) if equals else rows.filter(labels__has_key=key)
+        return rows
 
 
 class TaskGroupFilter(filters.FilterSet):
-    """``?pool=NAME&name=NAME``."""
+    """``?pool=NAME&name=NAME&owner=WHO``."""
 
     pool = filters.CharFilter(field_name="pool__name")
 
     class Meta:
         model = TaskGroup
-        fields = ("pool", "name")
+        fields = ("pool", "name", "owner")
 
 
 class RevisionFilter(filters.FilterSet):

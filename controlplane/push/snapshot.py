@@ -7,7 +7,10 @@ from collections.abc import Iterable
 import msgspec
 from django.db.models import Prefetch
 
+from controlplane import router_fields
 from controlplane.models import PolicyRevision, Pool, Replica, RevisionState, RoutingPolicy, TaskGroup
+from controlplane.schema_fields import revived
+from controlplane.sealing import unseal
 from routing import schema
 
 
@@ -35,9 +38,9 @@ def _pool(pool: Pool) -> schema.PoolConfig:
     return schema.PoolConfig(
         name=pool.name,
         policy=policy,
-        models=tuple(sorted(pool.models)),
         replicas=tuple(_replica(replica) for replica in pool.replicas.all()),
         groups=tuple(_group(group) for group in pool.groups.all()),
+        **revived(router_fields.POOL, pool),
     )
 
 
@@ -49,13 +52,20 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
         weight=replica.weight,
         block_tokens=replica.block_tokens,
         capacity_blocks=replica.capacity_blocks,
+        api_key=None if replica.api_key_sealed is None else unseal(replica.api_key_sealed).decode(),
+        **revived(router_fields.REPLICA, replica),
     )
 
 
 def _group(group: TaskGroup) -> schema.TaskGroupConfig:
     policy = getattr(group, "policy", None)  # a reverse one-to-one that is missing raises AttributeError's kind
     names = tuple(sorted(replica.name for replica in group.replicas.all()))
-    return schema.TaskGroupConfig(name=group.name, policy=_policy(policy) if policy else None, replicas=names or None)
+    return schema.TaskGroupConfig(
+        name=group.name,
+        policy=_policy(policy) if policy else None,
+        replicas=names or None,
+        **revived(router_fields.GROUP, group),
+    )
 
 
 def _policy(policy: RoutingPolicy) -> schema.PolicyConfig | None:

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypedDict, Unpack
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
+from controlplane import router_fields
 from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, Pool, Project
 from controlplane.models.names import SHORT_NAME
+from controlplane.schema_fields import checked
 
 from .checks import check_name
 from .events import record_event
 from .policies import create_policy, first_revision
 from .projects import default_project
+from .served_models import check_still_served, told_of_models
 from .snapshots import freeze_snapshot
+
+LISTS: tuple[Literal["models", "aliases", "adapters"], ...] = ("models", "aliases", "adapters")
+FACTS = ("name", "description", *router_fields.POOL)
+
+
+class PoolSettings(TypedDict, total=False):
+    """What may be said of a pool. What is not given stays as it is; None takes a setting back to the routers' own."""
+
+    models: Iterable[str]  # served names, none for any model
+    aliases: Iterable[Mapping[str, Any]]  # routing.schema.Alias each
+    adapters: Iterable[Mapping[str, Any]]  # routing.schema.Adapter each
+    description: str
+    health: Mapping[str, Any] | None  # and so on: parts of routing.schema.PoolConfig
+    breaker: Mapping[str, Any] | None
+    caps: Mapping[str, Any] | None
+    concurrency: Mapping[str, Any] | None
+    tier1: Mapping[str, Any] | None
+    share_half_life: int | None
 
 
 @transaction.atomic
@@ -24,46 +45,43 @@ def create_pool(
     name: str,
     *,
     project: Project | None = None,
-    models: Iterable[str] = (),
-    description: str = "",
     by: User | None = None,
     strategy: str = "lowest_cost",
+    **settings: Unpack[PoolSettings],
 ) -> Pool:
     """Create a pool with a policy of its own, live from the start with the strategy's defaults.
 
-    ``models`` are the served names, none for any model; without a ``project`` it belongs to the one called
-    ``default``. NameTakenError, InvalidError.
+    Without a ``project`` it belongs to the one called ``default``. NameTakenError, InvalidError.
     """
     check_name(name, SHORT_NAME, "$.name")
-    project = project or default_project()
+    pool = Pool(project=project or default_project(), name=name, **_settings(settings))
     try:
         with transaction.atomic():
-            pool = Pool.objects.create(project=project, name=name, models=sorted(set(models)), description=description)
+            pool.save()
     except IntegrityError:
         raise NameTakenError("pool", name) from None
     record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail={"after": facts(pool)})
     first_revision(create_policy(pool), {"strategy": strategy}, by=by)
-    freeze_snapshot(reason=f"pool {name} created", by=by)
+    with told_of_models(pool, by):
+        freeze_snapshot(reason=f"pool {name} created", by=by)
     return pool
 
 
 @transaction.atomic
-def update_pool(
-    pool: Pool, *, models: Iterable[str] | None = None, description: str | None = None, by: User | None = None
-) -> Pool:
-    """Change what is given; InvalidError when another pool already serves a model."""
+def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSettings]) -> Pool:
+    """Change what is given; InvalidError when another pool already serves a model, or what goes is still used."""
     pool = Pool.objects.select_for_update(no_key=True).get(pk=pool.pk)
     before = facts(pool)
-    if models is not None:
-        pool.models = sorted(set(models))
-    if description is not None:
-        pool.description = description
+    for name, value in _settings(settings).items():
+        setattr(pool, name, value)
     if facts(pool) == before:
         return pool
+    check_still_served(pool)
     pool.save()
     change = {"before": before, "after": facts(pool)}
     record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
-    freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
+    with told_of_models(pool, by):
+        freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
     return pool
 
 
@@ -87,5 +105,16 @@ def remove_pool(pool: Pool, *, by: User | None = None) -> None:
 
 def facts(pool: Pool) -> dict[str, Any]:
     """What an event shows of a pool before and after a change."""
-    names = ("name", "models", "description")
-    return {"project": pool.project.name, **{name: getattr(pool, name) for name in names}}
+    return {"project": pool.project.name, **{name: getattr(pool, name) for name in FACTS}}
+
+
+def _settings(given: PoolSettings) -> dict[str, Any]:
+    """Checked, and in an order that does not depend on who wrote them down."""
+    listed: dict[str, Any] = {name: list(given[name]) for name in LISTS if name in given}
+    values: dict[str, Any] = checked(router_fields.POOL, {**given, **listed})
+    if "models" in values:
+        values["models"] = sorted(set(values["models"]))
+    for name in ("aliases", "adapters"):
+        if name in values:
+            values[name] = sorted(values[name], key=lambda one: (one["name"], one["model"]))
+    return values

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, Unpack
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
-from controlplane.errors import InUseError, NameTakenError
+from controlplane import router_fields
+from controlplane.errors import InUseError, InvalidError, NameTakenError, SealBrokenError
 from controlplane.models import EventKind, Pool, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME
+from controlplane.schema_fields import canonical, checked
+from controlplane.sealing import seal, unseal
 
-from .checks import check_name, check_replica_url, check_weight
+from .checks import check_labels, check_name, check_replica_url, check_weight
 from .events import record_event
+from .served_models import told_of_itself
 from .snapshots import freeze_snapshot
+
+FACTS = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks", "labels", *router_fields.REPLICA)
+
+
+class ReplicaSettings(TypedDict, total=False):
+    """What may be said of a replica. What is not given stays as it is."""
+
+    url: str
+    weight: float
+    labels: Mapping[str, str]
+    adapters: Iterable[str] | None  # None: those that its /v1/models lists
+    data_parallel_size: int
+    api_key: str | None  # what the engine asks of clients; a secret. None: it asks for none
 
 
 @transaction.atomic
-def add_replica(pool: Pool, *, name: str, url: str, weight: float = 1.0, by: User | None = None) -> Replica:
+def add_replica(pool: Pool, *, name: str, by: User | None = None, **settings: Unpack[ReplicaSettings]) -> Replica:
     """Add a replica in state ``active``; routers learn of it at once. NameTakenError (name or URL), InvalidError."""
     check_name(name, LONG_NAME, "$.name")
-    check_weight(weight)
-    url = _checked_url(url)
+    replica = Replica(pool=pool, name=name)
+    _change(replica, settings)
     try:
         with transaction.atomic():
-            replica = Replica.objects.create(pool=pool, name=name, url=url, weight=weight)
+            replica.save()
     except IntegrityError as error:
-        raise _taken(error, name, url) from None
+        raise _taken(error, name, replica.url) from None
     record_event(
         EventKind.REPLICA_ADDED,
         f"Replica {name} was added to pool {pool.name}.",
@@ -35,22 +54,17 @@ def add_replica(pool: Pool, *, name: str, url: str, weight: float = 1.0, by: Use
         by=by,
         detail={"after": facts(replica)},
     )
-    freeze_snapshot(reason=f"replica {name} added", by=by)
+    with told_of_itself():
+        freeze_snapshot(reason=f"replica {name} added", by=by)
     return replica
 
 
 @transaction.atomic
-def update_replica(
-    replica: Replica, *, url: str | None = None, weight: float | None = None, by: User | None = None
-) -> Replica:
+def update_replica(replica: Replica, *, by: User | None = None, **settings: Unpack[ReplicaSettings]) -> Replica:
     """Change what is given. The name stays: it is the replica's identity on every ring."""
     replica = _locked(replica)
     before = facts(replica)
-    if url is not None:
-        replica.url = _checked_url(url)
-    if weight is not None:
-        check_weight(weight)
-        replica.weight = weight
+    _change(replica, settings)
     try:
         with transaction.atomic():
             replica.save()
@@ -81,7 +95,8 @@ def remove_replica(replica: Replica, *, by: User | None = None) -> None:
     replica.delete()
     summary = f"Replica {replica.name} was removed from pool {pool.name}."
     record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
-    freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
+    with told_of_itself():
+        freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
 
 
 def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_blocks: int | None) -> bool:
@@ -99,8 +114,8 @@ def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_
 
 def facts(replica: Replica) -> dict[str, Any]:
     """What an event shows of a replica before and after a change."""
-    names = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks")
-    return {name: getattr(replica, name) for name in names}
+    set_at = replica.api_key_set_at
+    return {name: getattr(replica, name) for name in FACTS} | {"api_key_set_at": set_at and set_at.isoformat()}
 
 
 @transaction.atomic
@@ -126,8 +141,38 @@ def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary:
     if after != before:
         detail = {"before": before, "after": after}
         record_event(kind, summary, pool=replica.pool, replica=replica, by=by, detail=detail)
-        freeze_snapshot(reason=f"replica {replica.name} changed", by=by)
+        with told_of_itself():
+            freeze_snapshot(reason=f"replica {replica.name} changed", by=by)
     return replica
+
+
+def _change(replica: Replica, settings: ReplicaSettings) -> None:
+    """Put what is given on the row, unsaved; InvalidError."""
+    if "api_key" in settings:
+        _set_api_key(replica, settings.pop("api_key"))
+    if "url" in settings:
+        settings["url"] = _checked_url(settings["url"])
+    if "weight" in settings:
+        check_weight(settings["weight"])
+    if "labels" in settings:
+        check_labels(settings["labels"])
+    if settings.get("adapters") is not None:
+        settings["adapters"] = sorted(set(settings["adapters"] or ()))
+    for name, value in checked(router_fields.REPLICA, settings).items():
+        setattr(replica, name, value)
+
+
+def _set_api_key(replica: Replica, key: str | None) -> None:
+    """Encrypt it; a key that is the same as before is no change. What is wrong with one is said without it."""
+    if key is None:
+        replica.api_key_sealed = replica.api_key_set_at = None
+        return
+    try:
+        canonical(router_fields.API_KEY, key, "$.api_key")
+    except InvalidError:
+        raise InvalidError("$.api_key", "expected 1 to 1,024 visible ASCII characters, without blanks") from None
+    if _api_key(replica) != key.encode():
+        replica.api_key_sealed, replica.api_key_set_at = seal(key.encode()), timezone.now()
 
 
 def _checked_url(url: str) -> str:
@@ -140,3 +185,11 @@ def _taken(error: IntegrityError, name: str, url: str) -> NameTakenError:
     if "url" in str(error):
         return NameTakenError("replica at", url)
     return NameTakenError("replica", name)
+
+
+def _api_key(replica: Replica) -> bytes | None:
+    """The key in force; None where there is none, or none that can be read."""
+    try:
+        return None if replica.api_key_sealed is None else unseal(replica.api_key_sealed)
+    except SealBrokenError:
+        return None

@@ -2,71 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, Unpack
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
+from controlplane import router_fields
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool, Replica, TaskGroup
 from controlplane.models.names import SHORT_NAME
+from controlplane.schema_fields import canonical, checked
 
 from .checks import check_name
 from .events import record_event
+from .served_models import told_of_itself
 from .snapshots import freeze_snapshot
+
+FACTS = ("name", "owner", "description", *router_fields.GROUP, "expected_tier1", "hit_rate_objective")
+
+
+class GroupSettings(TypedDict, total=False):
+    """What may be said of a task group. What is not given stays as it is; None takes a setting back."""
+
+    owner: str
+    description: str
+    replicas: Iterable[Replica]  # none: all of the pool's
+    match: Mapping[str, Any] | None  # and so on: parts of routing.schema.TaskGroupConfig
+    tier1: Mapping[str, Any] | None
+    auto_replicas: Mapping[str, Any] | None
+    priority: int
+    concurrency: Mapping[str, Any] | None
+    caps: Mapping[str, Any] | None
+    expected_tier1: str  # 16 hex digits; "": unsaid
+    hit_rate_objective: float | None  # ratio, more than 0
 
 
 @transaction.atomic
-def create_task_group(
-    pool: Pool,
-    name: str,
-    *,
-    owner: str = "",
-    description: str = "",
-    replicas: Iterable[Replica] = (),
-    by: User | None = None,
-) -> TaskGroup:
-    """Create a group, placed by the pool's policy until it has one of its own. No ``replicas``: all of the pool's."""
+def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settings: Unpack[GroupSettings]) -> TaskGroup:
+    """Create a group, placed by the pool's policy until it has one of its own. InvalidError, NameTakenError."""
     check_name(name, SHORT_NAME, "$.name")
-    chosen = _of_pool(pool, replicas)
+    chosen = _of_pool(pool, settings.pop("replicas", ()))
+    group = TaskGroup(pool=pool, name=name, **_settings(settings))
     try:
         with transaction.atomic():
-            group = TaskGroup.objects.create(pool=pool, name=name, owner=owner, description=description)
+            group.save()
     except IntegrityError:
         raise NameTakenError("task group", name) from None
     group.replicas.set(chosen)
     summary = f"Task group {group} was created."
     record_event(EventKind.GROUP_CREATED, summary, pool=pool, by=by, detail={"after": facts(group)})
-    freeze_snapshot(reason=f"task group {group} created", by=by)
+    with told_of_itself():
+        freeze_snapshot(reason=f"task group {group} created", by=by)
     return group
 
 
 @transaction.atomic
-def update_task_group(
-    group: TaskGroup,
-    *,
-    owner: str | None = None,
-    description: str | None = None,
-    replicas: Iterable[Replica] | None = None,
-    by: User | None = None,
-) -> TaskGroup:
-    """Change what is given; an empty ``replicas`` means all of the pool's."""
+def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: Unpack[GroupSettings]) -> TaskGroup:
+    """Change what is given; InvalidError."""
     group = TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=group.pk)
     before = facts(group)
-    if owner is not None:
-        group.owner = owner
-    if description is not None:
-        group.description = description
-    if replicas is not None:
-        group.replicas.set(_of_pool(group.pool, replicas))
+    if "replicas" in settings:
+        group.replicas.set(_of_pool(group.pool, settings.pop("replicas")))
+    for name, value in _settings(settings).items():
+        setattr(group, name, value)
     group.save()
     after = facts(group)
     if after != before:
         change = {"before": before, "after": after}
         summary = f"Task group {group} was changed."
         record_event(EventKind.GROUP_CHANGED, summary, pool=group.pool, by=by, detail=change)
-        freeze_snapshot(reason=f"task group {group} changed", by=by)
+        with told_of_itself():
+            freeze_snapshot(reason=f"task group {group} changed", by=by)
     return group
 
 
@@ -85,7 +92,29 @@ def remove_task_group(group: TaskGroup, *, by: User | None = None) -> None:
 def facts(group: TaskGroup) -> dict[str, Any]:
     """What an event shows of a group before and after a change; a query."""
     replicas = sorted(group.replicas.values_list("name", flat=True))
-    return {"name": group.name, "owner": group.owner, "description": group.description, "replicas": replicas}
+    return {**{name: getattr(group, name) for name in FACTS}, "replicas": replicas}
+
+
+def _settings(given: GroupSettings) -> dict[str, Any]:
+    """Checked, and in an order that does not depend on who wrote them down."""
+    values = checked(router_fields.GROUP, given)
+    if match := values.get("match"):
+        values["match"] = (
+            {field: sorted(set(claimed)) for field, claimed in match.items()} if any(match.values()) else None
+        )
+    if values.get("expected_tier1"):
+        _check_hash(values["expected_tier1"])
+    objective = values.get("hit_rate_objective")
+    if objective is not None and not 0 < objective <= 1:
+        raise InvalidError("$.hit_rate_objective", "expected a ratio: more than 0 and at most 1, such as 0.6")
+    return values
+
+
+def _check_hash(text: str) -> None:
+    try:
+        canonical(router_fields.TIER1_HASHES, [text], "$.expected_tier1")
+    except InvalidError:
+        raise InvalidError("$.expected_tier1", "expected 16 hex digits, as decisions show a tier-1 prefix") from None
 
 
 def _of_pool(pool: Pool, replicas: Iterable[Replica]) -> list[Replica]:

@@ -8,6 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.fields import check_allowed
+from controlplane.api.filters import PoolFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import pools as s
 from controlplane.models import Pool
@@ -22,6 +23,7 @@ class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
 
     queryset = Pool.objects.select_related("project")
     serializer_class = s.PoolSerializer
+    filterset_class = PoolFilter
     lookup_field = "name"
     lookup_value_regex = NAME
 

@@ -1,0 +1,23 @@
+"""Which parts of the routers' schema each row keeps, under the schema's own names and by its types."""
+
+from __future__ import annotations
+
+from controlplane.schema_fields import kinds_of
+from routing.schema import GroupMatch, PoolConfig, ReplicaConfig, TaskGroupConfig
+
+POOL = kinds_of(
+    PoolConfig,
+    "models",
+    "aliases",
+    "adapters",
+    "health",
+    "breaker",
+    "caps",
+    "concurrency",
+    "tier1",
+    "share_half_life",
+)
+GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
+REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")
+API_KEY = kinds_of(ReplicaConfig, "api_key")["api_key"]
+TIER1_HASHES = kinds_of(GroupMatch, "tier1_hashes")["tier1_hashes"]

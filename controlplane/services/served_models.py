@@ -1,0 +1,89 @@
+"""Which models pools answer to: a name belongs to one pool, and what relies on a name keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from django.contrib.auth.models import User
+
+from controlplane.access.asker import roles_of
+from controlplane.errors import InvalidError
+from controlplane.models import Pool, Role
+from routing.schema import Adapter, Alias
+from routing.schema.models import ModelNames
+
+
+def names_of(pool: Pool) -> ModelNames:
+    """Every name of a model, alias or adapter that a pool answers to, each with its path."""
+    return ModelNames(
+        tuple(pool.models),
+        msgspec.convert(pool.aliases, tuple[Alias, ...]),
+        msgspec.convert(pool.adapters, tuple[Adapter, ...]),
+    )
+
+
+@contextmanager
+def told_of_models(pool: Pool, by: User | None) -> Iterator[None]:
+    """Say of a refused snapshot which model of this pool another one serves; that one by name only to who may see it.
+
+    Routers name both pools, whoever asks. What else they refuse is said as they say it, from this pool's own fields.
+    """
+    try:
+        yield
+    except InvalidError as error:
+        raise _served_elsewhere(pool, by) or about_itself(error) from None
+
+
+@contextmanager
+def told_of_itself() -> Iterator[None]:
+    """Say what a snapshot was refused for from the changed object's own fields, not from all pools'."""
+    try:
+        yield
+    except InvalidError as error:
+        raise about_itself(error) from None
+
+
+def about_itself(error: InvalidError) -> InvalidError:
+    """The same refusal without the way from all pools to the object."""
+    path, reason = error.faults[0].path, error.faults[0].reason
+    steps = path.split(".")
+    while len(steps) > 1 and steps[1].partition("[")[0] in {"pools", "groups", "replicas"} and steps[1].endswith("]"):
+        del steps[1]
+    return InvalidError(".".join(steps), reason)
+
+
+def check_still_served(pool: Pool) -> None:
+    """InvalidError where a replica or a task group of the pool relies on a name that it would no longer have."""
+    adapters = {adapter["name"] for adapter in pool.adapters}
+    for replica in pool.replicas.exclude(adapters=None):
+        for name in sorted(set(replica.adapters or ()) - adapters):
+            raise InvalidError(
+                "$.adapters", f"replica {replica.name} is said to hold {name!r}; change the replica first"
+            )
+    if not pool.models:
+        return  # it takes any model
+    names = {name for name, _ in names_of(pool)}
+    for group in pool.groups.exclude(match=None):
+        for name in sorted(set((group.match or {})["models"]) - names):
+            raise InvalidError("$.models", f"task group {group.name} matches {name!r}; change the group first")
+
+
+def _served_elsewhere(pool: Pool, by: User | None) -> InvalidError | None:
+    """The first name that another pool has as well, if that is what is wrong."""
+    mine = list(names_of(pool))
+    for other in Pool.objects.exclude(pk=pool.pk):
+        if not pool.models and not other.models:
+            return InvalidError("$.models", f"every model is already served by {_called(other, by)}; name this pool's")
+        taken = {name for name, _ in names_of(other)}
+        for name, path in mine:
+            if name in taken:
+                return InvalidError(f"$.{path}", f"model {name!r} is already served by {_called(other, by)}")
+    return None
+
+
+def _called(pool: Pool, by: User | None) -> str:
+    """A pool by its name where the asker may know of it; the system itself may."""
+    known = by is None or roles_of(by).may(Role.VIEWER, pool.project_id)
+    return f"pool {pool.name!r}" if known else "another pool"

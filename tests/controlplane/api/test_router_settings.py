@@ -1,0 +1,281 @@
+"""What routers can be told of pools, replicas and task groups, from REST to the bytes that they run."""
+
+import logging
+
+import pytest
+
+from controlplane.models import AuditEntry, ConfigSnapshot, Event, Pool, Replica
+from controlplane.push.snapshot import build_config
+from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
+from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.services.task_groups import create_task_group
+from routing import schema
+
+pytestmark = pytest.mark.django_db
+CANARY = "sk-canary-5b1f0c"
+
+
+def running() -> schema.PoolConfig:
+    """The pool ``default`` as a router reads it: through its own validation of the sealed bytes."""
+    pools = schema.load_snapshot(snapshot_document(ConfigSnapshot.objects.first())).config.pools
+    return next(pool for pool in pools if pool.name == "default")
+
+
+def said(config, field):
+    """A part of the schema as JSON."""
+    import msgspec
+
+    return msgspec.json.decode(msgspec.json.encode(getattr(config, field)))
+
+
+# --- each setting, there and back ---------------------------------------------------------------------------
+
+POOL_SETTINGS = [
+    ("models", ["llama", "qwen"], []),
+    ("health", {"path": "/healthz", "interval_s": 5.0, "timeout_s": 1.0, "failures": 3, "successes": 2}, None),
+    ("breaker", {"failures": 9, "stall_s": None}, None),
+    ("caps", {"n": None, "max_tokens": 4096, "media_hosts": []}, None),
+    ("concurrency", {"max_running": 64}, None),
+    ("tier1", {"boundary": "marker", "boundary_marker": "---"}, None),
+    ("share_half_life", 2000, None),
+]
+GROUP_SETTINGS = [
+    ("match", {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["llama"]}, None),
+    ("tier1", {"boundary": "bytes", "boundary_bytes": 4096}, None),
+    ("auto_replicas", {"reserved": 1, "max": 3}, None),
+    ("priority", 7, 0),
+    ("concurrency", {"max_running": 8, "max_waiting": 0}, None),
+    ("caps", {"max_tokens": 100}, None),
+]
+REPLICA_SETTINGS = [("weight", 2.5, 1.0), ("data_parallel_size", 4, 1), ("adapters", [], None)]
+
+
+@pytest.fixture
+def group(pool, replica):
+    return create_task_group(pool, "chat")
+
+
+@pytest.mark.parametrize(("field", "value", "unset"), POOL_SETTINGS)
+def test_a_pools_setting_reaches_the_routers_and_is_taken_back(api, pool, field, value, unset):
+    before = newest_snapshot().sha256
+    answer = api.patch("/api/v1/pools/default", {field: value}, format="json")
+    assert answer.status_code == 200
+    assert answer.data[field] == said(running(), field)
+    assert answer.data[field] == (answer.data[field] | value if isinstance(value, dict) else value)
+    assert api.get("/api/v1/pools/default").data[field] == answer.data[field]
+
+    assert api.patch("/api/v1/pools/default", {field: unset}, format="json").data[field] == unset
+    assert newest_snapshot().sha256 == before
+
+
+@pytest.mark.parametrize(("field", "value", "unset"), GROUP_SETTINGS)
+def test_a_groups_setting_reaches_the_routers_and_is_taken_back(api, group, field, value, unset):
+    before, path = newest_snapshot().sha256, f"/api/v1/task-groups/{group.pk}"
+    answer = api.patch(path, {field: value}, format="json")
+    assert answer.status_code == 200, answer.data
+    assert answer.data[field] == said(running().groups[0], field)
+    assert answer.data[field] == (answer.data[field] | value if isinstance(value, dict) else value)
+
+    assert api.patch(path, {field: unset}, format="json").data[field] == unset
+    assert newest_snapshot().sha256 == before
+
+
+@pytest.mark.parametrize(("field", "value", "unset"), REPLICA_SETTINGS)
+def test_a_replicas_setting_reaches_the_routers_and_is_taken_back(api, replica, field, value, unset):
+    before = newest_snapshot().sha256
+    answer = api.patch("/api/v1/replicas/r1", {field: value}, format="json")
+    assert answer.data[field] == value == said(running().replicas[0], field)
+    assert api.patch("/api/v1/replicas/r1", {field: unset}, format="json").data[field] == unset
+    assert newest_snapshot().sha256 == before
+
+
+def test_everything_can_be_said_when_an_object_is_made(api, db):
+    settings = {field: value for field, value, _ in POOL_SETTINGS}
+    names = {
+        "aliases": [{"name": "gpt", "model": "llama"}],
+        "adapters": [{"name": "law", "model": "llama"}, {"name": "art", "model": "qwen"}],
+    }
+    assert api.post("/api/v1/pools", {"name": "default", **settings, **names}, format="json").status_code == 201
+    engine = {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000", "adapters": ["law"]}
+    assert api.post("/api/v1/replicas", engine, format="json").status_code == 201
+    task = {"pool": "default", "name": "chat", **{field: value for field, value, _ in GROUP_SETTINGS}}
+    assert api.post("/api/v1/task-groups", task, format="json").status_code == 201
+    assert [name for name, _ in running().names] == ["llama", "qwen", "gpt", "art", "law"]
+    assert (running().replicas[0].adapters, running().groups[0].priority) == (("law",), 7)
+
+
+def test_what_a_group_is_expected_to_be_is_kept_and_is_not_the_routers_business(api, group):
+    before = newest_snapshot().number
+    facts = {"expected_tier1": "0123456789abcdef", "hit_rate_objective": 0.6, "owner": "agents"}
+    answer = api.patch(f"/api/v1/task-groups/{group.pk}", facts, format="json")
+    assert {name: answer.data[name] for name in facts} == facts
+    assert newest_snapshot().number == before
+    assert Event.objects.first().detail["after"]["hit_rate_objective"] == 0.6
+
+
+# --- what an upgrade leaves as it is ------------------------------------------------------------------------
+
+
+def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, replica):
+    create_task_group(pool, "chat", replicas=[replica])
+    secret = "ab" * 32
+    policy = schema.PolicyConfig(name="default", revision=1, settings=schema.RoundRobinSettings())
+    former = schema.PoolConfig(
+        name="default",
+        policy=policy,
+        models=(),
+        replicas=(schema.ReplicaConfig(name="r1", url="http://10.0.0.1:8000"),),
+        groups=(schema.TaskGroupConfig(name="chat", policy=None, replicas=("r1",)),),
+    )
+    expected = schema.encode_config(schema.RouterConfig(hash_secret=secret, pools=(former,)))
+    assert schema.encode_config(build_config(secret)) == expected
+
+
+# --- what routers would refuse ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("pools/default", {"health": {"interval_s": 0}}, "#/health/interval_s"),
+        ("pools/default", {"breaker": {"stall": 1}}, "#/breaker"),
+        ("pools/default", {"aliases": [{"name": "a"}]}, "#/aliases/0"),
+        ("pools/default", {"concurrency": {}}, "#/concurrency"),
+        ("pools/default", {"share_half_life": 1}, "#/share_half_life"),
+        ("pools/default", {"models": ["m"], "aliases": [{"name": "a", "model": "x"}]}, "#/aliases/0/model"),
+        ("pools/default", {"aliases": [{"name": "a", "model": "x"}] * 2}, "#/aliases/1/name"),
+        ("replicas/r1", {"adapters": ["none"]}, "#/adapters/0"),
+        ("replicas/r1", {"data_parallel_size": 0}, "#/data_parallel_size"),
+        ("replicas/r1", {"labels": {"a b": "c"}}, "#/labels"),
+        ("replicas/r1", {"labels": {f"k{n}": "v" for n in range(40)}}, "#/labels"),
+        ("replicas/r1", {"api_key": "with a blank"}, "#/api_key"),
+        ("task-groups/GROUP", {"match": {"tier1_hashes": ["xyz"]}}, "#/match/tier1_hashes/0"),
+        ("task-groups/GROUP", {"priority": 10}, "#/priority"),
+        ("task-groups/GROUP", {"tier1": {"boundary": "marker"}}, "#/tier1"),
+        ("task-groups/GROUP", {"auto_replicas": {"reserved": 2, "max": 1}}, "#/auto_replicas"),
+        ("task-groups/GROUP", {"auto_replicas": {"reserved": 2}}, "#/auto_replicas/reserved"),
+        ("task-groups/GROUP", {"auto_replicas": {}, "replicas": ["r1"]}, "#/auto_replicas"),
+        ("task-groups/GROUP", {"match": {"session_prefixes": ["taken-"]}}, "#/match/session_prefixes/0"),
+        ("task-groups/GROUP", {"expected_tier1": "123"}, "#/expected_tier1"),
+        ("task-groups/GROUP", {"hit_rate_objective": 60}, "#/hit_rate_objective"),
+    ],
+)
+def test_what_routers_would_refuse_is_refused_where_it_is_wrong(api, group, path, body, pointer):
+    create_task_group(group.pool, "agents", match={"session_prefixes": ["taken-"]})
+    before = newest_snapshot().number
+    answer = api.patch(f"/api/v1/{path.replace('GROUP', str(group.pk))}", body, format="json")
+    assert (answer.status_code, [fault["pointer"] for fault in answer.data["errors"]]) == (422, [pointer])
+    assert newest_snapshot().number == before
+
+
+def test_what_is_still_relied_on_stays(api, pool, replica):
+    names = {"models": ["llama"], "adapters": [{"name": "law", "model": "llama"}]}
+    api.patch("/api/v1/pools/default", names, format="json")
+    api.patch("/api/v1/replicas/r1", {"adapters": ["law"]}, format="json")
+    create_task_group(pool, "chat", match={"models": ["llama"]})
+    for change, pointer, who in (
+        ({"adapters": []}, "#/adapters", "replica r1"),
+        ({"models": ["qwen"], "adapters": [{"name": "law", "model": "qwen"}]}, "#/models", "task group chat"),
+    ):
+        answer = api.patch("/api/v1/pools/default", change, format="json")
+        assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
+        assert who in answer.data["errors"][0]["detail"]
+
+
+# --- labels -------------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_found_by_their_labels(api, pool):
+    for name, labels in (("a", {"zone": "z1", "gpu": "h200"}), ("b", {"zone": "z2", "gpu": "h200"}), ("c", {})):
+        add_replica(pool, name=name, url=f"http://{name}:8000", labels=labels)
+
+    def found(*asked):
+        return [row["name"] for row in api.get("/api/v1/replicas", {"label": asked}).data["results"]]
+
+    assert found("gpu=h200") == found("gpu") == ["a", "b"]
+    assert found("gpu=h200", "zone=z2") == ["b"]
+    assert found("zone=") == found("zone=z3") == []
+    assert found("a=\0", "gpu") == []
+    assert api.get("/api/v1/replicas", {"label": "\0"}).status_code == 422
+
+
+# --- an engine's key ----------------------------------------------------------------------------------------
+
+
+def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica, caplog):
+    caplog.set_level(logging.DEBUG)
+    answer = api.patch("/api/v1/replicas/r1", {"api_key": CANARY}, format="json")
+    assert answer.data["api_key_set_at"] is not None
+    assert running().replicas[0].api_key == CANARY
+
+    api.patch("/api/v1/replicas/r1", {"api_key": CANARY + " "}, format="json")  # refused, and not repeated
+    seen = [api.get(f"/api/v1/{path}").content.decode() for path in ("replicas/r1", "replicas", "events", "audit")]
+    seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
+    seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values(), *Replica.objects.values())]
+    seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_sealed", flat=True)]
+    assert not [text for text in (*seen, answer.content.decode(), caplog.text) if CANARY in text]
+
+
+def test_a_key_that_is_replaced_or_taken_away_is_a_change_and_the_same_again_is_none(api, replica):
+    def change(key):
+        answer = api.patch("/api/v1/replicas/r1", {"api_key": key}, format="json")
+        return answer.data["api_key_set_at"], newest_snapshot().number, Event.objects.count()
+
+    first = change("one")
+    assert change("one") == first
+    second = change("two")
+    assert second[0] != first[0]
+    assert second[1:] == (first[1] + 1, first[2] + 1)
+    assert change(None)[0] is None
+    assert running().replicas[0].api_key is None
+
+
+# --- what others may know -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [{"models": ["llama"]}, {"aliases": [{"name": "llama", "model": "mine"}]}])
+def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_the_asker_cannot_see(
+    client, django_user_model, body
+):
+    from controlplane.models import Role
+    from controlplane.services.people import set_role
+    from controlplane.services.projects import create_project
+
+    mine, secret = create_project("mine"), create_project("secret")
+    create_pool("confidential", project=secret, models=["llama"])
+    pool = create_pool("open", project=mine, models=["mine"])
+    person = django_user_model.objects.create_user("eve", password="a long enough password")
+    set_role(person, Role.EDITOR, mine)
+    client.force_login(person)
+
+    def refusal():
+        answer = client.patch("/api/v1/pools/open", body, content_type="application/json")
+        assert answer.status_code == 422
+        return answer.content.decode()
+
+    assert "already served by another pool" in refusal()
+    assert "confidential" not in refusal()
+    set_role(person, Role.VIEWER, secret)
+    assert "already served by pool 'confidential'" in refusal()
+    pool.refresh_from_db()
+    assert pool.models == ["mine"]
+
+
+def test_two_pools_for_any_model_are_refused_in_the_same_way(api, pool):
+    answer = api.post("/api/v1/pools", {"name": "second"}, format="json")
+    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/models")
+    assert Pool.objects.count() == 1
+
+
+# --- the document -------------------------------------------------------------------------------------------
+
+
+def test_the_document_describes_settings_as_the_schema_does(api, db):
+    components = api.get("/api/v1/openapi.json").json()["components"]["schemas"]
+    breaker = components["BreakerConfig"]["properties"]
+    assert (breaker["failures"]["minimum"], breaker["failures"]["default"]) == (1, 5)
+    assert "#/components/schemas/BreakerConfig" in str(components["PatchedPoolChangeRequest"]["properties"]["breaker"])
+    assert "#/components/schemas/GroupMatch" in str(components["TaskGroupInputRequest"]["properties"]["match"])
+    assert "api_key" in components["PatchedReplicaChangeRequest"]["properties"]
+    assert "api_key" not in components["Replica"]["properties"]
