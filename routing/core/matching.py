@@ -17,7 +17,16 @@ from routing.core.models import Served
 from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
 from routing.core.prompt import CanonicalPrompt
 from routing.core.types import MatchedBy, PrefixHash
-from routing.schema import GroupMatch, OpeningSettings, PoolConfig, RouterConfig, TaskGroupConfig, Tier1
+from routing.schema import (
+    GroupMatch,
+    OpeningSettings,
+    PolicyConfig,
+    PoolConfig,
+    RouterConfig,
+    Settings,
+    TaskGroupConfig,
+    Tier1,
+)
 
 
 class PlacementRequest(Struct, frozen=True, gc=False):
@@ -143,7 +152,7 @@ def _by_boundary(pool: PoolConfig) -> list[_AtBoundary]:
     """In the order of the configuration, so that a prompt is hashed once for each boundary."""
     found: list[_AtBoundary] = []
     for group in pool.groups:
-        rule = tier1_rule(pool, group)
+        rule = tier1_rule(pool, group, policy_of(pool, group).settings)
         place = next((it for it in found if it.rule == rule), None)
         if place is None:
             found.append(place := _AtBoundary(rule, [], {}))
@@ -152,8 +161,17 @@ def _by_boundary(pool: PoolConfig) -> list[_AtBoundary]:
     return found
 
 
-def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1:
-    """Where tier 1 ends: where the group says, else the pool, else the policy in force, else the default."""
-    policy = group.policy if group and group.policy else pool.policy
-    of_policy = policy.settings.tier1 if isinstance(policy.settings, OpeningSettings) else DEFAULT_TIER1
-    return (group.tier1 if group else None) or pool.tier1 or of_policy
+def policy_of(pool: PoolConfig, group: TaskGroupConfig | None) -> PolicyConfig:
+    """The policy that places the requests of a task group, or of the pool itself."""
+    return group.policy if group and group.policy else pool.policy
+
+
+def said_tier1(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1 | None:
+    """Where the group says that tier 1 ends, else the pool; None where it is for the policy to say."""
+    return (group.tier1 if group else None) or pool.tier1
+
+
+def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None, settings: Settings) -> Tier1:
+    """Where tier 1 ends: where the group says, else the pool, else the policy's settings, else the default."""
+    of_policy = settings.tier1 if isinstance(settings, OpeningSettings) else DEFAULT_TIER1
+    return said_tier1(pool, group) or of_policy

@@ -177,9 +177,12 @@ class Router:
             return "draining"
         return "no configuration yet" if self.serving is None else None
 
-    def knows(self, key: SeriesKey) -> bool:
-        """Whether a series' labels are in the configuration; those without a pool always are."""
-        return not key[0] or (self.serving is not None and key in self.serving.series)
+    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
+        """Whether a series' labels are in the configuration; those without a pool always are.
+
+        ``tried``: and its policy has a trial.
+        """
+        return not key[0] or (self.serving is not None and self.serving.series.holds(key, tried=tried))
 
     async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Build everything a configuration needs, in a thread; the swap cannot fail."""
@@ -191,7 +194,7 @@ class Router:
         return swap
 
     def _build(self, config: RouterConfig) -> Serving:
-        placement = Placement(config, self.loads, seed=int(self.boot, 16), residency=self.residency)
+        placement = Placement(config, self.loads, seed=int(self.boot, 16), residency=self.residency, router=self.name)
         before = self.serving.links if self.serving else {}
         links = {
             replica.name: old

@@ -66,6 +66,11 @@ class AffinityGroups:
         rest = _untried(self._rest, candidates) or candidates
         return bounded_choice(self._ring.walk(opening), rest, self._settings.load_factor, self._settings.min_bound)
 
+    def carry_over(self, before: AffinityGroups) -> None:
+        """Go on from the traffic that was counted, and from how many replicas each hot opening had."""
+        self._shares, self._conversations = before._shares, before._conversations
+        self._requests, self._sizes = before._requests, before._sizes
+
     def plan(self) -> dict[PrefixHash, list[ReplicaId]]:
         """The replicas of each hot opening, the hottest first."""
         return {opening: list(owned) for opening, owned in self._owned.items()}

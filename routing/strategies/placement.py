@@ -1,7 +1,7 @@
 """A configuration made ready to place requests.
 
 Theory of operation. Everything that a configuration decides once is decided here: pools by model, and per pool and
-task group its policy, strategy and fleet. A router swaps its whole placement for another between two requests; loads
+task group its routes (``routes.py``). A router swaps its whole placement for another between two requests; loads
 and health live outside and carry over. ``decide`` is all that happens to a request before it is sent, and also what
 explains it, so both give the same answer.
 """
@@ -9,34 +9,26 @@ explains it, so both give the same answer.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from routing.core.candidates import Candidates
-from routing.core.fleet import Fleet
 from routing.core.group_shares import GroupShares
 from routing.core.health import Health
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import Found, Matcher, PlacementRequest, tier1_rule
+from routing.core.matching import Found, Matcher, PlacementRequest
 from routing.core.models import Models, Served
 from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
 from routing.core.targets import Target, targets_of
+from routing.core.trials import Verdict
 from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
-from routing.schema import (
-    PolicyConfig,
-    PoolConfig,
-    ReplicaConfig,
-    ResidencySettings,
-    RouterConfig,
-    TaskGroupConfig,
-    Tier1,
-)
-from routing.strategies.registry import build_strategy
-from routing.strategies.strategy import Keys, Strategy, Weighed, Weighs
+from routing.schema import PolicyConfig, ReplicaConfig, RouterConfig, Tier1
+from routing.strategies.routes import Route, RouteBuilder, asks_residency, carry_over
+from routing.strategies.strategy import Keys, Weighed, Weighs
 
 
 class CandidateLoad(Struct, frozen=True, gc=False):
@@ -109,19 +101,6 @@ class RequestKeys:
         return self._chain
 
 
-class Route(Struct, frozen=True):
-    """One pool's own requests, or one task group's."""
-
-    pool: str
-    group: str  # "" for the pool's own
-    policy: PolicyConfig
-    strategy: Strategy
-    fleet: Fleet
-    tier1: Tier1  # where tier 1 ends
-    shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
-    is_shared: bool  # whether they say which replicas it has
-
-
 class Decision(Struct, frozen=True, gc=False):
     """Where a request goes, and everything that explains why."""
 
@@ -150,7 +129,7 @@ class Decision(Struct, frozen=True, gc=False):
 
     @property
     def policy(self) -> PolicyConfig:
-        """The policy in force there."""
+        """The policy there, with the revision that chose: the one in force, or the one on trial."""
         return self.route.policy
 
     @property
@@ -199,10 +178,19 @@ class _Pool(NamedTuple):
 
 
 class Placement:
-    """One configuration, ready to decide. ``seed`` varies what need not agree between routers, such as ties."""
+    """One configuration, ready to decide.
+
+    ``seed`` varies what need not agree between routers, such as ties; ``router`` is the name by which a trial may ask
+    for this one.
+    """
 
     def __init__(
-        self, config: RouterConfig, loads: LoadBook, seed: int = 0, residency: Residency | None = None
+        self,
+        config: RouterConfig,
+        loads: LoadBook,
+        seed: int = 0,
+        residency: Residency | None = None,
+        router: str = "",
     ) -> None:
         self.config = config
         self._loads = loads
@@ -217,20 +205,26 @@ class Placement:
             for pool in config.pools
             for replica in pool.replicas
         }
-        self._asks_residency = {pool.name for pool in config.pools if _asks_residency(pool)}
+        self._asks_residency = {pool.name for pool in config.pools if asks_residency(pool)}
         for pool in config.pools:
-            fleets = _Fleets(pool, loads, seed, self._residency)
-            shares = GroupShares(pool, self._hasher) if any(group.auto_replicas for group in pool.groups) else None
-            if shares is not None:
-                self._shares[pool.name] = shares
-            routes = {group.name: _route(pool, group, fleets, shares) for group in pool.groups}
-            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), _route(pool, None, fleets, shares), routes)
+            builder = RouteBuilder(pool, self._hasher, loads, self._residency, seed=seed, router=router)
+            if builder.shares is not None:
+                self._shares[pool.name] = builder.shares
+            by_group = {group.name: builder.route(group) for group in pool.groups}
+            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), builder.route(None), by_group)
 
     def carry_over(self, before: Placement) -> None:
-        """Let groups go on with the replicas that their traffic had brought them under the configuration before."""
+        """Let groups and strategies go on from what traffic had taught them under the configuration before."""
         for pool, shares in self._shares.items():
             if pool in before._shares:
                 shares.carry_over(before._shares[pool])
+        carry_over(self._routes(), before._routes())
+
+    def _routes(self) -> Iterator[Route]:
+        """Those in force, of all pools."""
+        for _, own, by_group in self._pools.values():
+            yield own
+            yield from by_group.values()
 
     def decide(
         self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
@@ -241,6 +235,9 @@ class Placement:
         group, matched_by = find(served, request)
         if group is not None:
             route = routes[group.name]
+        tried = route.tried
+        if tried is not None and tried.rule.takes(request, served):
+            route = tried.route
         candidates = route.fleet.candidates(health, served.adapter)
         if route.is_shared or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
@@ -253,6 +250,12 @@ class Placement:
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the hash that would claim a request that was decided on."""
         return self.matcher.tier1_hashes(decision.served, request)
+
+    def verdict(self, decision: Decision, request: PlacementRequest) -> Verdict | None:
+        """Which revision a request that was decided on falls to, and why; None where its policy tries none."""
+        _, own, by_group = self._pools[decision.pool]
+        rule = by_group.get(decision.group, own).trial
+        return None if rule is None else rule.verdict(request, decision.served)
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
@@ -283,44 +286,3 @@ def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[
     if route.is_shared and route.shares is not None:
         return route.shares.untried(route.group, route.fleet, whole.without(tried), own)
     return own.without(tried)
-
-
-class _Fleets:
-    """The fleets of one pool: groups that use the same replicas share one, its ring and its sums."""
-
-    def __init__(self, pool: PoolConfig, loads: LoadBook, seed: int, residency: Residency) -> None:
-        self._pool = pool
-        self._loads = loads
-        self._seed = seed
-        self._residency = residency
-        self._by_names: dict[frozenset[str], Fleet] = {}
-
-    def of(self, group: TaskGroupConfig | None) -> Fleet:
-        """The fleet of a group, or of the whole pool."""
-        chosen = None if group is None or group.replicas is None else frozenset(group.replicas)
-        replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
-        names = frozenset(replica.name for replica in replicas)
-        if names not in self._by_names:
-            self._by_names[names] = Fleet(replicas, self._loads, self._seed, self._residency)
-        return self._by_names[names]
-
-
-def _asks_residency(pool: PoolConfig) -> bool:
-    """Whether any policy of the pool asks what replicas hold: then everybody's requests are entered."""
-    policies = (pool.policy, *(group.policy for group in pool.groups if group.policy))
-    return any(isinstance(policy.settings, ResidencySettings) for policy in policies)
-
-
-def _route(pool: PoolConfig, group: TaskGroupConfig | None, fleets: _Fleets, shares: GroupShares | None) -> Route:
-    policy = group.policy if group and group.policy else pool.policy
-    fleet = fleets.of(group)
-    return Route(
-        pool.name,
-        group.name if group else "",
-        policy,
-        build_strategy(policy.settings, fleet),
-        fleet,
-        tier1_rule(pool, group),
-        shares,
-        is_shared=shares is not None and (group is None or group.auto_replicas is not None),
-    )

@@ -44,6 +44,10 @@ class RoundRobin:
         heapreplace(self._turns, (*place, replica))
         return Choice(replica, Reason.ROUND_ROBIN)
 
+    def carry_over(self, before: RoundRobin) -> None:
+        """Go on with whose turn it was."""
+        self._turns, self._known, self._count = before._turns, before._known, before._count
+
     def _next_place(self) -> int:
         self._count += 1
         return self._count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from routing.core.candidates import Candidates
 from routing.core.types import Choice, PrefixHash, ReplicaId
@@ -59,4 +59,13 @@ class Weighs(Protocol):
 
     def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
         """The figures of some of the candidates, as ``choose`` computes them at this moment. Changes nothing."""
+        ...
+
+
+@runtime_checkable
+class CarriesOver(Protocol):
+    """A strategy that learns from its requests, and goes on from there in the next configuration."""
+
+    def carry_over(self, before: Any) -> None:
+        """Know what a strategy of the same kind and settings knew, for the same requests."""
         ...

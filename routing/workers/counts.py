@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from routing.proxy.figures.metrics import GRACE_S, SeriesKey
+from routing.proxy.figures.metrics import GRACE_S, POLICY_TTFT, PREFIX, Knows, SeriesKey
 from routing.workers.exposition import Families, add, series_key
 
-Knows = Callable[[SeriesKey], bool]
-
+_TRIED = f"{PREFIX}{POLICY_TTFT}"  # samples that are kept only while their policy has a trial
 _EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
 
 
@@ -40,13 +39,13 @@ class Counts:
 
     def _gone(self, samples: set[str], knows: Knows) -> set[str]:
         """Of these, what left the configuration too long ago."""
-        known: dict[SeriesKey, bool] = {}
+        known: dict[tuple[SeriesKey, bool], bool] = {}
         now, left_at = self._clock(), {}
         for sample in samples:
-            key = series_key(sample)
-            if key not in known:
-                known[key] = knows(key)
-            if not known[key]:
+            what = series_key(sample), sample.startswith(_TRIED)
+            if what not in known:
+                known[what] = knows(what[0], tried=what[1])
+            if not known[what]:
                 left_at[sample] = self._left_at.get(sample, now)
         self._left_at = left_at
         return {sample for sample, at in left_at.items() if now - at > GRACE_S - _EARLIER_S}

@@ -83,9 +83,12 @@ class Supervisor:
         """Workers that accept, by slot."""
         return [member for member in self._slots if member is not None and member.is_ready]
 
-    def knows(self, key: SeriesKey) -> bool:
-        """Whether a series' labels are in the configuration; those without a pool always are."""
-        return not key[0] or (self._series is not None and key in self._series)
+    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
+        """Whether a series' labels are in the configuration; those without a pool always are.
+
+        ``tried``: and its policy has a trial.
+        """
+        return not key[0] or (self._series is not None and self._series.holds(key, tried=tried))
 
     @property
     def in_flight(self) -> int:

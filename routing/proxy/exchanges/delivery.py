@@ -37,6 +37,8 @@ class Delivery:
         """Send the head with the first bytes."""
         answer = self._answer
         lines, self._frame, self._keep_alive = outgoing(answer, http11=request.head.http11, keep_alive=keep_alive)
+        if record.arm is not None:
+            lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
         if last and not answer.is_stream and len(data) <= WHOLE_BYTES:
             self._whole = data
         else:

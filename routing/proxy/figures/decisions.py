@@ -53,6 +53,7 @@ class Record(Struct, gc=False):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     rank: int | None = None  # data-parallel, of the replica; None: it has only one
+    arm: str | None = None  # whether the revision in force placed it or the one on trial; None: the policy tries none
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
@@ -77,6 +78,7 @@ class Record(Struct, gc=False):
             decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
             rank=target.rank,
+            arm=route.arm,
         )
 
     def placed_again(self, decision: Decision) -> None:
@@ -110,6 +112,7 @@ class Record(Struct, gc=False):
             "matched_by": self.matched_by,
             "policy": self.policy,
             "revision": self.revision,
+            "arm": self.arm,
             "strategy": self.strategy,
             "replica": self.replica,
             "rank": self.rank,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from routing.proxy.figures.histogram import Histogram
 
@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 GRACE_S = 900.0  # how long a series outlives its configuration
 
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
+POLICY_TTFT = "policy_ttft_seconds"
 V = TypeVar("V")
+
+
+class Knows(Protocol):
+    """Whoever can tell whether a series' labels are in the configuration."""
+
+    def __call__(self, key: SeriesKey, *, tried: bool = False) -> bool:
+        """Whether they are; ``tried``: and the policy has a trial."""
+        ...
 
 
 class Outcome(StrEnum):
@@ -78,6 +87,7 @@ class Metrics:
         self._clock = clock
         self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
+        self._policy_ttft: dict[SeriesKey, Histogram] = {}  # of all replicas together, so that label is empty
         self._retries: dict[tuple[str, str, str], int] = {}
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
@@ -93,6 +103,8 @@ class Metrics:
                 place = (record.pool, record.group, record.replica)
                 series.ttft = self._ttft.setdefault(place, Histogram())
             series.ttft.observe(record.ttft_s)
+            if record.arm is not None:
+                self._policy_ttft_of(record).observe(record.ttft_s)
         if record.prompt_tokens is not None and record.cached_tokens is not None:
             if series.tokens is None:
                 series.tokens = Tokens()
@@ -111,6 +123,14 @@ class Metrics:
         key = (decision.pool, decision.replica.name, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
+    def _policy_ttft_of(self, record: Record) -> Histogram:
+        """Of the revision that placed a request, while another one is beside it."""
+        key = (record.pool, record.group, "", record.policy, record.revision)
+        histogram = self._policy_ttft.get(key)
+        if histogram is None:
+            histogram = self._policy_ttft[key] = Histogram()
+        return histogram
+
     def _series_of(self, key: SeriesKey) -> Series:
         series = self._series.get(key)
         if series is None:
@@ -119,11 +139,12 @@ class Metrics:
 
     # --- what the configuration still knows ---
 
-    def prune(self, knows: Callable[[SeriesKey], bool]) -> None:
+    def prune(self, knows: Knows) -> None:
         """Drop series that left the configuration longer than the grace period ago."""
         now = self._clock()
         self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
+        self._keep(self._policy_ttft, lambda key: knows(key, tried=True), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
     def _keep(self, series: dict[V, Any], knows: Callable[[V], bool], now: float) -> None:
@@ -146,6 +167,11 @@ class Metrics:
         yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
         for (pool, group, replica), histogram in list(self._ttft.items()):
             yield from histogram.lines(f"{PREFIX}ttft_seconds", labels(pool=pool, group=group, replica=replica))
+        if self._policy_ttft:
+            yield from header(POLICY_TTFT, "histogram", "The same by revision, of policies that try another one.")
+        for (pool, group, _, policy, revision), histogram in list(self._policy_ttft.items()):
+            where = labels(pool=pool, group=group, policy=policy, revision=revision)
+            yield from histogram.lines(f"{PREFIX}{POLICY_TTFT}", where)
         yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"

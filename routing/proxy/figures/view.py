@@ -137,6 +137,7 @@ class RouterView:
         return record.as_json() | {
             "model": decision.served.model,
             "adapter": decision.served.adapter or None,
+            "trial": serving.placement.verdict(decision, wanted),
             "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, wanted)),
             "group_replicas": _group_replicas(decision),
             "refused": decision.choice.refused,

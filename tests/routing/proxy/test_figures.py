@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.figures.decisions import DecisionRing, Record
 from routing.proxy.figures.histogram import EDGES, Histogram
-from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome
+from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome, SeriesKey
 from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
@@ -86,7 +86,8 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
     assert (none["decisions"], none["next"], none["dropped"]) == ([], 5, 0)
     assert first["boot"] == harness.router.boot
     assert set(first["decisions"][0]) == {
-        "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "strategy", "replica", "rank",
+        "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy", "replica",
+        "rank",
         "reason",
         "prompt_tokens_estimate", "prefix", "blocks", "candidates", "hit_tokens", "retries", "status", "ttft_s",
         "prompt_tokens", "cached_tokens",
@@ -158,7 +159,10 @@ def test_series_leave_after_their_configuration_and_not_before_everybody_has_rea
     metrics = Metrics(clock=lambda: now)
     for name in ("replica-0", "replica-1"):
         metrics.placed_ended(record(name), Outcome.OK)
-    knows = lambda key: key[2] != "replica-1"  # noqa: E731
+
+    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
+        return key[2] != "replica-1"
+
     metrics.prune(knows)
     assert "replica-1" in "\n".join(metrics.lines())
     now = GRACE_S + 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.figures.histogram import Histogram
-from routing.proxy.figures.metrics import GRACE_S, SeriesKey, header
+from routing.proxy.figures.metrics import GRACE_S, POLICY_TTFT, PREFIX, SeriesKey, header
 from routing.workers.counts import Counts
 from routing.workers.exposition import Families, add, lines, parse, series_key
 from routing.workers.view import merged_rows
@@ -35,7 +35,7 @@ def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat") -
     )
 
 
-def everything(_: SeriesKey) -> bool:
+def everything(_: SeriesKey, *, tried: bool = False) -> bool:
     return True
 
 
@@ -116,7 +116,7 @@ def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> N
     now = 0.0
     counts = Counts(lambda: now)
 
-    def knows(key: SeriesKey) -> bool:
+    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
         return key[0] != "old"
 
     counts.bury(parse(exposed(7, [0.1], pool="old")), everything)
@@ -128,6 +128,36 @@ def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> N
     assert values(counts.total([present], knows)) == {}
     assert values(counts.total([], everything)) == {}
     assert counts._left_at == {}
+
+
+def test_what_a_dead_worker_counted_of_a_trial_leaves_some_time_after_the_trial() -> None:
+    now, is_tried = 0.0, True
+    counts = Counts(lambda: now)
+
+    def knows(_: SeriesKey, *, tried: bool = False) -> bool:
+        return is_tried or not tried
+
+    where = 'pool="chat",group="",policy="p",revision="3"'
+    histogram = Histogram()
+    histogram.observe(0.1)
+    text = "\n".join(
+        [
+            *header(POLICY_TTFT, "histogram", "TTFT."),
+            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", where),
+            exposed(1, [0.1]),
+        ]
+    )
+    counts.bury(parse(text), knows)
+
+    name = f"{PREFIX}{POLICY_TTFT}_count"
+    now = 2 * GRACE_S
+    assert values(counts.total([parse(text)], knows))[name] == 2
+    is_tried = False
+    assert values(counts.total([parse(text)], knows))[name] == 2
+    now = 3 * GRACE_S - 10
+    left = values(counts.total([parse(text)], knows))
+    assert name not in left
+    assert left["warmpath_router_requests_total"] == 2
 
 
 def test_labels_are_read_as_they_were_written() -> None:

@@ -1,0 +1,131 @@
+"""What a configuration says of each pool's own requests and of each task group's: policy, strategy, fleet, trial.
+
+While a policy tries another revision there are two routes for the same requests: they differ in the policy's revision,
+its settings and its strategy, and share everything else, what replicas hold, do and are measured at included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from routing.core.fleet import Fleet
+from routing.core.group_shares import GroupShares
+from routing.core.load import LoadBook
+from routing.core.matching import policy_of, said_tier1, tier1_rule
+from routing.core.prefix import PrefixHasher
+from routing.core.residency import Residency
+from routing.core.trials import Arm, TrialRule
+from routing.schema import PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
+from routing.strategies.registry import build_strategy
+from routing.strategies.strategy import CarriesOver, Strategy
+
+
+class Route(Struct, frozen=True):
+    """One pool's own requests, or one task group's; of these, while a trial lasts, one revision's."""
+
+    pool: str
+    group: str  # "" for the pool's own
+    policy: PolicyConfig  # with the revision that places, and its settings
+    strategy: Strategy
+    fleet: Fleet
+    tier1: Tier1  # where tier 1 ends
+    shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
+    is_shared: bool  # whether they say which replicas it has
+    arm: Arm | None = None  # None: the policy has no trial
+    trial: TrialRule | None = None  # of the policy, where this is the revision in force
+    tried: Tried | None = None  # who gets some of its requests; None: there is no trial here
+
+
+class Tried(NamedTuple):
+    """A trial at work: the requests that ``rule`` takes go by ``route``."""
+
+    rule: TrialRule
+    route: Route
+
+
+class RouteBuilder:
+    """Makes the routes of one pool. ``router`` is this router's name, by which trials may ask for it."""
+
+    def __init__(
+        self, pool: PoolConfig, hasher: PrefixHasher, loads: LoadBook, residency: Residency, *, seed: int, router: str
+    ) -> None:
+        self._pool = pool
+        self._hasher = hasher
+        self._loads = loads
+        self._residency = residency
+        self._seed = seed
+        self._router = router
+        self._fleets: dict[frozenset[str], Fleet] = {}
+        self.shares = GroupShares(pool, hasher) if any(group.auto_replicas for group in pool.groups) else None
+
+    def route(self, group: TaskGroupConfig | None) -> Route:
+        """The route of a task group, or of the pool's own requests; behind it the one of its policy's trial."""
+        policy = policy_of(self._pool, group)
+        if policy.trial is None:
+            return self._placed_by(policy, group)
+        trial, name = policy.trial, group.name if group else ""
+        said = said_tier1(self._pool, group)
+        rule = TrialRule(policy, trial, self._hasher, said, router=self._router, group=name)
+        in_force = replace(self._placed_by(policy, group), arm=Arm.IN_FORCE, trial=rule)
+        if not rule.is_here:
+            return in_force
+        tried = replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
+        return replace(in_force, tried=Tried(rule, replace(self._placed_by(tried, group), arm=Arm.TRIAL)))
+
+    def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
+        """The route that one revision makes."""
+        fleet = self._fleet(group)
+        return Route(
+            self._pool.name,
+            group.name if group else "",
+            policy,
+            build_strategy(policy.settings, fleet),
+            fleet,
+            tier1_rule(self._pool, group, policy.settings),
+            self.shares,
+            is_shared=self.shares is not None and (group is None or group.auto_replicas is not None),
+        )
+
+    def _fleet(self, group: TaskGroupConfig | None) -> Fleet:
+        """The fleet of a group, or of the whole pool; those that use the same replicas share one, ring and sums."""
+        chosen = None if group is None or group.replicas is None else frozenset(group.replicas)
+        replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
+        names = frozenset(replica.name for replica in replicas)
+        if names not in self._fleets:
+            self._fleets[names] = Fleet(replicas, self._loads, self._seed, self._residency)
+        return self._fleets[names]
+
+
+def asks_residency(pool: PoolConfig) -> bool:
+    """Whether any policy of the pool asks what replicas hold: then everybody's requests are entered.
+
+    A revision on trial counts on every router, so that one to which the trial is widened knows already.
+    """
+    policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
+    settings = [policy.settings for policy in policies] + [it.trial.settings for it in policies if it.trial]
+    return any(isinstance(one, ResidencySettings) for one in settings)
+
+
+def carry_over(routes: Iterable[Route], before: Iterable[Route]) -> None:
+    """Let strategies go on from what they had learned for the same requests as the same revision, tried or in force."""
+    known = {_identity(route): route.strategy for route in _with_trials(before)}
+    for route in _with_trials(routes):
+        earlier = known.get(_identity(route))
+        if earlier is not None and isinstance(route.strategy, CarriesOver):
+            route.strategy.carry_over(earlier)
+
+
+def _with_trials(routes: Iterable[Route]) -> Iterator[Route]:
+    for route in routes:
+        yield route
+        if route.tried is not None:
+            yield route.tried.route
+
+
+def _identity(route: Route) -> tuple[object, ...]:
+    policy = route.policy
+    return route.pool, route.group, policy.name, policy.revision, policy.settings

@@ -1,0 +1,34 @@
+"""A trial over several workers: one answer to who is tried, and one sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.test_trials import HISTOGRAM, body, trying
+from tests.routing.workers.harness import serving
+
+PROMPTS, TURNS = 6, 8
+
+
+async def test_all_workers_try_the_same_prefixes_and_their_figures_add_up(replica: FakeReplica, tmp_path: Path) -> None:
+    async with serving(tmp_path, trying([replica], 0.5, routers=("tested",)), "--workers=2") as router:
+        answers = {n: [await router.chat(body(n)) for _ in range(TURNS)] for n in range(PROMPTS)}
+
+        async def all_counted() -> bool:
+            _, text = await router.admin("GET", "/metrics")
+            counted = samples(text).get(f"{HISTOGRAM}_count", [])
+            return sum(value for _, value in counted) == PROMPTS * TURNS
+
+        await router.until(all_counted, "the sums of both workers")
+        _, text = await router.admin("GET", "/metrics")
+
+    told = {n: {answer.headers["x-warmpath-revision"] for answer in sent} for n, sent in answers.items()}
+    workers = {answer.headers["x-request-id"][:16] for sent in answers.values() for answer in sent}
+    assert len(workers) == 2
+    assert all(len(revisions) == 1 for revisions in told.values())
+    assert {revision for revisions in told.values() for revision in revisions} == {"1", "2"}
+    tried = sum(TURNS for revisions in told.values() if revisions == {"2"})
+    counted = {labels["revision"]: value for labels, value in samples(text)[f"{HISTOGRAM}_count"]}
+    assert counted == {"1": PROMPTS * TURNS - tried, "2": tried}
