@@ -26,13 +26,19 @@ OUTCOMES = {
     "router_error": "router_error_requests",
     "cancelled": "cancelled_requests",
 }
-TTFT = "warmpath_router_ttft_seconds"
-_KNOWN = frozenset(COUNTERS) | {INFO, START_TIME, REQUESTS, f"{TTFT}_bucket", f"{TTFT}_sum"}
+TTFTS = ("warmpath_router_ttft_seconds", "warmpath_router_policy_ttft_seconds")  # no key is in both
+_BUCKETS = frozenset(f"{name}_bucket" for name in TTFTS)
+_SUMS = frozenset(f"{name}_sum" for name in TTFTS)
+_KNOWN = frozenset(COUNTERS) | _BUCKETS | _SUMS | {INFO, START_TIME, REQUESTS}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RouteKey:
-    """What a router counts by. The TTFT histogram knows no policy: there ``policy`` is "" and ``revision`` 0."""
+    """What a router counts by.
+
+    The TTFT histogram of all requests knows no policy: there ``policy`` is "" and ``revision`` 0. The one by revision,
+    of policies that try another one, knows no replica: there ``replica`` is "".
+    """
 
     pool: str = ""
     group: str = ""
@@ -99,9 +105,9 @@ def _ttft(samples: list[Sample]) -> dict[RouteKey, Buckets]:
     lines: dict[RouteKey, list[tuple[float, float]]] = defaultdict(list)
     sums: dict[RouteKey, float] = {}
     for sample in samples:
-        if sample.name == f"{TTFT}_bucket":
+        if sample.name in _BUCKETS:
             lines[_key(sample)].append((bucket_edge(sample), checked_count(sample)))
-        elif sample.name == f"{TTFT}_sum" and abs(sample.value) <= MOST:
+        elif sample.name in _SUMS and abs(sample.value) <= MOST:
             sums[_key(sample)] = sample.value
     histograms: dict[RouteKey, Buckets] = {}
     for key, pairs in lines.items():

@@ -77,7 +77,8 @@ class RouterReading(models.Model):
     """What a router counted under one key over one interval.
 
     Each scrape of a router leaves one row whose names are all "" (its state says whether the scrape succeeded), and
-    one row for each key under which something was counted. The TTFT histogram's rows have ``policy`` "".
+    one row for each key under which something was counted. The TTFT histogram's rows have ``policy`` ""; those
+    of the one by revision, which is there while a policy tries another one, have ``replica`` "".
     """
 
     pk = models.CompositePrimaryKey("at", "router_id", "pool", "group", "replica", "policy", "revision")

@@ -197,14 +197,17 @@ def engine_ttft(
 def router_ttft(
     pools: Sequence[str] | None, window: Window, *, by: str | None = None, whole: bool = False
 ) -> dict[tuple[Any, datetime], Merged]:
-    """TTFT by the routers' clock, per (key, start of the step); the key is "", (pool, group) or (pool, replica)."""
+    """TTFT by the routers' clock, per (key, start of the step); the key is "", (pool, group) or (pool, replica).
+
+    Rows with a policy are the same requests once more, by revision, while one is on trial.
+    """
     key = {None: "''", "group": """array[pool, "group"]""", "replica": "array[pool, replica]"}[by]
     return _merged(
         f"""
         select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and (%(pools)s::text[] is null or pool = any(%(pools)s))
-            and ttft_layout_id is not null
+            and policy = '' and ttft_layout_id is not null
         group by 1, 2, 3, 4
         """,  # noqa: S608 - the key is one of three
         _during(window, whole=whole) | {"pools": None if pools is None else list(pools)},

@@ -57,7 +57,10 @@ def _histogram(name, labels, counts):
 
 
 def router_text(*routes, boot="b1", name="router-1"):
-    """Routes are dicts: pool, group, replica, policy, revision, and counters by short name; ttft {position: count}."""
+    """Routes are dicts: pool, group, replica, policy, revision, and counters by short name.
+
+    ttft and policy_ttft, the one by revision, are {position: count}.
+    """
     lines = [f'warmpath_router_info{{router="{name}",boot="{boot}",version="1"}} 1']
     for route in routes:
         lines += _route_lines(dict(route))
@@ -67,17 +70,23 @@ def router_text(*routes, boot="b1", name="router-1"):
 def _route_lines(route):
     pool, group, replica = route.pop("pool", "chat"), route.pop("group", ""), route.pop("replica", "r1")
     base = f'pool="{pool}",group="{group}",replica="{replica}"'
-    labels = f'{base},policy="{route.pop("policy", "chat")}",revision="{route.pop("revision", 1)}"'
-    ttft = route.pop("ttft", {})
+    policy = f'policy="{route.pop("policy", "chat")}",revision="{route.pop("revision", 1)}"'
+    labels = f"{base},{policy}"
+    yield from _ttft_lines("ttft_seconds", base, route.pop("ttft", {}))
+    by_policy = f'pool="{pool}",group="{group}",{policy}'
+    yield from _ttft_lines("policy_ttft_seconds", by_policy, route.pop("policy_ttft", {}))
     for outcome, count in route.pop("requests", {}).items():
         yield f'warmpath_router_requests_total{{{labels},reason="affinity",outcome="{outcome}"}} {count}'
     for short, count in route.items():
         yield f"warmpath_router_{short}_total{{{labels}}} {count}"
+
+
+def _ttft_lines(name, labels, ttft):
     if ttft:
         total = 0
         for position, count in sorted(ttft.items()):
             total += count
-            yield f'warmpath_router_ttft_seconds_bucket{{{base},le="{0.001 * 1.05**position:.9g}"}} {total}'
-        yield f'warmpath_router_ttft_seconds_bucket{{{base},le="+Inf"}} {total}'
-        yield f"warmpath_router_ttft_seconds_sum{{{base}}} 1.0"
-        yield f"warmpath_router_ttft_seconds_count{{{base}}} {total}"
+            yield f'warmpath_router_{name}_bucket{{{labels},le="{0.001 * 1.05**position:.9g}"}} {total}'
+        yield f'warmpath_router_{name}_bucket{{{labels},le="+Inf"}} {total}'
+        yield f"warmpath_router_{name}_sum{{{labels}}} 1.0"
+        yield f"warmpath_router_{name}_count{{{labels}}} {total}"

@@ -49,11 +49,14 @@ def route_reading(
     group: str = "",
     replica: str = "r1",
     ttft: dict[int, int] | None = None,
+    revision: int | None = None,
     **counters: float,
 ) -> None:
-    """One key's reading of a router."""
+    """One key's reading of a router; TTFT with ``revision`` is that of the revision, of all replicas together."""
     histograms = {} if ttft is None else {"ttft": Buckets(ROUTER_EDGES, ttft, 1.0)}
     key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else 1)
+    if ttft and revision is not None:
+        key = RouteKey(pool, group, "", "chat", revision)
     reading = RouteReading(key, Addition(ReadingState.OK, 5.0, counters, histograms))
     store_rows(ROUTE_TABLE, [route_row(router.pk, at, reading, layout_ids(edges_of([reading])))])
 

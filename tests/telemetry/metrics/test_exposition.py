@@ -214,19 +214,33 @@ def test_a_router_s_text():
     assert (ttft.edges, ttft.counts) == (ROUTER_EDGES, {7: 3})
 
 
+def test_the_ttft_of_a_revision_is_read_beside_that_of_all_requests():
+    in_force, tried = ({"revision": number, "policy_ttft": {7: number}, "ttft": {7: 3}} for number in (1, 2))
+
+    routes = read_router(router_text(in_force, tried)).routes
+
+    assert routes[RouteKey("chat", "", "", "chat", 1)].histograms["ttft"].counts == {7: 1}
+    assert routes[RouteKey("chat", "", "", "chat", 2)].histograms["ttft"].counts == {7: 2}
+    assert RouteKey("chat", "", "", "", 0) not in routes
+
+
 def test_what_the_router_really_serves_is_read():
-    """The names and the sparse histogram are the router's own, not this file's idea of them."""
-    from routing.proxy.figures.histogram import Histogram
+    """The names and the sparse histograms are the router's own, not this file's idea of them."""
+    from routing.proxy.figures.decisions import Record
+    from routing.proxy.figures.metrics import Metrics, Outcome
 
-    histogram = Histogram()
+    metrics = Metrics()
     for seconds in (0.0005, 0.05, 0.05, 3.0, 10_000.0):
-        histogram.observe(seconds)
-    lines = histogram.lines("warmpath_router_ttft_seconds", 'pool="chat",group="",replica="r1"')
-    text = router_text() + "\n".join(lines) + "\n"
+        record = Record("", 0.0, "chat", "", "", "everyday", 4, "", "r1", "", 1, None, None, [], [], arm="trial")
+        record.first_byte(200, seconds)
+        metrics.placed_ended(record, Outcome.OK)
 
-    ttft = read_router(text).routes[RouteKey("chat", "", "r1")].histograms["ttft"]
-    assert ttft.total == 5
-    assert (min(ttft.counts), max(ttft.counts)) == (0, len(ROUTER_EDGES))
+    routes = read_router(router_text() + "\n".join(metrics.lines()) + "\n").routes
+    for key in (RouteKey("chat", "", "r1"), RouteKey("chat", "", "", "everyday", 4)):
+        ttft = routes[key].histograms["ttft"]
+        assert ttft.total == 5
+        assert (min(ttft.counts), max(ttft.counts)) == (0, len(ROUTER_EDGES))
+    assert routes[RouteKey("chat", "", "r1", "everyday", 4)].counters["ok_requests"] == 5
 
 
 def test_another_program_is_no_router():

@@ -249,6 +249,24 @@ def test_a_router_s_label_set_that_is_new_in_its_boot_counts_from_zero(pool, met
     assert list(states) == ["first", "ok", "ok"]
 
 
+def test_the_ttft_of_a_revision_on_trial_is_a_row_of_its_own(pool, metrics_server):
+    def counted(number):
+        arms = ({"revision": 1, "policy_ttft": {10: 4 * number}}, {"revision": 2, "policy_ttft": {12: number}})
+        return text(router_text({"ttft": {10: 4 * number, 12: number}}, *arms))
+
+    router(metrics_server, *map(counted, (1, 2, 4)))
+    for number in range(3):
+        tick(number)
+
+    rows = RouterReading.objects.filter(pool="chat", replica="").order_by("at", "revision")
+    assert [(row.group, row.policy, row.revision, row.ttft_at, row.ttft_counts) for row in rows] == [
+        ("", "chat", 1, [10], [4]),
+        ("", "chat", 2, [12], [1]),
+        ("", "chat", 1, [10], [8]),
+        ("", "chat", 2, [12], [2]),
+    ]
+
+
 def test_a_router_s_new_boot_counts_from_zero(pool, metrics_server):
     before = router_text({"requests": {"ok": 5}}, boot="b1")
     router(metrics_server, text(before), text(router_text({"requests": {"ok": 7}}, boot="b2")))

@@ -160,6 +160,19 @@ def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2
     assert p95.band[1] is None
 
 
+def test_what_is_told_by_revision_too_is_charted_once(router, pool):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, group="busy", ttft={100: 10})
+    route_reading(router, at, group="busy", ttft={100: 1, 200: 90}, revision=2)
+
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    busy = next(row for row in overview.group_rows([pool], MINUTE) if row.name == "busy")
+
+    for p50_s in (values(p50)[0], busy.ttft_p50_s, overview.fleet_tiles([pool], MINUTE).ttft_p50_s):
+        assert p50_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
+
+
 def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
     """T1"""
     at = T0 + timedelta(seconds=5)
