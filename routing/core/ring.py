@@ -11,7 +11,6 @@ Trees", 1997.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -20,9 +19,8 @@ from weakref import WeakValueDictionary
 from xxhash import xxh3_64_intdigest
 
 from routing.core.types import PrefixHash, ReplicaId
+from routing.schema.homes import points_of
 
-POINTS = 160  # of a replica of weight 1: shares of the circle differ by 1/sqrt(160), 8 %
-MAX_WEIGHT = 8.0  # the greatest weight that is taken as it is; see _unit
 LONG_WALK = 16  # replicas, after which a walk is remembered, for its key is hot and its first homes are full
 LONG_WALKS = 64  # keys whose walks are remembered
 
@@ -38,11 +36,11 @@ class HashRing:
     def __init__(self, weights: Mapping[ReplicaId, float]) -> None:
         self._names = sorted(weights)
         self._long_walks: dict[PrefixHash, _LongWalk] = {}
-        unit = _unit(max(weights.values(), default=1.0))
+        points = points_of(weights)
         self._points = sorted(
             (xxh3_64_intdigest(name.encode(), number) & ~_INDEX) | index
             for index, name in enumerate(self._names)
-            for number in range(max(1, round(POINTS * weights[name] / unit)))
+            for number in range(points[name])
         )
 
     def __len__(self) -> int:
@@ -114,14 +112,3 @@ def shared_ring(weights: Mapping[ReplicaId, float]) -> HashRing:
 
 
 _rings: WeakValueDictionary[tuple[tuple[ReplicaId, float], ...], HashRing] = WeakValueDictionary()
-
-
-def _unit(greatest: float) -> float:
-    """The weight that owns ``POINTS`` points: 1, unless a ring would become too large or too coarse.
-
-    Where the greatest weight lies outside 0.5 to 8 it is the power of two that brings it there. Only a replica
-    whose weight crosses such a step moves the keys of others.
-    """
-    if greatest > MAX_WEIGHT:
-        return float(2 ** math.ceil(math.log2(greatest / MAX_WEIGHT)))
-    return float(2 ** math.ceil(math.log2(greatest))) if greatest <= 0.5 else 1.0

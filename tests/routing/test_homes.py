@@ -1,0 +1,58 @@
+"""What a reader of configurations computes about homes, against the ring that routers walk."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing.core.ring import HashRing
+from routing.core.types import PrefixHash, ReplicaId
+from routing.schema.homes import moved_by_chance, moved_ratio, points_of
+
+KEYS = 250
+fleets = st.dictionaries(
+    st.sampled_from([ReplicaId(f"r{number}") for number in range(12)]),
+    st.sampled_from([0.25, 1.0, 2.0, 7.5, 16.0]),
+    min_size=1,
+    max_size=12,
+)
+
+
+def homes(weights: dict[ReplicaId, float], salt: int) -> list[ReplicaId]:
+    """Where each of many keys is at home, by a ring of replicas that are named a little differently each time."""
+    ring = HashRing({ReplicaId(f"{name}-{salt}"): weight for name, weight in weights.items()})
+    return [next(ring.walk(PrefixHash(number * (2**64 // KEYS)))) for number in range(KEYS)]
+
+
+@settings(deadline=None)
+@given(before=fleets, after=fleets)
+def test_the_ratio_that_moves_is_what_rings_move(before: dict[ReplicaId, float], after: dict[ReplicaId, float]) -> None:
+    rings = range(12)  # one ring's shares differ from the weights by chance; many together hardly do
+    pairs = [pair for salt in rings for pair in zip(homes(before, salt), homes(after, salt), strict=True)]
+
+    moved = sum(old != new for old, new in pairs) / len(pairs)
+
+    assert moved_ratio(points_of(before), points_of(after)) == pytest.approx(moved, abs=0.12)
+
+
+@given(fleet=fleets)
+def test_nothing_moves_where_nothing_changes(fleet: dict[ReplicaId, float]) -> None:
+    assert moved_ratio(points_of(fleet), points_of(fleet)) == 0.0
+
+
+def test_one_of_eight_that_leaves_moves_its_eighth() -> None:
+    eight = points_of(dict.fromkeys("abcdefgh", 1.0))
+
+    assert moved_ratio(eight, {name: eight[name] for name in "bcdefgh"}) == pytest.approx(1 / 8)
+    assert moved_ratio(eight, {name: eight[name] for name in "ab"}) == pytest.approx(3 / 4)
+
+
+def test_keys_that_are_hashed_anew_keep_their_home_by_chance_alone() -> None:
+    assert moved_by_chance(points_of(dict.fromkeys("abcd", 1.0))) == pytest.approx(3 / 4)
+    assert moved_by_chance(points_of({"a": 1.0})) == 0.0
+
+
+def test_without_a_home_before_or_after_nothing_can_be_said() -> None:
+    assert moved_ratio({}, points_of({"a": 1.0})) is None
+    assert moved_ratio(points_of({"a": 1.0}), {}) is None
