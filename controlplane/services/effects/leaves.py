@@ -1,0 +1,87 @@
+"""A configuration as leaves: path -> value, so that whatever differs can be counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from routing import schema
+
+from .effect import Path
+
+
+def leaves_of(config: schema.Frozen | None) -> dict[Path, Any]:
+    """Every value of a configuration, secrets included: for comparing, never for showing.
+
+    Lists of things with names are laid out by name, so that their order and their neighbours do not matter; any other
+    list is one value.
+    """
+    found: dict[Path, Any] = {}
+    if config is not None:
+        _lay_out(msgspec.to_builtins(config), (), found)
+    return found
+
+
+def differing(before: dict[Path, Any], after: dict[Path, Any]) -> dict[Path, tuple[Any, Any]]:
+    """The leaves that are not the same, in the order of ``after``, then of ``before``; None where there is none.
+
+    Where nothing (None) became a whole branch, or the other way round, that is one difference, at the branch.
+    """
+    branches = _branches(before) | _branches(after)
+    found: dict[Path, tuple[Any, Any]] = {}
+    for path in dict.fromkeys((*after, *before)):
+        old, new = before.get(path, _MISSING), after.get(path, _MISSING)
+        if old == new or (path in branches and (old == [] or new == [])):
+            continue  # the same, or an empty list that got members: those differ by themselves
+        place = next(
+            (up for up in _above(path) if before.get(up, _MISSING) is None or after.get(up, _MISSING) is None), path
+        )
+        found[place] = (_below(before, place), _below(after, place))
+    return found
+
+
+def explained(path: Path, by: Iterable[Path]) -> bool:
+    """Whether one of the paths is this leaf, or a branch that it hangs on."""
+    return any(path[: len(branch)] == branch for branch in by)
+
+
+_MISSING = object()
+
+
+def _above(path: Path) -> Iterable[Path]:
+    """The branches that a leaf hangs on, from the root."""
+    return (path[:length] for length in range(1, len(path)))
+
+
+def _branches(leaves: dict[Path, Any]) -> set[Path]:
+    return {up for path in leaves for up in _above(path)}
+
+
+def _below(leaves: dict[Path, Any], place: Path) -> Any:
+    """The value at a place: a leaf's own, or a branch as leaves by the rest of their paths; None where it is not."""
+    if place in leaves:
+        return leaves[place]
+    depth = len(place)
+    return {".".join(path[depth:]): value for path, value in leaves.items() if path[:depth] == place} or None
+
+
+def _lay_out(value: Any, path: Path, found: dict[Path, Any]) -> None:
+    named = _by_name(value)
+    if named is None:
+        found[path] = value
+        return
+    if not named:
+        found[path] = type(value)()  # something that is there and empty is not the same as nothing
+    for name, inner in named.items():
+        _lay_out(inner, (*path, name), found)
+
+
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """The inner values of a branch by name; None for a leaf."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(one, dict) and "name" in one for one in value):
+        return {str(one["name"]): one for one in value}
+    return None
