@@ -110,6 +110,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "api:policy-diff": SEE,
     "api:policy-publish": {"POST": APPROVER},
     **_named("api:revision", _resource()),
+    "api:revision-compare": SEE,
     **_named("api:rollout", _resource()),
     **_named("api:router", _resource()),
     **_named("api:event", _resource()),

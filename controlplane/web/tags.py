@@ -37,6 +37,13 @@ _EVENT_TONES = {
 }  # fmt: skip
 
 
+# What a consequence of a change is called on a badge, and its colour: cold is what a cache becomes.
+_IMPACTS = {
+    "reset": ("cold caches", "cold"), "move": ("some move", "warn"), "refuse": ("who is let in", "warn"),
+    "steer": ("homes stay", "good"), "quiet": ("nothing moves", ""),
+}  # fmt: skip
+
+
 @register.filter
 def percent(ratio: float | None) -> str:
     """A ratio as per cent, 0.634 as 63.4 %."""
@@ -122,6 +129,18 @@ def tone(word: Any) -> str:
 def event_tone(kind: str) -> str:
     """The badge colour of a kind of event: what went wrong, what went well, what changed how requests are placed."""
     return _EVENT_TONES.get(kind, "")
+
+
+@register.filter
+def impact_words(impact: str) -> str:
+    """What a consequence of a change does, in two words."""
+    return _IMPACTS.get(impact, (impact, ""))[0]
+
+
+@register.filter
+def impact_tone(impact: str) -> str:
+    """The badge colour that repeats it."""
+    return _IMPACTS.get(impact, ("", ""))[1]
 
 
 @register.filter

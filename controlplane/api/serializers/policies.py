@@ -8,6 +8,7 @@ from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName
 from controlplane.models import PolicyRevision, RoutingPolicy, TaskGroup
+from controlplane.services.effects import Impact
 
 from .base import by_username
 
@@ -91,6 +92,19 @@ class SettingChangeSerializer(serializers.Serializer[Any]):
     meaning = serializers.CharField()
 
 
+class EffectSerializer(serializers.Serializer[Any]):
+    """One consequence of a change: for whom, what it does, and how much moves; null where that is not known."""
+
+    kind = serializers.CharField()
+    impact = serializers.ChoiceField(choices=[(str(impact), str(impact)) for impact in Impact])
+    resets = serializers.BooleanField()
+    who = serializers.ListField(child=serializers.CharField())
+    text = serializers.CharField()
+    before = serializers.JSONField(allow_null=True)
+    after = serializers.JSONField(allow_null=True)
+    moved_ratio = serializers.FloatField(allow_null=True, min_value=0, max_value=1)
+
+
 class DiffSerializer(serializers.Serializer[Any]):
     """What going live would change. ``before`` is null where nothing is live yet."""
 
@@ -98,3 +112,22 @@ class DiffSerializer(serializers.Serializer[Any]):
     after = serializers.IntegerField()
     digest = serializers.CharField()
     changes = SettingChangeSerializer(many=True)
+    effects = EffectSerializer(many=True)
+
+
+class RevisionsAsked(serializers.Serializer[Any]):
+    """Two revisions of one policy, by their ids; ``from`` is what would be replaced."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """``from`` is a word of Python's own."""
+        revisions = PolicyRevision.objects.select_related("policy__pool", "policy__group")
+        return {"from": ById(queryset=revisions), "to": ById(queryset=revisions)}
+
+
+class ComparisonSerializer(serializers.Serializer[Any]):
+    """What one revision says and does instead of another, in the fleet as it is now."""
+
+    before = serializers.IntegerField()
+    after = serializers.IntegerField()
+    changes = SettingChangeSerializer(many=True)
+    effects = EffectSerializer(many=True)

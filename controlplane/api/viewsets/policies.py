@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from django.db.models import Prefetch
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -17,13 +17,15 @@ from controlplane.api.filters import RevisionFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
-from controlplane.errors import NotADraftError
+from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
 from controlplane.services import policies
+from controlplane.services.comparisons import effects_of_revisions, effects_of_settings
 from controlplane.services.policy_settings import diff_settings, policy_catalogue
 
 from .doors import NAME, NUMBER, Door, parsed
 
+COMPARED = (("from", "A revision's id: what would be replaced."), ("to", "The id of another of the same policy."))
 CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.DRAFT))
 
 
@@ -67,7 +69,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     @extend_schema(responses=s.DiffSerializer)
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """What publishing the draft would change; 409 if there is none."""
+        """What publishing the draft would change, and what that does for whom; 409 if there is no draft."""
         policy = self.get_object()
         live, draft = policy.live(), self._draft(policy)
         answer = {
@@ -75,6 +77,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
             "after": draft.number,
             "digest": draft.digest,
             "changes": diff_settings(live.settings if live else None, draft.settings),
+            "effects": effects_of_settings(policy, live.settings if live else None, draft.settings),
         }
         return Response(s.DiffSerializer(answer).data)
 
@@ -105,6 +108,27 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pol
     serializer_class = s.RevisionSerializer
     filterset_class = RevisionFilter
     lookup_value_regex = NUMBER
+
+    @extend_schema(
+        parameters=[OpenApiParameter(name, int, required=True, description=text) for name, text in COMPARED],
+        responses=s.ComparisonSerializer,
+        filters=False,
+    )
+    @action(detail=False, methods=["get"], pagination_class=None)
+    def compare(self, request: Request) -> Response:
+        """What one revision of a policy does instead of another, in the fleet as it is now; 422 for two policies'."""
+        asked = s.RevisionsAsked(data=request.query_params, context={"request": request})
+        asked.is_valid(raise_exception=True)
+        before, after = asked.validated_data["from"], asked.validated_data["to"]
+        if before.policy_id != after.policy_id:
+            raise InvalidError("$.to", f"a revision of {after.policy.name}; the other one is of {before.policy.name}")
+        answer = {
+            "before": before.number,
+            "after": after.number,
+            "changes": diff_settings(before.settings, after.settings),
+            "effects": effects_of_revisions(before, after),
+        }
+        return Response(s.ComparisonSerializer(answer).data)
 
 
 class CatalogueView(APIView):

@@ -15,8 +15,9 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
+from controlplane.services.comparisons import effects_of_settings
 from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
-from controlplane.services.policy_settings import StrategyInfo, diff_settings, policy_catalogue
+from controlplane.services.policy_settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.base import ReasonForm
@@ -80,8 +81,12 @@ def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
     policy = _policy(policy_id)
     strategy = strategy_named(request.GET.get("strategy", "")) or policy_catalogue()[0]
     form, live = SettingsForm(strategy, request.POST), policy.live()
-    changes = diff_settings(live.settings if live else None, form.settings()) if form.is_valid() else []
-    return render(request, "controlplane/policy_check.html", {"form": form, "changes": changes, "live": live})
+    context: dict[str, Any] = {"form": form, "live": live}
+    if form.is_valid():
+        before, after = live.settings if live else None, canonical_settings(form.settings())
+        context["changes"] = diff_settings(before, after)
+        context["effects"] = effects_of_settings(policy, before, after)
+    return render(request, "controlplane/policy_check.html", context)
 
 
 @require_POST
@@ -174,7 +179,7 @@ def _row(group: TaskGroup | None, policy: RoutingPolicy | None) -> dict[str, Any
 
 
 def _facts(policy: RoutingPolicy) -> dict[str, Any]:
-    """What a policy's page shows; eight queries whatever the history's length."""
+    """What a policy's page shows; fifteen queries whatever the history's length."""
     history = list(policy.revisions.select_related("author").order_by("-number")[:HISTORY])
     live = next((one for one in history if one.state == RevisionState.LIVE), None) or policy.live()
     draft = next((one for one in history if one.state == RevisionState.DRAFT), None)
@@ -185,6 +190,7 @@ def _facts(policy: RoutingPolicy) -> dict[str, Any]:
         "live_settings": _shown_settings(live) if live else [],
         "draft": draft,
         "changes": diff_settings(live.settings if live else None, draft.settings) if draft else [],
+        "effects": effects_of_settings(policy, live.settings if live else None, draft.settings) if draft else [],
         "publish_form": ReasonForm(initial={"reason": draft.reason, "digest": draft.digest}) if draft else None,
         "history": history,
         **_rollout(policy),

@@ -62,3 +62,48 @@ def test_the_catalogue_says_what_can_be_set(api):
     load_factor = strategies["prefix_hash"]["settings"][0]
     assert (load_factor["field"], load_factor["unit"], load_factor["low"]) == ("load_factor", "ratio", 1.0)
     assert all(info["help"] and all(s["help"] for s in info["settings"]) for info in strategies.values())
+
+
+def test_a_diff_says_what_it_does_and_for_whom(api, pool):
+    for number in range(4):
+        api.post("/api/v1/replicas", {"pool": "default", "name": f"r{number}", "url": f"http://10.0.0.{number + 1}:80"})
+    api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
+
+    (effect,) = api.get("/api/v1/policies/default/diff").data["effects"]
+
+    assert effect["who"] == ["pool default"]
+    assert "placed by prefix_hash instead of round_robin" in effect["text"]
+    assert (effect["impact"], effect["resets"], effect["moved_ratio"]) == ("reset", True, 0.75)
+
+
+def publish(api, **settings):
+    api.put("/api/v1/policies/default/draft", {"settings": settings})
+    api.post("/api/v1/policies/default/publish", {"reason": "to compare"})
+    return api.get("/api/v1/revisions?policy=default").data["results"][0]["id"]
+
+
+def test_any_two_revisions_of_a_policy_are_compared(api, pool):
+    older = publish(api, strategy="prefix_hash", load_factor=1.5)
+    newer = publish(api, strategy="prefix_hash", load_factor=3)
+    publish(api, strategy="random")
+
+    answer = api.get(f"/api/v1/revisions/compare?from={older}&to={newer}").data
+
+    assert (answer["before"], answer["after"]) == (2, 3)
+    assert [change["field"] for change in answer["changes"]] == ["load_factor"]
+    assert [effect["impact"] for effect in answer["effects"]] == ["steer"]
+    assert api.get(f"/api/v1/revisions/compare?from={older}&to={older}").data["effects"] == []
+
+
+def test_revisions_of_two_policies_are_no_comparison(api, pool):
+    group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
+    api.post("/api/v1/policies", {"group": group["id"]})
+    api.put("/api/v1/policies/default.chat/draft", {"settings": PREFIX_HASH})
+    mine, other = (row["id"] for row in api.get("/api/v1/revisions").data["results"])
+
+    answer = api.get(f"/api/v1/revisions/compare?from={mine}&to={other}")
+
+    assert answer.status_code == 422
+    assert answer.data["errors"][0]["pointer"] == "#/to"
+    assert api.get(f"/api/v1/revisions/compare?from={mine}").status_code == 422
+    assert api.get(f"/api/v1/revisions/compare?from={mine}&to=999999").status_code == 422

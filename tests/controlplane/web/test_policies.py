@@ -180,5 +180,20 @@ def test_a_policys_page_costs_the_same_whatever_its_history(visitor, policy, rou
         publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": factor}).pk)
     save_draft(policy, {"strategy": "least_load"})
 
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(15):  # six of them for the fleet that the draft is judged in
         visitor.get(path(policy))
+
+
+def test_a_draft_is_told_by_what_it_does_before_its_settings(visitor, policy):
+    save_draft(policy, {"strategy": "prefix_hash"})
+
+    text = visitor.get(path(policy)).text
+
+    assert "Requests of pool default are placed by prefix_hash instead of round_robin" in text
+    assert "cold caches" in text
+
+
+def test_the_check_says_what_saving_would_do(visitor, policy):
+    assert (
+        "placed by prefix_hash instead of round_robin" in visitor.post(path(policy, "check/?strategy=prefix_hash")).text
+    )
