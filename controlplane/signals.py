@@ -1,28 +1,68 @@
-"""Signing in, noted in the audit log."""
+"""What happens when people sign in, or fail to."""
 
 from typing import Any
 
+from allauth.account.signals import authentication_step_completed
+from allauth.mfa.models import Authenticator
+from allauth.mfa.signals import (
+    authentication_failed,
+    authenticator_added,
+    authenticator_removed,
+    authenticator_reset,
+)
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.dispatch import receiver
+from django.http import HttpRequest
 
-from controlplane.services.audit import append_entry
+from controlplane.accounts.proof import note_proof
+from controlplane.services.second_factors import note_second_factor
+from controlplane.services.sign_ins import note_refusal, note_sign_in
+from controlplane.sessions import note_presence
 
-SIGNED_IN, REFUSED = "signed_in", "sign_in_refused"
+NAMES = {Authenticator.Type.TOTP: "a second factor", Authenticator.Type.RECOVERY_CODES: "recovery codes"}
 
 
 @receiver(user_logged_in, dispatch_uid="controlplane.signed_in")
-def note_signing_in(user: User, **_: Any) -> None:
+def come_in(request: HttpRequest, user: User, **_: Any) -> None:
     """Somebody came in."""
-    append_entry(SIGNED_IN, f"{user.get_username()} signed in.", by=user)
+    note_proof(request)
+    note_presence(request)
+    note_sign_in(user)
+
+
+@receiver(authentication_step_completed, dispatch_uid="controlplane.proved")
+def prove(request: HttpRequest, *, reauthenticated: bool = False, **_: Any) -> None:
+    """Somebody who is in proved again who they are."""
+    if reauthenticated:
+        note_proof(request)
 
 
 @receiver(user_login_failed, dispatch_uid="controlplane.sign_in_refused")
-def note_refusal(credentials: dict[str, Any], **_: Any) -> None:
-    """Somebody did not. The name is what was typed, and may be a password typed in the wrong field: only names of
-    people who exist are kept.
-    """
-    name = str(credentials.get("username", ""))
-    known = "\0" not in name and User.objects.filter(username=name).exists()
-    who = f"Signing in as {name} was refused." if known else "Signing in as somebody unknown was refused."
-    append_entry(REFUSED, who)
+def stay_out(credentials: dict[str, Any], **_: Any) -> None:
+    """A wrong name or password."""
+    note_refusal(str(credentials.get("username", "")))
+
+
+@receiver(authentication_failed, dispatch_uid="controlplane.code_refused")
+def refuse_code(user: User, **_: Any) -> None:
+    """A wrong code."""
+    note_refusal(user.get_username(), what=": a wrong code")
+
+
+@receiver(authenticator_added, dispatch_uid="controlplane.factor_added")
+def add_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
+    """Somebody set up a second factor."""
+    note_second_factor(user, f"set up {NAMES[authenticator.type]}")
+
+
+@receiver(authenticator_removed, dispatch_uid="controlplane.factor_removed")
+def remove_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
+    """Somebody gave theirs up."""
+    note_second_factor(user, f"removed {NAMES[authenticator.type]}")
+
+
+@receiver(authenticator_reset, dispatch_uid="controlplane.factor_reset")
+def reset_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
+    """Somebody made new recovery codes."""
+    note_second_factor(user, f"made new {NAMES[authenticator.type]}")

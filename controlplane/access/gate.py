@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.apps import apps
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from controlplane.access.asker import asker_of
+from controlplane.access.proof import ask_again, lacks_second_factor, must_prove
 from controlplane.access.rules import NAMED_BY, OPEN, needed_role, opens
 from controlplane.access.scope import find
 from controlplane.models import Role
@@ -35,14 +38,19 @@ class AccessMiddleware:
         view: Callable[..., HttpResponse],
         args: tuple[Any, ...],  # noqa: ARG002 - the signature is Django's
         kwargs: dict[str, Any],
-    ) -> None:
-        """Raise Http404 or PermissionDenied, or let it pass."""
+    ) -> HttpResponse | None:
+        """Raise Http404 or PermissionDenied, send somebody to prove who they are, or let it pass."""
         match = request.resolver_match
         route = match.view_name if match else ""
         if route in OPEN or not getattr(view, "login_required", True) or hasattr(view, "cls"):
-            return
-        if request.user.is_authenticated:  # else the middleware before this one sends them to sign in
-            check_page(request, route, kwargs)
+            return None
+        if not request.user.is_authenticated:  # the middleware before this one sends them to sign in
+            return None
+        if lacks_second_factor(request, asker_of(request)):
+            messages.warning(request, "Your role needs a second factor. Set it up to go on.")
+            return redirect("mfa_activate_totp")
+        check_page(request, route, kwargs)
+        return ask_again(request) if must_prove(request, route) else None
 
 
 def check_page(request: HttpRequest, route: str, named: Mapping[str, Any]) -> None:

@@ -90,6 +90,8 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:person-role": {"POST": ADMIN},
     "controlplane:person-active": {"POST": ADMIN},
     "controlplane:person-password": {"POST": ADMIN},
+    "controlplane:person-unlock": {"POST": ADMIN},
+    "controlplane:person-second-factor": {"POST": ADMIN},
     "controlplane:project-new": _form(ADMIN),
     "controlplane:project-remove": _form(ADMIN),
     "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
@@ -136,9 +138,37 @@ OPEN = frozenset(
         "account_logout",
         "account_inactive",
         "account_change_password",
+        "account_reauthenticate",
+        "mfa_authenticate",
+        "mfa_reauthenticate",
+        "mfa_index",
+        "mfa_activate_totp",
+        "mfa_deactivate_totp",
+        "mfa_view_recovery_codes",
+        "mfa_generate_recovery_codes",
         "api:announce",  # by the routers' token
     }
 )
+
+# What cannot be undone, gives or takes away access, or shows a secret: asks for a fresh proof of who is asking. Scripts
+# prove themselves with each request.
+_ASKED_AGAIN = {
+    "controlplane:pool-remove": ("GET", "POST"),
+    "controlplane:project-remove": ("GET", "POST"),
+    "controlplane:person-new": ("GET", "POST"),
+    "controlplane:person-role": ("POST",),
+    "controlplane:person-active": ("POST",),
+    "controlplane:person-password": ("POST",),
+    "controlplane:person-unlock": ("POST",),
+    "controlplane:person-second-factor": ("POST",),
+    "controlplane:tokens": ("POST",),
+    "controlplane:token-revoke": ("POST",),
+    "api:project-detail": ("DELETE",),
+    "api:pool-detail": ("DELETE",),
+    "api:token-list": ("POST",),
+    "api:token-detail": ("DELETE",),
+}
+ASKS_AGAIN = frozenset((route, method) for route, methods in _ASKED_AGAIN.items() for method in methods)
 
 # The objects that addresses name: the parameter, the model, and the field that the parameter holds.
 NAMED_BY: Mapping[str, tuple[str, str]] = {

@@ -22,6 +22,7 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.ApiToken": None,
     "controlplane.AuditEntry": None,
     "controlplane.RoleAssignment": None,
+    "controlplane.SignInLock": None,
     "auth.User": None,
     "telemetry.AlertRule": "pool__project",
     "telemetry.Alert": "pool__project",

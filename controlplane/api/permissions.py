@@ -6,11 +6,12 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db.models import Model
-from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from controlplane.access.asker import Asker, asker_of
+from controlplane.access.proof import lacks_second_factor, must_prove
 from controlplane.access.rules import needed_role, opens
 from controlplane.access.scope import project_id_of
 from controlplane.models import ApiToken, Role
@@ -25,12 +26,25 @@ class HasRole(BasePermission):
         if isinstance(request.user, User) and method != "OPTIONS" and not hasattr(view, method.lower()):
             raise MethodNotAllowed(method)
         needed = role_needed(request)
-        return needed is not None and opens(asker(request), route_of(request), needed)
+        if needed is None or not opens(asker(request), route_of(request), needed):
+            return False
+        if request.auth is None:  # a person with a session
+            check_proof(request)
+        return True
 
     def has_object_permission(self, request: Request, view: Any, obj: Model) -> bool:  # noqa: ARG002 - DRF's signature
         """Whether the role suffices for this object; one that the asker cannot see is not found before."""
         needed = role_needed(request)
         return needed is not None and asker(request).may(needed, project_id_of(obj))
+
+
+def check_proof(request: Request) -> None:
+    """PermissionDenied for a person whose session is no proof enough; pages send them to give a better one."""
+    asked = request._request  # noqa: SLF001 - where Django's middleware keeps the session
+    if lacks_second_factor(asked, asker(request)):
+        raise PermissionDenied("Your role needs a second factor. Set it up on your account's page.")
+    if must_prove(asked, route_of(request)):
+        raise PermissionDenied("Confirm that it is you at /accounts/confirm/, and ask again, or use a token.")
 
 
 class IsRouter(BasePermission):

@@ -12,6 +12,7 @@ from .replica import Replica, ReplicaState
 from .role import Role, RoleAssignment
 from .rollout import OPEN_ROLLOUTS, Rollout, RolloutState
 from .router import Router
+from .sign_in_lock import SignInLock
 from .task_group import TaskGroup
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "Router",
     "RoutingPolicy",
     "Scope",
+    "SignInLock",
     "TaskGroup",
 ]

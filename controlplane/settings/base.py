@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from . import env
+from .sign_in import *  # noqa: F403 - a part of this file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = Path(env.text("DATA_DIR", str(ROOT / ".warmpath"))).resolve()
@@ -22,6 +23,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
     "controlplane",
     "telemetry",
 ]
@@ -32,6 +34,7 @@ MIDDLEWARE = [
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "controlplane.sessions.IdleSessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -75,23 +78,8 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 CONN_MAX_AGE = 0  # under ASGI a kept connection belongs to a thread that may never come back
 
-# --- signing in -----------------------------------------------------------------------------------------
+# --- what browsers are told ---------------------------------------------------------------------------------
 
-AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
-LOGIN_URL = "account_login"
-LOGIN_REDIRECT_URL = "/"
-ACCOUNT_ADAPTER = "controlplane.accounts.ClosedAccountAdapter"  # nobody signs up: an operator is added by another
-ACCOUNT_LOGIN_METHODS = {"username"}
-ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
-ACCOUNT_EMAIL_VERIFICATION = "none"
-AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
-    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
-]
-SESSION_COOKIE_HTTPONLY = True
-SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_AGE = 12 * 3600  # seconds
-CSRF_COOKIE_SAMESITE = "Lax"
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 

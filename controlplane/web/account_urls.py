@@ -1,11 +1,24 @@
-"""Signing in and out, and changing one's password. No sign-up and no mail: an operator is added by another."""
+"""Signing in and out, the second factor, and proving again who one is. No sign-up and no mail: an operator is added by
+another.
+"""
 
 from allauth.account import views
+from allauth.mfa.base import views as factors
+from allauth.mfa.recovery_codes import views as recovery
+from allauth.mfa.totp import views as totp
 from django.urls import path
 
 urlpatterns = [
     path("login/", views.login, name="account_login"),
+    path("login/code/", factors.authenticate, name="mfa_authenticate"),
     path("logout/", views.logout, name="account_logout"),
     path("inactive/", views.account_inactive, name="account_inactive"),
     path("password/change/", views.password_change, name="account_change_password"),
+    path("confirm/", views.reauthenticate, name="account_reauthenticate"),
+    path("confirm/code/", factors.reauthenticate, name="mfa_reauthenticate"),
+    path("second-factor/", factors.index, name="mfa_index"),
+    path("second-factor/set-up/", totp.activate_totp, name="mfa_activate_totp"),
+    path("second-factor/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
+    path("second-factor/recovery-codes/", recovery.view_recovery_codes, name="mfa_view_recovery_codes"),
+    path("second-factor/recovery-codes/new/", recovery.generate_recovery_codes, name="mfa_generate_recovery_codes"),
 ]

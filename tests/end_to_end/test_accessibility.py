@@ -30,6 +30,9 @@ EVERYWHERE = (
     "/tokens/",
     "/audit/",
     "/accounts/password/change/",
+    "/accounts/confirm/",
+    "/accounts/second-factor/",
+    "/accounts/second-factor/set-up/",
     "/accounts/logout/",
     "/no-such-page/",
 )

@@ -12,11 +12,12 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import AuditEntry, EventKind
 from controlplane.models.audit_entry import SAID
+from controlplane.services.sign_ins import REFUSED, SIGNED_IN
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50
 COLUMNS = (*(name for name in SAID if name not in {"before", "after", "previous"}), "digest")  # of the CSV
-SIGN_INS = (("signed_in", "Signed in"), ("sign_in_refused", "Sign-in refused"))
+SIGN_INS = ((SIGNED_IN, "Signed in"), (REFUSED, "Sign-in refused"))
 
 
 @require_GET

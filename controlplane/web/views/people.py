@@ -8,13 +8,17 @@ from django.db.models import Count, Prefetch
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from controlplane.accounts.second_factor import has_code
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Project, Role, RoleAssignment
 from controlplane.services.people import add_person, set_active, set_password, set_role
 from controlplane.services.projects import create_project, remove_project
+from controlplane.services.second_factors import reset_second_factor
+from controlplane.services.sign_ins import unlock_sign_in
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in
 from controlplane.web.forms.people import PasswordForm, PersonForm, RoleForm
 from controlplane.web.forms.pools import ProjectForm
@@ -103,6 +107,25 @@ def person_password(request: HttpRequest, person_id: int) -> HttpResponse:
     return _page(request, someone, form, status=422)
 
 
+@require_POST
+def person_unlock(request: HttpRequest, person_id: int) -> HttpResponse:
+    """Let somebody who failed too often try again now."""
+    someone = get_object_or_404(User, pk=person_id)
+    unlock_sign_in(someone, by=signed_in(request))
+    messages.success(request, f"{someone.username} may try to sign in again.")
+    return redirect("controlplane:person", person_id=person_id)
+
+
+@require_POST
+def person_second_factor(request: HttpRequest, person_id: int) -> HttpResponse:
+    """Take away the second factor of somebody who lost theirs."""
+    someone = get_object_or_404(User, pk=person_id)
+    with refusals_as_messages(request):
+        reset_second_factor(someone, by=signed_in(request))
+        messages.success(request, f"{someone.username} signs in without a second factor until they set one up.")
+    return redirect("controlplane:person", person_id=person_id)
+
+
 @require_http_methods(["GET", "POST"])
 def project_new(request: HttpRequest) -> HttpResponse:
     """A project, for pools that other people look after."""
@@ -142,5 +165,13 @@ def project_remove(request: HttpRequest, project_id: int) -> HttpResponse:
 def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int = 200) -> HttpResponse:
     held = {assignment.project_id: assignment.role for assignment in someone.roles.all()}
     rows = [(project, held.get(project.pk if project else None, "")) for project in (None, *Project.objects.all())]
-    context = {"person": someone, "rows": rows, "roles": Role.choices, "form": form, "meanings": MEANINGS.items()}
+    context = {
+        "person": someone,
+        "rows": rows,
+        "roles": Role.choices,
+        "form": form,
+        "meanings": MEANINGS.items(),
+        "has_code": has_code(someone),
+        "locks": someone.sign_in_locks.filter(until__gt=timezone.now()),
+    }
     return render(request, "controlplane/person.html", context, status=status)

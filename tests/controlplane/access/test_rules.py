@@ -6,9 +6,10 @@ import pytest
 from django.test import Client
 from django.urls import get_resolver
 from django.urls.resolvers import URLResolver
+from rest_framework.test import APIClient
 
 from controlplane.access.rules import FLEET_WIDE, NAMED_BY, OPEN, RULES, needed_role
-from controlplane.models import Role
+from controlplane.models import Project, Role
 
 METHODS = ("get", "post", "put", "patch", "delete")
 NOT_OURS = {None}  # the catch-all below /api/
@@ -148,3 +149,19 @@ def test_a_role_in_all_projects_counts_in_each_and_for_what_belongs_to_none(role
         if "person_id" in ALL[route][0]:
             continue  # nobody has the number 0
         assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} answered {status}"
+
+
+def test_no_form_of_another_site_changes_anything(here, person_with):
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(person_with(Role.ADMIN, everywhere=True))
+    taking = [route for route in sorted(PAGES - OPEN) if "POST" in RULES[route]]
+    for route in taking:
+        answer = strict.post(filled(ALL[route][0], here))
+        assert (answer.status_code, "form brought you here" in answer.text) == (403, True), route
+    assert len(taking) > 20
+    for route in sorted(route for route in OPEN & PAGES if route.startswith(("account_", "mfa_"))):
+        assert strict.post(filled(ALL[route][0], here)).status_code == 403, route
+    rest = APIClient(enforce_csrf_checks=True)
+    rest.force_login(person_with(Role.ADMIN))
+    assert rest.post("/api/v1/projects", {"name": "forged"}).status_code == 403
+    assert not Project.objects.filter(name="forged").exists()

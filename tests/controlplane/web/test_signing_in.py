@@ -31,7 +31,8 @@ def test_a_wrong_password_is_refused_beside_the_form_and_names_no_cause(client, 
 def test_there_is_no_sign_up_and_no_mail_flow():
     names = {name for name in get_resolver().reverse_dict if isinstance(name, str) and name.startswith("account_")}
 
-    assert names == {"account_login", "account_logout", "account_inactive", "account_change_password"}
+    known = {"login", "logout", "inactive", "change_password", "reauthenticate"}
+    assert names == {f"account_{name}" for name in known}
 
 
 def test_signing_out_takes_a_post_so_that_no_link_can_do_it(visitor):

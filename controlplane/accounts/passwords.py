@@ -1,0 +1,54 @@
+"""Signing in with a name and a password."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.adapter import DefaultAccountAdapter
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest
+
+from controlplane.middleware import client_address
+from controlplane.services.sign_ins import note_lockout
+
+from .proof import is_fresh
+from .throttle import key_of
+
+
+class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types
+    """Nobody signs up by themselves, and nobody guesses for long.
+
+    Every refusal reads the same and takes as long, whether or not there is such a person: allauth hashes the password
+    for nobody too, and the limits count names that nobody has as well.
+    """
+
+    error_messages = DefaultAccountAdapter.error_messages | {
+        "username_password_mismatch": "The username or the password is not right.",
+        "too_many_login_attempts": (
+            f"Signing in failed too often. Wait {settings.SIGN_IN_LOCK_S // 60} minutes, or ask an admin to unlock you."
+        ),
+    }
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:  # noqa: ARG002 - the signature is allauth's
+        """Never."""
+        return False
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """The address that the audit log names too, so that both believe the same proxy."""
+        return client_address(request)
+
+    def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
+        """Refuse, before the password is looked at, whoever failed too often; ValidationError."""
+        try:
+            super().pre_authenticate(request, **credentials)
+        except ValidationError:
+            note_lockout(str(credentials.get("username", "")), client_address(request))
+            raise
+
+    def is_reauthentication_required(self, *, app: str, **_: Any) -> bool:  # noqa: ARG002 - the signature is allauth's
+        """Whether it is too long ago that this person proved who they are."""
+        return not is_fresh(self.request)
+
+    def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
+        return key_of(str(credentials.get("username", "")), client_address(request))

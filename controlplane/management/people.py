@@ -1,0 +1,16 @@
+"""What commands about people share."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.core.management.base import CommandError
+
+from controlplane.services.sign_ins import person_named
+
+
+def existing_person(username: str) -> User:
+    """Somebody by name; CommandError where there is no such person."""
+    person = person_named(username)
+    if person is None:
+        raise CommandError(f"There is nobody called {username!r}.")
+    return person

@@ -1,0 +1,185 @@
+"""The second factor: set up, asked for, lost, and required of some."""
+
+import base64
+import hashlib
+import hmac
+import re
+import struct
+import time
+import zlib
+
+import pytest
+from allauth.mfa.models import Authenticator
+from django.contrib.sessions.models import Session
+from django.core.management import CommandError, call_command
+from django.test import Client
+from rest_framework.test import APIClient
+
+from controlplane.models import AuditEntry, Role, Scope
+from controlplane.services.people import add_person, set_role
+from controlplane.services.tokens import create_token
+
+PASSWORD = "a long enough passphrase"
+pytestmark = pytest.mark.django_db
+
+
+def code_of(secret, steps=0):
+    """RFC 6238, on its own."""
+    counter = struct.pack(">Q", int(time.time()) // 30 + steps)
+    digest = hmac.new(base64.b32decode(secret), counter, hashlib.sha1).digest()
+    offset = digest[-1] & 15
+    return f"{(struct.unpack('>I', digest[offset : offset + 4])[0] & 0x7FFFFFFF) % 1_000_000:06}"
+
+
+@pytest.fixture
+def ada():
+    person = add_person("ada", password=PASSWORD)
+    set_role(person, Role.VIEWER, None)
+    return person
+
+
+@pytest.fixture
+def signed_in(ada, client):
+    client.force_login(ada)
+    return client
+
+
+def set_up(client):
+    """Through the pages; (secret, recovery codes)."""
+    page = client.get("/accounts/second-factor/set-up/").text
+    secret = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
+    done = client.post("/accounts/second-factor/set-up/", {"code": code_of(secret)}, follow=True)
+    return secret, re.findall(r"<code>(\d{8})</code>", done.text)
+
+
+def password_step(ada):
+    client = Client()
+    answer = client.post("/accounts/login/?next=/events/", {"login": "ada", "password": PASSWORD})
+    return client, answer
+
+
+def test_rfc_6238_is_what_the_test_computes(time_machine):
+    time_machine.move_to(59, tick=False)
+    assert code_of(base64.b32encode(b"12345678901234567890")) == "287082"
+
+
+def test_once_set_up_a_password_alone_lets_nobody_in(signed_in, ada):
+    secret, codes = set_up(signed_in)
+    assert len(set(codes)) == 10
+    client, answer = password_step(ada)
+    assert answer["Location"].startswith("/accounts/login/code/")
+    assert client.get("/").status_code == 302, "not in yet"
+    wrong = client.post("/accounts/login/code/", {"code": "000000"})
+    assert "Incorrect code" in wrong.text
+    right = client.post("/accounts/login/code/", {"code": code_of(secret)})
+    assert right["Location"] == "/events/"
+    assert client.get("/").status_code == 200
+
+
+def test_the_picture_can_be_shown_under_our_policy_and_names_person_and_product(signed_in):
+    page = signed_in.get("/accounts/second-factor/set-up/")
+    assert 'src="data:image/svg+xml;base64,' in page.text
+    assert "img-src 'self' data:" in page["Content-Security-Policy"]
+    assert page.context["totp_url"].startswith("otpauth://totp/ada?")
+    assert "issuer=Warmpath" in page.context["totp_url"]
+
+
+def test_a_code_works_once(signed_in, ada):
+    secret, _ = set_up(signed_in)
+    code = code_of(secret)
+    for expected in (302, 200):
+        client, _ = password_step(ada)
+        assert client.post("/accounts/login/code/", {"code": code}).status_code == expected
+
+
+def test_a_recovery_code_works_once_and_codes_are_shown_once(signed_in, ada):
+    _, codes = set_up(signed_in)
+    again = signed_in.get("/accounts/second-factor/recovery-codes/").text
+    assert not [code for code in codes if code in again]
+    for expected in (302, 200):
+        client, _ = password_step(ada)
+        assert client.post("/accounts/login/code/", {"code": codes[0]}).status_code == expected
+    assert "9 recovery codes are left" in signed_in.get("/accounts/second-factor/").text
+    made = signed_in.post("/accounts/second-factor/recovery-codes/new/", follow=True).text
+    assert not set(re.findall(r"<code>(\d{8})</code>", made)) & set(codes)
+
+
+def test_codes_cannot_be_guessed_for_long(signed_in, ada, settings):
+    secret, _ = set_up(signed_in)
+    client, _ = password_step(ada)
+    for number in range(settings.SIGN_IN_FAILURES):
+        client.post("/accounts/login/code/", {"code": f"{number:06}"})
+    assert "Signing in failed too often" in client.post("/accounts/login/code/", {"code": code_of(secret)}).text
+    assert AuditEntry.objects.filter(summary="Signing in as ada was refused: a wrong code.").count() == 5
+    call_command("unlock_sign_in", "ada")
+    assert client.post("/accounts/login/code/", {"code": code_of(secret)}).status_code == 302
+
+
+def kept_sessions():
+    """What the database holds of sessions, unpacked as far as it can be without a key."""
+    packed = [row.partition(":")[0] for row in Session.objects.values_list("session_data", flat=True)]
+    plain = [base64.urlsafe_b64decode(text.lstrip(".") + "==") for text in packed]
+    return b"".join(zlib.decompress(data) if text[0] == "." else data for text, data in zip(packed, plain, strict=True))
+
+
+def test_neither_the_database_nor_a_session_tells_a_secret(signed_in, ada):
+    page = signed_in.get("/accounts/second-factor/set-up/").text
+    pending = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
+    assert signed_in.session["mfa.totp.secret"] == pending, "it is kept for the next step"
+    assert kept_sessions()
+    assert pending.encode() not in kept_sessions()
+    secret, codes = set_up(signed_in)
+    kept = str(list(Authenticator.objects.values_list("data", flat=True))) + kept_sessions().decode("latin-1")
+    assert not [word for word in (secret, *codes) if word in kept]
+
+
+def test_an_admin_resets_what_somebody_lost(signed_in, ada, client, here, person_with):
+    set_up(signed_in)
+    admin = Client()
+    admin.force_login(person_with("admin", everywhere=True))
+    assert "Reset the second factor" in admin.get(f"/people/{ada.pk}/").text
+    admin.post(f"/people/{ada.pk}/second-factor/")
+    _, answer = password_step(ada)
+    assert answer["Location"] == "/events/"
+    assert AuditEntry.objects.get(summary="The second factor of ada was reset.").actor == "admin-true"
+    assert "has no second factor" in admin.post(f"/people/{ada.pk}/second-factor/", follow=True).text
+
+
+def test_the_command_line_resets_it_for_the_last_admin(signed_in, ada):
+    set_up(signed_in)
+    call_command("reset_second_factor", "ada")
+    assert not Authenticator.objects.exists()
+    with pytest.raises(CommandError, match="no second factor"):
+        call_command("reset_second_factor", "ada")
+
+
+def test_its_owner_removes_it_and_everything_is_noted(signed_in, ada, django_capture_on_commit_callbacks):
+    with django_capture_on_commit_callbacks(execute=True):
+        set_up(signed_in)
+        signed_in.post("/accounts/second-factor/remove/")
+    said = AuditEntry.objects.filter(kind="second_factor_changed").order_by("number").values_list("summary", flat=True)
+    assert {"ada set up a second factor.", "ada set up recovery codes.", "ada removed a second factor."} <= set(said)
+    assert not Authenticator.objects.exists(), "the recovery codes went with it"
+
+
+def test_a_role_that_needs_a_second_factor_gets_nowhere_without_one(client, here, person_with, settings):
+    settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
+    admin, viewer = person_with("admin"), person_with("viewer")
+    client.force_login(viewer)
+    assert client.get("/").status_code == 200
+    client.force_login(admin)
+    answer = client.get("/fleet/", follow=True)
+    assert answer.redirect_chain == [("/accounts/second-factor/set-up/", 302)]
+    assert "Your role needs a second factor" in answer.text
+    assert client.get("/api/v1/pools").status_code == 403
+    set_up(client)
+    assert client.get("/fleet/").status_code == 200
+    assert client.get("/api/v1/pools").status_code == 200
+
+
+def test_a_script_of_somebody_who_needs_a_second_factor_works_on(here, person_with, settings):
+    settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
+    _, text = create_token(person_with("admin"), name="deploy", scopes=[Scope.READ])
+    script = APIClient()
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    assert script.get("/api/v1/pools").status_code == 200

@@ -1,0 +1,161 @@
+"""Guessing passwords: held back by name and address, without telling who exists."""
+
+import statistics
+import threading
+import time
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import Client
+
+from controlplane.models import AuditEntry, Event, SignInLock
+from controlplane.services import sign_ins
+from controlplane.services.people import add_person
+from tests.side_by_side import alone
+
+PASSWORD = "a long enough passphrase"
+LOCKED = "Signing in failed too often"
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ada():
+    return add_person("ada", password=PASSWORD)
+
+
+def sign_in(name, password, address="192.0.2.1", client=None):
+    return (client or Client()).post(
+        "/accounts/login/", {"login": name, "password": password}, REMOTE_ADDR=address, HTTP_X_REQUEST_ID="same"
+    )
+
+
+def fail(times, name="ada", address="192.0.2.1"):
+    return [sign_in(name, f"wrong {number}", address) for number in range(times)][-1]
+
+
+def test_after_five_failures_the_right_password_does_not_help_either(ada, settings):
+    fail(settings.SIGN_IN_FAILURES)
+    answer = sign_in("ada", PASSWORD)
+    assert answer.status_code == 200
+    assert LOCKED in answer.text
+    assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302, "from elsewhere they come in"
+
+
+def test_four_failures_and_another_spelling_of_the_name_are_one_count(ada, settings):
+    fail(settings.SIGN_IN_FAILURES - 1)
+    assert LOCKED not in sign_in("ADA ", "wrong").text
+    assert LOCKED in sign_in("ada", PASSWORD).text
+
+
+def test_a_lock_ends_by_itself(ada, settings, time_machine):
+    time_machine.move_to("2026-11-21T10:00Z", tick=True)
+    fail(settings.SIGN_IN_FAILURES + 1)
+    time_machine.move_to("2026-11-21T10:15:30Z", tick=True)
+    assert sign_in("ada", PASSWORD).status_code == 302
+
+
+def test_signing_in_now_and_then_does_not_start_the_count_anew(ada, settings):
+    fail(settings.SIGN_IN_FAILURES - 1)
+    assert sign_in("ada", PASSWORD).status_code == 302
+    fail(1)
+    assert LOCKED in sign_in("ada", PASSWORD).text
+
+
+def test_an_address_that_tries_many_names_is_held_back_as_a_whole(ada, settings):
+    settings.ACCOUNT_RATE_LIMITS = {"login_failed": "6/900s/ip,5/900s/key"}
+    for number in range(6):
+        sign_in(f"nobody-{number}", "wrong")
+    assert LOCKED in sign_in("ada", PASSWORD).text
+    assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302
+
+
+def test_nobody_learns_who_exists(ada, settings):
+    known, unknown = fail(1, "ada"), fail(1, "nobody")
+    assert without_token(known).replace("ada", "nobody") == without_token(unknown)
+    known, unknown = fail(settings.SIGN_IN_FAILURES, "ada"), fail(settings.SIGN_IN_FAILURES, "nobody")
+    assert LOCKED in known.text
+    assert without_token(known).replace("ada", "nobody") == without_token(unknown)
+
+
+def without_token(answer):
+    assert answer.status_code == 200
+    return answer.text.replace(str(answer.context["csrf_token"]), "")
+
+
+@alone
+def test_an_unknown_name_takes_as_long_as_a_wrong_password(ada, settings):
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.PBKDF2PasswordHasher"]
+    settings.ACCOUNT_RATE_LIMITS = {"login_failed": "1000/s/ip", "login": "1000/s/ip"}
+    add_person("bob", password=PASSWORD)  # hashed as in production
+
+    def took(name):
+        begun = time.perf_counter()
+        sign_in(name, "wrong")
+        return time.perf_counter() - begun
+
+    took("bob"), took("nobody")
+    times = [(took("bob"), took("nobody")) for _ in range(12)]
+    known, unknown = (statistics.median(column) for column in zip(*times, strict=True))
+    assert known > 0.02, "the password was hashed in earnest"
+    assert 0.75 < unknown / known < 1.33
+
+
+def test_a_lockout_is_noted_once_and_an_admin_lifts_it(ada, client, here, person_with, settings):
+    fail(settings.SIGN_IN_FAILURES + 3)
+    assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1
+    assert Event.objects.filter(kind="sign_in_locked").count() == 1
+    client.force_login(person_with("admin", everywhere=True))
+    page = client.get(f"/people/{ada.pk}/")
+    assert "Locked from 192.0.2.1" in page.text
+    client.post(f"/people/{ada.pk}/unlock/")
+    assert sign_in("ada", PASSWORD).status_code == 302
+    assert AuditEntry.objects.get(kind="sign_in_unlocked").actor == "admin-true"
+    assert "Locked from" not in client.get(f"/people/{ada.pk}/").text
+    assert LOCKED in fail(settings.SIGN_IN_FAILURES + 1).text
+    assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 2
+
+
+def test_the_command_line_lifts_a_lock_too(ada, settings, capsys):
+    fail(settings.SIGN_IN_FAILURES + 1)
+    call_command("unlock_sign_in", "ada")
+    assert "locks lifted: 1" in capsys.readouterr().out
+    assert sign_in("ada", PASSWORD).status_code == 302
+    with pytest.raises(CommandError, match="nobody called 'eve'"):
+        call_command("unlock_sign_in", "eve")
+
+
+def test_no_attack_fills_the_audit_log_and_none_puts_a_typed_password_into_it(ada, monkeypatch):
+    monkeypatch.setattr(sign_ins, "REFUSALS_NOTED_AN_HOUR", 5)
+    for number in range(9):
+        sign_in("hunter2hunter2", "x", f"192.0.2.{number}")
+    refused = AuditEntry.objects.filter(kind="sign_in_refused")
+    assert refused.count() == 5
+    assert not refused.filter(summary__contains="hunter2").exists()
+
+
+def test_a_lock_names_nobody_who_does_not_exist(settings):
+    fail(settings.SIGN_IN_FAILURES + 2, "hunter2hunter2")
+    assert not SignInLock.objects.exists()
+    assert AuditEntry.objects.filter(summary__endswith="too many failures.").count() == 1
+    assert not AuditEntry.objects.filter(summary__contains="hunter2").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_failures_side_by_side_are_all_counted(settings):
+    add_person("ada", password=PASSWORD)
+    answers, together = [], threading.Barrier(8)
+
+    def attack(number):
+        together.wait(10)
+        answers.append(sign_in("ada", f"wrong {number}", "192.0.2.77"))
+        connections.close_all()
+
+    threads = [threading.Thread(target=attack, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    looked_at = [answer for answer in answers if LOCKED not in answer.text]
+    assert len(answers) == 8
+    assert len(looked_at) <= settings.SIGN_IN_FAILURES
