@@ -69,5 +69,17 @@ class FrozenError(ConflictError):
         super().__init__(f"The {noun} {name} never changes; make a new one.")
 
 
+class UnfinishedError(ConflictError):
+    """The same request is still being worked on."""
+
+
+class KeyReusedError(InvalidError):
+    """A key that names one request was sent with another."""
+
+
+class TooManyKeysError(ControlPlaneError):
+    """Somebody uses more keys than are kept."""
+
+
 class SealBrokenError(ControlPlaneError):
     """Something encrypted at rest cannot be read with the keys of this process."""

@@ -18,6 +18,7 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
+from controlplane.services.kept_answers import forget_answers
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,
@@ -41,6 +42,12 @@ def reconcile_routers() -> None:
 def push_config(router_id: int) -> None:
     """Push to one router, if it needs it."""
     _push(router_id)
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def forget_old_answers() -> None:
+    """Drop what was kept for repeated requests longer than a day."""
+    forget_answers()
 
 
 def _push(router_id: int | None) -> None:

@@ -5,6 +5,7 @@ from django.urls import include, path, re_path
 from controlplane.api.exceptions import no_such_endpoint
 from controlplane.health import healthz, readyz
 
+handler400 = "controlplane.api.exceptions.malformed"
 handler500 = "controlplane.api.exceptions.failed"
 
 urlpatterns = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -21,10 +21,75 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from controlplane.errors import ConflictError, ControlPlaneError, InvalidError
+from controlplane.errors import (
+    ConflictError,
+    ControlPlaneError,
+    InvalidError,
+    KeyReusedError,
+    TooManyKeysError,
+    UnfinishedError,
+)
 
 CONTENT_TYPE = "application/problem+json"
+URN = "urn:warmpath:problem:"  # and one of the words below: what scripts may tell problems apart by
+WORDS: Mapping[int, str] = {
+    400: "malformed",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    406: "not-acceptable",
+    409: "conflict",
+    411: "length-required",
+    412: "changed-meanwhile",
+    413: "too-large",
+    415: "unsupported-media-type",
+    422: "invalid",
+    428: "precondition-required",
+    429: "too-many-requests",
+    500: "failed",
+    503: "database-away",
+}
+# Where the status alone does not say it.
+FINER: Mapping[type[Exception], str] = {UnfinishedError: "still-running", KeyReusedError: "key-reused"}
 log = logging.getLogger(__name__)
+
+
+class PreconditionRequired(exceptions.APIException):
+    """A change that does not say which version it is of."""
+
+    status_code = HTTPStatus.PRECONDITION_REQUIRED
+    default_detail = (
+        "Say which version you looked at: send If-Match with the object's ETag, or * for whatever it is now. "
+        "Nothing was changed."
+    )
+
+
+class ChangedMeanwhile(exceptions.APIException):
+    """The object is no longer what the client looked at; ``more`` shows what it is now."""
+
+    status_code = HTTPStatus.PRECONDITION_FAILED
+    default_detail = "This was changed since you looked at it, and stays as it is; current shows it."
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.more = more
+
+
+class LengthRequired(exceptions.APIException):
+    """A body of unknown length."""
+
+    status_code = HTTPStatus.LENGTH_REQUIRED
+    default_detail = "Send the body with a Content-Length. Nothing was changed."
+
+
+class TooLarge(exceptions.APIException):
+    """A body that nothing here needs."""
+
+    status_code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The body is larger than {most} bytes. Nothing was changed.")
 
 
 def problem_response(error: Exception, context: dict[str, Any]) -> Response:
@@ -34,16 +99,28 @@ def problem_response(error: Exception, context: dict[str, Any]) -> Response:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s failed", request.method, request.path, exc_info=error)
     set_rollback()
-    body = problem(status, _detail(error, status), request_id=_request_id(request), faults=list(_faults(error)))
-    return Response(body, status=status, headers=_headers(error), content_type=CONTENT_TYPE)
+    body = problem(
+        status,
+        _detail(error, status),
+        request_id=_request_id(request),
+        word=FINER.get(type(error)),
+        faults=list(_faults(error)),
+    )
+    body.update(getattr(error, "more", {}))
+    return Response(body, status=status, headers=_headers(error, status), content_type=CONTENT_TYPE)
 
 
 def problem(
-    status: int, detail: str, *, request_id: str | None, faults: list[dict[str, str]] | None = None
+    status: int,
+    detail: str,
+    *,
+    request_id: str | None,
+    word: str | None = None,
+    faults: list[dict[str, str]] | None = None,
 ) -> dict[str, Any]:
     """A problem document; ``errors`` holds ``{"pointer", "detail"}`` pairs, a pointer being ``#/path/0/field``."""
     body: dict[str, Any] = {
-        "type": "about:blank",
+        "type": URN + (word or WORDS.get(status, "failed")),
         "title": HTTPStatus(status).phrase,
         "status": int(status),
         "detail": detail,
@@ -52,6 +129,14 @@ def problem(
     if faults:
         body["errors"] = faults
     return body
+
+
+def malformed(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - the signature is Django's
+    """400 for what Django itself refuses to look at, such as a Host that is not ours."""
+    if request.path.startswith("/api/"):
+        body = problem(HTTPStatus.BAD_REQUEST, "This request cannot be read.", request_id=_request_id(request))
+        return JsonResponse(body, status=HTTPStatus.BAD_REQUEST, content_type=CONTENT_TYPE)
+    return HttpResponse("This request cannot be read.\n", status=HTTPStatus.BAD_REQUEST, content_type="text/plain")
 
 
 @csrf_exempt
@@ -92,6 +177,8 @@ def _status(error: Exception) -> int:
         return HTTPStatus.FORBIDDEN
     if isinstance(error, ConflictError):
         return HTTPStatus.CONFLICT
+    if isinstance(error, TooManyKeysError):
+        return HTTPStatus.TOO_MANY_REQUESTS
     if isinstance(error, OperationalError | InterfaceError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return HTTPStatus.INTERNAL_SERVER_ERROR
@@ -134,8 +221,10 @@ def _flattened(detail: Any, path: str) -> Iterator[dict[str, str]]:
         yield {"pointer": path, "detail": str(detail)}
 
 
-def _headers(error: Exception) -> dict[str, str]:
+def _headers(error: Exception, status: int) -> dict[str, str]:
     headers: dict[str, str] = {}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE or isinstance(error, UnfinishedError):
+        headers["Retry-After"] = "2" if isinstance(error, UnfinishedError) else "5"
     if challenge := getattr(error, "auth_header", None):
         headers["WWW-Authenticate"] = challenge
     if wait := getattr(error, "wait", None):

@@ -9,6 +9,7 @@ from drf_spectacular.views import SpectacularJSONAPIView
 
 from .authentication import RouterAuthentication, TokenAuthentication
 from .exceptions import CONTENT_TYPE
+from .exchange import Exchange
 from .permissions import HasRole
 
 PROBLEM = {
@@ -64,7 +65,7 @@ def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     return result
 
 
-class SchemaView(SpectacularJSONAPIView):
+class SchemaView(Exchange, SpectacularJSONAPIView):
     """``/api/v1/openapi.json``."""
 
     permission_classes = (HasRole,)

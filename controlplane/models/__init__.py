@@ -5,6 +5,7 @@ from .audit_entry import AuditEntry
 from .config_snapshot import ConfigSnapshot
 from .event import Event, EventKind
 from .fleet_secret import FleetSecret
+from .kept_answer import KeptAnswer
 from .policy import PolicyRevision, RevisionState, RoutingPolicy
 from .pool import Pool
 from .project import Project
@@ -23,6 +24,7 @@ __all__ = [
     "Event",
     "EventKind",
     "FleetSecret",
+    "KeptAnswer",
     "PolicyRevision",
     "Pool",
     "Project",

@@ -11,9 +11,9 @@ from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from controlplane.access.scope import visible
+from controlplane.api.exchange import Exchange
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.permissions import asker, signed_in_user
 from controlplane.api.viewsets.doors import NUMBER, Door, parsed
@@ -47,6 +47,7 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Al
     queryset = AlertRule.objects.select_related("pool")
     serializer_class = s.AlertRuleSerializer
     lookup_value_regex = NUMBER
+    observed = ("evaluated_at", "verdict")
 
     @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
     def create(self, request: Request) -> Response:
@@ -84,6 +85,7 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Chan
     queryset = Channel.objects.all()
     serializer_class = s.ChannelSerializer
     lookup_value_regex = NUMBER
+    shown_once = ("secret",)
 
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:
@@ -128,7 +130,7 @@ class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Not
         return Response(s.DeliverySerializer(self.get_object()).data, status.HTTP_202_ACCEPTED)
 
 
-class SeriesView(APIView):
+class SeriesView(Exchange):
     """The lines of charts."""
 
     @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesAnswer)

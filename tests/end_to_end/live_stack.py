@@ -135,7 +135,7 @@ class LiveStack:
         """A REST client with a fresh token."""
         token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
         assert token
-        headers = {"Authorization": f"Bearer {token.group()}"}
+        headers = {"Authorization": f"Bearer {token.group()}", "If-Match": "*"}
         with httpx.Client(base_url=f"{self.web}/api/v1/", headers=headers, timeout=20, trust_env=False) as client:
             yield client
 

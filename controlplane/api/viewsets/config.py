@@ -8,10 +8,10 @@ from typing import Any
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from controlplane.api.bundle.apply import Applied, apply_bundle
 from controlplane.api.bundle.export import export_bundle
+from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import asker
 from controlplane.api.serializers import config as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
@@ -19,8 +19,10 @@ from controlplane.api.serializers.rollouts import RolloutSerializer
 PRUNE = OpenApiParameter("prune", bool, description="Remove what the bundle's lists do not name.")
 
 
-class ConfigView(APIView):
+class ConfigView(Exchange):
     """The fleet as one document: export it, edit it, look at the plan, apply it."""
+
+    max_body_bytes = 16 * 1_048_576
 
     @extend_schema(responses=s.BundleSerializer)
     def get(self, request: Request) -> Response:

@@ -11,8 +11,8 @@ from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from controlplane.api.exchange import Exchange
 from controlplane.api.filters import RevisionFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import policies as s
@@ -38,6 +38,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     serializer_class = s.PolicySerializer
     lookup_field = "name"
     lookup_value_regex = NAME
+    conditional_actions = ("publish",)
     http_method_names = (*Door.http_method_names, "put")
 
     @extend_schema(request=s.PolicyInput, responses={201: s.PolicySerializer})
@@ -131,7 +132,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pol
         return Response(s.ComparisonSerializer(answer).data)
 
 
-class CatalogueView(APIView):
+class CatalogueView(Exchange):
     """Every strategy that routers know, with its settings: unit, range, default and meaning."""
 
     @extend_schema(responses=OpenApiTypes.OBJECT)

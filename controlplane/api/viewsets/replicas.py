@@ -24,6 +24,8 @@ class ReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Repl
     serializer_class = s.ReplicaSerializer
     filterset_class = ReplicaFilter
     lookup_field = "name"
+    conditional_actions = ("state",)
+    observed = ("block_tokens", "capacity_blocks")
     lookup_value_regex = NAME
 
     @extend_schema(request=s.ReplicaInput, responses={201: s.ReplicaSerializer})

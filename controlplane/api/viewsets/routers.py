@@ -8,9 +8,9 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from controlplane.api.authentication import RouterAuthentication
+from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import IsRouter
 from controlplane.api.serializers import routers as s
 from controlplane.models import Router
@@ -33,7 +33,7 @@ class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Route
         return {**super().get_serializer_context(), "desired": newest_snapshot()}
 
 
-class AnnounceView(APIView):
+class AnnounceView(Exchange):
     """Where routers report themselves, by the token that they share with the control plane."""
 
     authentication_classes = (RouterAuthentication,)

@@ -21,6 +21,8 @@ class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ApiTok
     queryset = ApiToken.objects.select_related("user")
     serializer_class = s.TokenSerializer
     lookup_value_regex = NUMBER
+    observed = ("last_used_at",)
+    shown_once = ("token",)
 
     @extend_schema(request=s.TokenInput, responses={201: s.CreatedTokenSerializer})
     def create(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ def test_a_change_over_rest_says_who_with_which_token_from_where_and_what_it_was
     token, text = create_token(person_with("editor"), name="deploy", scopes=[Scope.WRITE])
     script = APIClient(REMOTE_ADDR="192.0.2.7")
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}", HTTP_X_REQUEST_ID="req-1")
-    script.patch("/api/v1/pools/here-pool", {"description": "new"})
+    script.patch("/api/v1/pools/here-pool", {"description": "new"}, headers={"If-Match": "*"})
     entry = AuditEntry.objects.first()
     assert (entry.kind, entry.actor, entry.token) == ("pool_changed", "editor-false", token.key_id)
     assert (entry.address, entry.request_id) == ("192.0.2.7", "req-1")

@@ -1,18 +1,18 @@
 """Clients of the REST API."""
 
 import pytest
-from rest_framework.test import APIClient
 
 from controlplane.services.tokens import create_token
+from tests.rest_client import CarefulClient
 
 
 @pytest.fixture
 def client_with(operator):
     """A client that signs in with a token of the given scopes."""
 
-    def make(*scopes: str) -> APIClient:
+    def make(*scopes: str) -> CarefulClient:
         _, text = create_token(operator, name="test", scopes=scopes)
-        client = APIClient()
+        client = CarefulClient()
         client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
         return client
 
@@ -20,6 +20,6 @@ def client_with(operator):
 
 
 @pytest.fixture
-def api(client_with) -> APIClient:
+def api(client_with) -> CarefulClient:
     """A client that may do everything."""
     return client_with("admin")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from django.db import OperationalError
@@ -9,7 +10,7 @@ from django.urls import resolve
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from controlplane.api.exceptions import no_such_endpoint
+from controlplane.api.exceptions import FINER, WORDS, no_such_endpoint
 from controlplane.models import Pool, Role
 from controlplane.services.people import set_role
 from controlplane.services.policies import publish_revision, save_draft
@@ -17,6 +18,7 @@ from controlplane.services.replicas import add_replica
 from controlplane.services.routers import announce
 from controlplane.services.task_groups import create_task_group
 from controlplane.settings import env
+from tests.rest_client import CarefulClient
 
 ROOT = "/api/v1/"
 
@@ -71,7 +73,7 @@ def test_a_person_with_a_session_needs_the_csrf_token_to_change_things(operator,
 
 @pytest.mark.django_db
 def test_an_approver_changes_things_but_manages_no_tokens(django_user_model, pool):
-    person, pat = APIClient(), django_user_model.objects.create_user("pat")
+    person, pat = CarefulClient(), django_user_model.objects.create_user("pat")
     set_role(pat, Role.APPROVER, None)
     person.force_login(pat)
     assert person.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
@@ -89,6 +91,10 @@ def test_an_approver_changes_things_but_manages_no_tokens(django_user_model, poo
         ("get", "revisions/99999999999999999", None, 404),
         ("get", "revisions/999999999999999999999", None, 404),
         ("delete", "pools", None, 405),
+        ("post", "routers", "{}", 405),
+        ("post", "pools", '{"name": "big", "colour": "red"}', 422),
+        ("post", "alert-rules", '{"pool": "default", "name": "q", "colour": "red"}', 422),
+        ("post", "pools", '{"name": "' + "x" * 1_048_576 + '"}', 413),
         ("put", "pools/default", None, 405),
         ("post", "pools", "{", 400),
         ("post", "pools", "[]", 422),
@@ -110,9 +116,45 @@ def test_every_refusal_is_a_problem_document_with_the_requests_id(api, method, p
     answer = getattr(api, method)(f"{ROOT}{path}", **options, headers={"X-Request-Id": "abc-1"})
     document = json.loads(answer.content)
     assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
-    assert (document["status"], document["request_id"], document["type"]) == (status, "abc-1", "about:blank")
+    assert (document["status"], document["request_id"], document["type"]) == (
+        status,
+        "abc-1",
+        f"urn:warmpath:problem:{WORDS[status]}",
+    )
     assert document["title"]
     assert document["detail"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"headers": {"Accept": "text/html"}}, 406),
+        ({"content_type": "text/csv", "data": "a,b"}, 415),
+        ({"headers": {"Transfer-Encoding": "chunked"}}, 411),
+        ({"headers": {"Content-Length": "many"}}, 413),
+        ({"headers": {"Host": "evil.example"}}, 400),
+    ],
+)
+def test_headers_that_cannot_be_met_are_refused_by_a_problem_document_too(api, pool, options, status):
+    answer = api.post(f"{ROOT}pools", **options)
+    document = json.loads(answer.content)
+    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
+    assert (document["status"], document["type"]) == (status, f"urn:warmpath:problem:{WORDS[status]}")
+    assert document["request_id"]
+
+
+@pytest.mark.django_db
+def test_a_field_that_nobody_knows_is_named(api, pool):
+    answer = api.patch(f"{ROOT}pools/default", {"description": "x", "modles": ["a"], "colour": "red"})
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["#/colour", "#/modles"]
+    assert api.get(f"{ROOT}pools/default").json()["description"] == ""
+
+
+def test_every_status_that_a_problem_may_have_is_in_the_readme():
+    readme = (Path(__file__).resolve().parents[3] / "controlplane/api/README.md").read_text()
+    for word in (*WORDS.values(), *FINER.values()):
+        assert f"`{word}`" in readme
 
 
 @pytest.mark.django_db

@@ -250,7 +250,7 @@ def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_
     client.force_login(person)
 
     def refusal():
-        answer = client.patch("/api/v1/pools/open", body, content_type="application/json")
+        answer = client.patch("/api/v1/pools/open", body, "application/json", headers={"If-Match": "*"})
         assert answer.status_code == 422
         return answer.content.decode()
 

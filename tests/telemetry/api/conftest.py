@@ -1,9 +1,9 @@
 """Clients of the REST API."""
 
 import pytest
-from rest_framework.test import APIClient
 
 from controlplane.services.tokens import create_token
+from tests.rest_client import CarefulClient
 
 
 @pytest.fixture
@@ -11,9 +11,9 @@ def client_with(db, django_user_model):
     """A client that signs in with a token of the given scopes."""
     operator = django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
-    def make(*scopes: str) -> APIClient:
+    def make(*scopes: str) -> CarefulClient:
         _, text = create_token(operator, name="test", scopes=scopes)
-        client = APIClient()
+        client = CarefulClient()
         client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
         return client
 
@@ -21,6 +21,6 @@ def client_with(db, django_user_model):
 
 
 @pytest.fixture
-def api(client_with) -> APIClient:
+def api(client_with) -> CarefulClient:
     """A client that may change things."""
     return client_with("write")

@@ -1,0 +1,119 @@
+"""A request with a key may be sent again: what it did is done once, what it answered is answered again."""
+
+from datetime import timedelta
+
+import pytest
+import time_machine
+from django.db import connection, transaction
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from controlplane.models import ApiToken, KeptAnswer, Pool
+from controlplane.services import kept_answers
+from controlplane.services.tokens import create_token
+from tests.controlplane.services.test_races import at_once
+
+pytestmark = pytest.mark.django_db
+ROOT = "/api/v1/"
+KEY = {"Idempotency-Key": "deploy-17"}
+POOL = {"name": "big", "models": ["qwen"]}
+
+
+def test_the_same_request_again_gets_the_same_answer_and_does_nothing(api):
+    first = api.post(f"{ROOT}pools", POOL, headers=KEY)
+    again = api.post(f"{ROOT}pools", dict(reversed(POOL.items())), headers={"Idempotency-Key": '"deploy-17"'})
+    assert (first.status_code, again.status_code, again.json()) == (201, 201, first.json())
+    assert (again["ETag"], again["Location"]) == (first["ETag"], f"{ROOT}pools/big")
+    assert (again["Idempotency-Replayed"], first.has_header("Idempotency-Replayed")) == ("true", False)
+    assert Pool.objects.count() == 1
+
+
+def test_a_key_names_one_request_for_a_day(api):
+    api.post(f"{ROOT}pools", POOL, headers=KEY)
+    for path, body in (("pools", {"name": "other"}), ("projects", POOL)):
+        other = api.post(f"{ROOT}{path}", body, headers=KEY)
+        assert (other.status_code, other.json()["type"]) == (422, "urn:warmpath:problem:key-reused")
+    with time_machine.travel(timezone.now() + timedelta(hours=25), tick=False):
+        assert api.post(f"{ROOT}pools", {"name": "other", "models": ["m"]}, headers=KEY).status_code == 201
+
+
+def test_everybody_has_keys_of_their_own(api, client_with):
+    assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
+    assert client_with("admin").post(f"{ROOT}pools", POOL, headers=KEY).status_code == 409  # the name is taken
+
+
+def test_a_refusal_changed_nothing_and_is_not_kept(api, pool):
+    replica = {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000", "weight": 0}
+    assert api.post(f"{ROOT}replicas", replica, headers=KEY).status_code == 422
+    assert not KeptAnswer.objects.exists()
+    assert api.post(f"{ROOT}replicas", {**replica, "weight": 1}, headers=KEY).status_code == 201
+
+
+def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeypatch):
+    def fail(*_args, **_options):
+        raise RuntimeError
+
+    with monkeypatch.context() as broken:
+        broken.setattr("controlplane.services.kept_answers.seal", fail)  # the very last step
+        assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 500
+    assert (Pool.objects.count(), KeptAnswer.objects.count()) == (0, 0)
+    assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
+
+
+def test_a_secret_that_is_shown_once_can_be_asked_for_again_but_is_not_stored_in_clear(api):
+    wanted = {"name": "ci", "scopes": ["read"]}
+    text = api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"]
+    assert api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"] == text
+    assert ApiToken.objects.filter(name="ci").count() == 1
+    with connection.cursor() as cursor:
+        cursor.execute("select k::text, convert_from(sealed, 'latin1') from controlplane_keptanswer k")
+        ((row, sealed),) = cursor.fetchall()
+    assert text.partition(".")[2] not in row + sealed
+
+
+@pytest.mark.parametrize("key", ["", '""', "x" * 256, "tab\there", "ä"])
+def test_a_key_of_no_use_is_refused(api, key):
+    assert api.post(f"{ROOT}pools", POOL, headers={"Idempotency-Key": key}).status_code == 400
+    assert not Pool.objects.exists()
+
+
+def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monkeypatch):
+    monkeypatch.setattr(kept_answers, "MOST_KEPT", 1)
+    assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
+    full = api.post(f"{ROOT}pools", {"name": "more", "models": ["m"]}, headers={"Idempotency-Key": "other"})
+    assert full.status_code == 429
+    assert Pool.objects.count() == 1
+    KeptAnswer.objects.update(created_at=timezone.now() - timedelta(hours=24, seconds=1))
+    assert (kept_answers.forget_answers(), KeptAnswer.objects.count()) == (1, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_while_the_first_is_at_work_the_second_is_told_so(operator):
+    token, text = create_token(operator, name="test", scopes=["admin"])
+    script = APIClient()
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+
+    def second():
+        return script.post(f"{ROOT}pools", POOL, headers=KEY)
+
+    with transaction.atomic():  # the first, as far as the lock
+        kept_answers.recall_answer(kept_answers.Asked(f"token:{token.pk}", "deploy-17", "whatever"))
+        (told,) = at_once(second)
+    assert (told.status_code, told.data["type"], told["Retry-After"]) == (
+        409, "urn:warmpath:problem:still-running", "2",
+    )  # fmt: skip
+    assert second().status_code == 201
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_at_once_one_does_it(operator):
+    _, text = create_token(operator, name="test", scopes=["admin"])
+
+    def send():
+        script = APIClient()
+        script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+        return script.post(f"{ROOT}pools", POOL, headers=KEY).status_code
+
+    assert set(at_once(*[send] * 12)) <= {201, 409}
+    assert Pool.objects.count() == 1
+    assert send() == 201

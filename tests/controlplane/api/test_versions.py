@@ -1,0 +1,138 @@
+"""No lost update: every object says which version it is, and every change says which version it is of."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+from rest_framework.test import APIClient
+
+from controlplane.models import Event
+from controlplane.services.pools import update_pool
+from controlplane.services.replicas import record_engine_facts
+from controlplane.services.tokens import create_token, note_use
+
+ROOT = "/api/v1/"
+DRAFT = {"settings": {"strategy": "prefix_hash"}}
+
+
+@pytest.fixture
+def script(operator):
+    """A client that sends nothing but what the test says."""
+    _, text = create_token(operator, name="test", scopes=["admin"])
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    return client
+
+
+def tag(client, path):
+    return client.get(f"{ROOT}{path}")["ETag"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("patch", "pools/default", {"description": "x"}),
+        ("delete", "pools/default", None),
+        ("patch", "replicas/r1", {"weight": 2}),
+        ("post", "replicas/r1/state", {"state": "disabled"}),
+        ("delete", "replicas/r1", None),
+        ("put", "policies/default/draft", DRAFT),
+        ("delete", "policies/default/draft", None),
+        ("post", "policies/default/publish", {}),
+    ],
+)
+def test_a_change_says_which_version_it_is_of(script, replica, method, path, body):
+    if "draft" not in path or method == "delete":
+        script.put(f"{ROOT}policies/default/draft", DRAFT, headers={"If-Match": "*"})
+    before = Event.objects.count()
+    send = getattr(script, method)
+    missing = send(f"{ROOT}{path}", body)
+    assert (missing.status_code, missing.data["type"]) == (428, "urn:warmpath:problem:precondition-required")
+    for stale in ('"0123456789abcdef01234567"', "nonsense", "", f"W/{tag(script, path.rpartition('/')[0])}"):
+        refused = send(f"{ROOT}{path}", body, headers={"If-Match": stale})
+        assert (refused.status_code, refused.data["type"]) == (412, "urn:warmpath:problem:changed-meanwhile"), stale
+    assert Event.objects.count() == before
+
+
+@pytest.mark.django_db
+def test_who_was_overtaken_is_shown_what_it_is_now_and_may_go_on_from_there(script, pool):
+    seen = tag(script, "pools/default")
+    assert script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": seen}).status_code == 200
+    refused = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": seen})
+    assert (refused.status_code, refused.data["current"]["description"]) == (412, "a")
+    assert refused.data["etag"] == tag(script, "pools/default")
+    again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": refused.data["etag"]})
+    assert (again.status_code, again["ETag"]) == (200, tag(script, "pools/default"))
+
+
+@pytest.mark.django_db
+def test_one_tag_leads_through_draft_and_publication(script, policy):
+    saved = script.put(f"{ROOT}policies/default/draft", DRAFT, headers={"If-Match": tag(script, "policies/default")})
+    assert saved["ETag"] == tag(script, "policies/default")
+    published = script.post(f"{ROOT}policies/default/publish", {}, headers={"If-Match": saved["ETag"]})
+    assert (published.status_code, published["ETag"]) == (202, tag(script, "policies/default"))
+
+
+@pytest.mark.django_db
+def test_lists_carry_the_tag_of_each_object(script, replica):
+    for noun, name in (("pools", "default"), ("replicas", "r1"), ("policies", "default"), ("projects", "default")):
+        (row,) = script.get(f"{ROOT}{noun}").data["results"]
+        assert row["etag"] == tag(script, f"{noun}/{name}")
+
+
+@pytest.mark.django_db
+def test_what_is_already_known_is_not_sent_again(script, pool):
+    for path in ("pools/default", "pools", "policies/default"):
+        known = script.get(f"{ROOT}{path}", headers={"If-None-Match": f'"other", W/{tag(script, path)}'})
+        assert (known.status_code, known.content, known["ETag"]) == (304, b"", tag(script, path)), path
+    seen = tag(script, "pools")
+    update_pool(pool, description="news")
+    assert script.get(f"{ROOT}pools", headers={"If-None-Match": seen}).status_code == 200
+
+
+@pytest.mark.django_db
+def test_what_is_merely_observed_is_in_nobodys_way_but_is_news(script, replica):
+    seen = tag(script, "replicas/r1")
+    record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
+    assert script.get(f"{ROOT}replicas/r1", headers={"If-None-Match": seen}).status_code == 200
+    assert tag(script, "replicas/r1") != seen
+    assert script.patch(f"{ROOT}replicas/r1", {"weight": 2}, headers={"If-Match": seen}).status_code == 200
+
+
+@pytest.mark.django_db
+def test_a_secret_shown_once_is_no_part_of_the_tag(script, operator):
+    made = script.post(f"{ROOT}tokens", {"name": "ci", "scopes": ["read"]})
+    assert made["Location"] == f"{ROOT}tokens/{made.data['id']}"
+    assert made["ETag"] == tag(script, f"tokens/{made.data['id']}")
+    seen = made["ETag"]
+    from controlplane.models import ApiToken
+
+    note_use(ApiToken.objects.get(pk=made.data["id"]))
+    assert script.delete(f"{ROOT}tokens/{made.data['id']}", headers={"If-Match": seen}).status_code == 204
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_fifty_editors_who_looked_at_one_version_one_changes_it(operator, replica):
+    _, text = create_token(operator, name="test", scopes=["write"])
+    script = APIClient()
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    seen, before = tag(script, "replicas/r1"), Event.objects.filter(kind="replica_changed").count()
+
+    def edit(number):
+        try:
+            client = APIClient()
+            client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+            answer = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": seen})
+            return number, answer.status_code, json.loads(answer.content)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(50) as threads:
+        outcomes = list(threads.map(edit, range(2, 52), timeout=60))
+    ((winner, _, shown),) = [outcome for outcome in outcomes if outcome[1] == 200]
+    losers = [body for _, status, body in outcomes if status == 412]
+    assert len(losers) == 49
+    assert all(body["current"]["weight"] == winner and body["etag"] == shown["etag"] for body in losers)
+    assert Event.objects.filter(kind="replica_changed").count() == before + 1
