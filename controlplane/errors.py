@@ -62,6 +62,14 @@ class StaleDraftError(ConflictError):
     """The policy moved on since the editor looked at it."""
 
 
+class RolloutMoveError(ConflictError):
+    """A rollout's state has no such move."""
+
+
+class OwnPublicationError(ControlPlaneError):
+    """A publication is approved by somebody other than who made it."""
+
+
 class FrozenError(ConflictError):
     """Some rows never change."""
 

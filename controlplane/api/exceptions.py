@@ -26,6 +26,7 @@ from controlplane.errors import (
     ControlPlaneError,
     InvalidError,
     KeyReusedError,
+    OwnPublicationError,
     TooManyKeysError,
     UnfinishedError,
 )
@@ -173,7 +174,7 @@ def _status(error: Exception) -> int:
         return error.status_code
     if isinstance(error, Http404 | ObjectDoesNotExist):
         return HTTPStatus.NOT_FOUND
-    if isinstance(error, PermissionDenied):
+    if isinstance(error, PermissionDenied | OwnPublicationError):
         return HTTPStatus.FORBIDDEN
     if isinstance(error, ConflictError):
         return HTTPStatus.CONFLICT

@@ -11,7 +11,7 @@ from .pool import Pool
 from .project import Project
 from .replica import Replica, ReplicaState
 from .role import Role, RoleAssignment
-from .rollout import OPEN_ROLLOUTS, Rollout, RolloutState
+from .rollout import OPEN_ROLLOUTS, HeldBy, Rollout, RolloutState, RolloutStep
 from .router import Router
 from .sign_in_lock import SignInLock
 from .task_group import TaskGroup
@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "EventKind",
     "FleetSecret",
+    "HeldBy",
     "KeptAnswer",
     "PolicyRevision",
     "Pool",
@@ -35,6 +36,7 @@ __all__ = [
     "RoleAssignment",
     "Rollout",
     "RolloutState",
+    "RolloutStep",
     "Router",
     "RoutingPolicy",
     "Scope",

@@ -40,28 +40,34 @@ class RoutingPolicy(models.Model):
         """The revision in force; a query. None for a group's policy that was never published."""
         return self.revisions.filter(state=RevisionState.LIVE).first()
 
+    def on_trial(self) -> "PolicyRevision | None":
+        """The revision that is tried beside the one in force; a query."""
+        return self.revisions.filter(state=RevisionState.TRIAL).first()
+
     def draft(self) -> "PolicyRevision | None":
         """The revision being edited; a query."""
         return self.revisions.filter(state=RevisionState.DRAFT).first()
 
 
 class RevisionState(models.TextChoices):
-    """draft -> live -> retired, and no way back."""
+    """draft -> live -> retired, or draft -> trial -> live or withdrawn; and no way back."""
 
     DRAFT = "draft", "Draft"
-    LIVE = "live", "Live"
-    RETIRED = "retired", "Retired"
+    TRIAL = "trial", "On trial"  # published, and not in force: its rollout says for which requests it is tried
+    LIVE = "live", "Live"  # in force
+    RETIRED = "retired", "Retired"  # was in force
+    WITHDRAWN = "withdrawn", "Withdrawn"  # was only ever tried
 
 
 class PolicyRevision(models.Model):
-    """One version of a routing policy. Once it was live only its state changes: an edit is a new revision.
+    """One version of a routing policy. Once it was published only its state changes: an edit is a new revision.
 
-    A trigger holds this in the database too (migration 0002).
+    A trigger holds this in the database too (migrations 0002 and 0008).
     """
 
     policy = models.ForeignKey(RoutingPolicy, models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()  # 1, 2, 3 ... within the policy
-    state = models.CharField(max_length=8, choices=RevisionState, default=RevisionState.DRAFT)
+    state = models.CharField(max_length=9, choices=RevisionState, default=RevisionState.DRAFT)
     settings = models.JSONField()  # routing.schema.Settings with every default written out
     digest = models.CharField(max_length=64)  # SHA-256 of the settings, to tell whether two are the same
     author = models.ForeignKey(
@@ -77,6 +83,7 @@ class PolicyRevision(models.Model):
             UniqueConstraint(fields=["policy", "number"], name="revision_number_unique"),
             UniqueConstraint(fields=["policy"], condition=Q(state="live"), name="one_live_revision"),
             UniqueConstraint(fields=["policy"], condition=Q(state="draft"), name="one_draft"),
+            UniqueConstraint(fields=["policy"], condition=Q(state="trial"), name="one_trial"),
             CheckConstraint(condition=Q(number__gt=0), name="revision_number_positive"),
             CheckConstraint(condition=Q(state__in=RevisionState.values), name="revision_state_known"),
             CheckConstraint(
@@ -89,7 +96,7 @@ class PolicyRevision(models.Model):
         return f"{self.policy.name} r{self.number}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save a draft; FrozenError for a revision that was ever live (its state moves by ``publish_revision``)."""
+        """Save a draft; FrozenError for a revision that was published (its state moves by ``services.trials``)."""
         if self.pk and self.state != RevisionState.DRAFT:
             raise FrozenError("policy revision", str(self))
         super().save(*args, **kwargs)

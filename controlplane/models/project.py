@@ -1,6 +1,6 @@
 """What people are let into."""
 
-from django.db.models import DateTimeField, Model, TextField
+from django.db.models import BooleanField, DateTimeField, Model, TextField
 
 from .names import SHORT_NAME, short_name, well_formed
 
@@ -10,6 +10,7 @@ class Project(Model):
 
     name = short_name(unique=True)
     description = TextField(blank=True, max_length=1000)
+    needs_approval = BooleanField(default=False, db_default=False)  # what is published waits for a second person
     created_at = DateTimeField(auto_now_add=True)
 
     class Meta:

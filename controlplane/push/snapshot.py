@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from django.db.models import Prefetch
 
 from controlplane import router_fields
-from controlplane.models import PolicyRevision, Pool, Replica, RevisionState, RoutingPolicy, TaskGroup
+from controlplane.models import (
+    OPEN_ROLLOUTS,
+    PolicyRevision,
+    Pool,
+    Replica,
+    RevisionState,
+    Rollout,
+    RolloutState,
+    RoutingPolicy,
+    TaskGroup,
+)
 from controlplane.schema_fields import revived
 from controlplane.sealing import unseal
 from routing import schema
 
 
 def build_config(hash_secret: str) -> schema.RouterConfig:
-    """The configuration that the rows say, in seven queries whatever the fleet's size."""
-    return schema.RouterConfig(hash_secret=hash_secret, pools=tuple(_pool(pool) for pool in _pools()))
+    """The configuration that the rows say, in eight queries whatever the fleet's size."""
+    trials = _trials()
+    return schema.RouterConfig(hash_secret=hash_secret, pools=tuple(_pool(pool, trials) for pool in _pools()))
 
 
 def _pools() -> Iterable[Pool]:
@@ -31,15 +42,24 @@ def _pools() -> Iterable[Pool]:
     )
 
 
-def _pool(pool: Pool) -> schema.PoolConfig:
-    policy = _policy(pool.own_policies[0])  # type: ignore[attr-defined]  # prefetched above
+def _trials() -> Mapping[int, Rollout]:
+    """The rollout of each policy that tries a revision, by the policy's id; what awaits approval is tried by nobody."""
+    open_ones = Rollout.objects.filter(revision__state=RevisionState.TRIAL, state__in=OPEN_ROLLOUTS)
+    begun = open_ones.exclude(state=RolloutState.AWAITING_APPROVAL).select_related("revision")
+    return {rollout.revision.policy_id: rollout for rollout in begun}
+
+
+def _pool(pool: Pool, trials: Mapping[int, Rollout]) -> schema.PoolConfig:
+    groups = tuple(_group(group, trials) for group in pool.groups.all())
+    placed = [group.name for group in groups if group.policy is None]
+    policy = _policy(pool.own_policies[0], trials, placed)  # type: ignore[attr-defined]  # prefetched above
     if policy is None:
         raise AssertionError(f"pool {pool.name} has no live policy: create_pool gives it one and nothing takes it away")
     return schema.PoolConfig(
         name=pool.name,
         policy=policy,
         replicas=tuple(_replica(replica) for replica in pool.replicas.all()),
-        groups=tuple(_group(group) for group in pool.groups.all()),
+        groups=groups,
         **revived(router_fields.POOL, pool),
     )
 
@@ -57,20 +77,47 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
     )
 
 
-def _group(group: TaskGroup) -> schema.TaskGroupConfig:
+def _group(group: TaskGroup, trials: Mapping[int, Rollout]) -> schema.TaskGroupConfig:
     policy = getattr(group, "policy", None)  # a reverse one-to-one that is missing raises AttributeError's kind
     names = tuple(sorted(replica.name for replica in group.replicas.all()))
     return schema.TaskGroupConfig(
         name=group.name,
-        policy=_policy(policy) if policy else None,
+        policy=_policy(policy, trials) if policy else None,
         replicas=names or None,
         **revived(router_fields.GROUP, group),
     )
 
 
-def _policy(policy: RoutingPolicy) -> schema.PolicyConfig | None:
+def _policy(
+    policy: RoutingPolicy, trials: Mapping[int, Rollout], placed: Collection[str] = ()
+) -> schema.PolicyConfig | None:
+    """The revision in force with the one on trial; ``placed`` are the task groups that a pool's policy places."""
     live: list[PolicyRevision] = policy.live_revisions  # type: ignore[attr-defined]  # prefetched above
     if not live:
         return None
-    settings = msgspec.convert(live[0].settings, schema.Settings)
-    return schema.PolicyConfig(name=policy.name, revision=live[0].number, settings=settings)
+    return schema.PolicyConfig(
+        name=policy.name,
+        revision=live[0].number,
+        settings=_settings(live[0]),
+        trial=_trial(trials[policy.pk], placed) if policy.pk in trials else None,
+    )
+
+
+def _trial(rollout: Rollout, placed: Collection[str]) -> schema.Trial | None:
+    """The requests of the rollout's present stage; None where its task groups are gone, or placed by others by now."""
+    scope = rollout.stages[rollout.stage]
+    groups = None if scope["groups"] is None else tuple(name for name in scope["groups"] if name in placed)
+    if groups == ():
+        return None
+    return schema.Trial(
+        revision=rollout.revision.number,
+        settings=_settings(rollout.revision),
+        share=scope["share"],
+        routers=None if scope["routers"] is None else tuple(scope["routers"]),
+        groups=groups,
+    )
+
+
+def _settings(revision: PolicyRevision) -> schema.Settings:
+    settings: schema.Settings = msgspec.convert(revision.settings, schema.Settings)
+    return settings

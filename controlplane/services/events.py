@@ -14,6 +14,10 @@ OBSERVED = frozenset(
     {
         EventKind.CONFIG_APPLIED,
         EventKind.CONFIG_REFUSED,
+        EventKind.ROLLOUT_BEGUN,
+        EventKind.ROLLOUT_COMPLETED,
+        EventKind.ROLLOUT_HELD,
+        EventKind.ROLLOUT_RELEASED,
         EventKind.ROUTER_JOINED,
         EventKind.ROUTER_LOST,
         EventKind.REPLICA_DOWN,

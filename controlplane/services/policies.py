@@ -7,24 +7,24 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import Max
-from django.utils import timezone
 
-from controlplane.errors import ConflictError, NameTakenError, NotADraftError, StaleDraftError
+from controlplane.errors import ConflictError, InvalidError, NameTakenError, NotADraftError, StaleDraftError
 from controlplane.models import (
-    OPEN_ROLLOUTS,
     EventKind,
     PolicyRevision,
     Pool,
     RevisionState,
     Rollout,
-    RolloutState,
     RoutingPolicy,
     TaskGroup,
 )
 
 from .events import record_event
-from .policy_settings import canonical_settings, changes_as_json, diff_settings, settings_digest
+from .policy_settings import canonical_settings, settings_digest
+from .rollout_plans import AT_ONCE, RolloutPlan
+from .rollouts import open_rollout, supersede_rollouts
 from .snapshots import freeze_snapshot
+from .trials import publish_draft, put_in_force
 
 
 @transaction.atomic
@@ -88,12 +88,18 @@ def discard_draft(policy: RoutingPolicy) -> None:
 
 @transaction.atomic
 def publish_revision(
-    revision_id: int, *, by: User | None = None, reason: str = "", expected_digest: str | None = None
+    revision_id: int,
+    *,
+    by: User | None = None,
+    reason: str = "",
+    expected_digest: str | None = None,
+    plan: RolloutPlan = AT_ONCE,
 ) -> Rollout:
-    """Make a draft the live revision, retire the former one, number the new configuration and wake the push.
+    """Freeze a draft as a revision and begin its rollout, which supersedes the policy's former one.
 
     NotADraftError if it is no draft (any more); StaleDraftError if ``expected_digest`` is given and the draft was
-    edited since. PolicyRevision.DoesNotExist for an unknown id.
+    edited since; InvalidError for stages where nothing is in force that they could be compared with, or come back to.
+    PolicyRevision.DoesNotExist for an unknown id.
     """
     policy = _locked(PolicyRevision.objects.values_list("policy_id", flat=True).get(pk=revision_id))
     revision = policy.revisions.filter(pk=revision_id, state=RevisionState.DRAFT).first()
@@ -101,47 +107,19 @@ def publish_revision(
         raise NotADraftError(f"This revision of {policy.name} is no draft (any more): it was published or discarded.")
     if expected_digest is not None and expected_digest != revision.digest:
         raise StaleDraftError(f"The draft of {policy.name} was edited since you looked at it; look again.")
-    before = policy.live()
-    _go_live(policy, revision, reason=reason or revision.reason)
-    _record_publication(policy, before, revision, by)
-    snapshot = freeze_snapshot(reason=f"{revision} published", by=by)
-    _open_rollouts(policy).update(state=RolloutState.SUPERSEDED, finished_at=timezone.now())
-    return Rollout.objects.create(revision=revision, snapshot=snapshot, started_by=by)
+    if plan.stages and policy.live() is None:
+        raise InvalidError("$.plan", "nothing of this policy is in force yet to come back to; publish it all at once")
+    supersede_rollouts(policy, by=by, reason=f"Revision {revision.number} was published.")
+    publish_draft(revision, reason=reason or revision.reason)
+    return open_rollout(revision, plan, by=by)
 
 
 def first_revision(policy: RoutingPolicy, settings: dict[str, Any], *, by: User | None = None) -> PolicyRevision:
     """The live revision that a pool is born with. Its snapshot is the caller's to freeze."""
     draft = save_draft(policy, settings, by=by, reason="the pool's first policy")
-    _go_live(policy, draft, reason=draft.reason)
+    publish_draft(draft, reason=draft.reason)
+    put_in_force(draft, recorded=False)
     return draft
-
-
-def _go_live(policy: RoutingPolicy, draft: PolicyRevision, *, reason: str) -> None:
-    """Retire the live revision and put the draft in its place; the policy's row is locked."""
-    policy.revisions.filter(state=RevisionState.LIVE).update(state=RevisionState.RETIRED)
-    published = {"state": RevisionState.LIVE, "published_at": timezone.now(), "reason": reason[:500]}
-    policy.revisions.filter(pk=draft.pk, state=RevisionState.DRAFT).update(**published)
-    draft.refresh_from_db()
-
-
-def _record_publication(
-    policy: RoutingPolicy, before: PolicyRevision | None, after: PolicyRevision, by: User | None
-) -> None:
-    old = before.settings if before else None
-    detail = {
-        "policy": policy.name,
-        "revision": after.number,
-        "reason": after.reason,
-        "before": old,
-        "after": after.settings,
-        "changes": changes_as_json(diff_settings(old, after.settings)),
-    }
-    summary = f"Policy {policy.name} revision {after.number} ({after.strategy}) was published."
-    record_event(EventKind.POLICY_PUBLISHED, summary, pool=policy.pool, by=by, detail=detail, reason=after.reason)
-
-
-def _open_rollouts(policy: RoutingPolicy) -> Any:
-    return Rollout.objects.filter(revision__policy=policy, state__in=OPEN_ROLLOUTS)
 
 
 def _next_number(policy: RoutingPolicy) -> int:

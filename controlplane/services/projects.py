@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
@@ -31,6 +33,28 @@ def create_project(name: str, *, description: str = "", by: User | None = None) 
         raise NameTakenError("project", name) from None
     record_event(EventKind.PROJECT_CREATED, f"Project {name} was created.", project=project, by=by)
     return project
+
+
+@transaction.atomic
+def update_project(
+    project: Project, *, description: str | None = None, needs_approval: bool | None = None, by: User | None = None
+) -> Project:
+    """Change what is given. ``needs_approval``: what is published from now on waits for a second person."""
+    project = Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+    before = facts(project)
+    project.description = project.description if description is None else description
+    project.needs_approval = project.needs_approval if needs_approval is None else needs_approval
+    if facts(project) != before:
+        project.save()
+        change = {"before": before, "after": facts(project)}
+        summary = f"Project {project.name} was changed."
+        record_event(EventKind.PROJECT_CHANGED, summary, project=project, by=by, detail=change)
+    return project
+
+
+def facts(project: Project) -> dict[str, Any]:
+    """What an event shows of a project before and after a change."""
+    return {name: getattr(project, name) for name in ("name", "description", "needs_approval")}
 
 
 @transaction.atomic

@@ -107,6 +107,7 @@ def record_nack(router_id: int, *, number: int, path: str, reason: str, running_
         record_event(EventKind.CONFIG_REFUSED, summary, router=router, detail=refusal)
     router.last_nack = {**refusal, "at": timezone.now().isoformat()}
     router.save()
+    advance_rollouts()
     newest = newest_snapshot()
     if newest and newest.number == number and number <= (running_number or 0) < HIGHEST_NUMBER:
         freeze_snapshot(reason=f"router {router.name} ran number {running_number} already", above=running_number or 0)

@@ -1,0 +1,96 @@
+"""What a rollout's guard tolerates of a revision on trial, beside the one in force.
+
+A limit that is null is off. What is compared, and how, is the guard's to say; what each limit means, its unit and its
+range are said here alone, and read from here by forms, REST and documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from controlplane.errors import InvalidError
+
+
+class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much worse the trial may be. Beyond a limit it is rolled back; without enough requests it is held."""
+
+    max_hit_rate_drop: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=1,
+                description="How far the hit rate of what the trial places may lie below that of the revision in "
+                "force: 0.05 tolerates 60 % where that has 65 %.",
+                extra={"unit": "ratio"},
+            ),
+        ]
+        | None
+    ) = 0.05
+    max_ttft_p95_growth: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=100,
+                description="How much longer the time to the first token may be at p95: 0.25 tolerates a quarter more.",
+                extra={"unit": "ratio"},
+            ),
+        ]
+        | None
+    ) = 0.25
+    max_error_ratio: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=1,
+                description="How far the share of failed requests may rise above that of the revision in force.",
+                extra={"unit": "ratio"},
+            ),
+        ]
+        | None
+    ) = 0.01
+    max_load_skew: (
+        Annotated[
+            float,
+            Meta(
+                ge=1,
+                le=1000,
+                description="Requests at the busiest replica over the mean of all, among those that the trial places.",
+                extra={"unit": "ratio"},
+            ),
+        ]
+        | None
+    ) = 1.5
+    min_requests: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="Requests that either side needs before anything is judged; until then the rollout is held.",
+            extra={"unit": "requests"},
+        ),
+    ] = 200
+    warm_up_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Time after each widening that is not judged, while caches fill anew.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 120
+
+
+def guard_limits(given: Mapping[str, Any], path: str = "$.guard") -> GuardLimits:
+    """The limits with every default filled in; InvalidError names what is wrong."""
+    try:
+        return msgspec.convert(dict(given), GuardLimits)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).rpartition(" - at `$")
+        raise InvalidError(path + where.rstrip("`") if reason else path, reason or str(error)) from None

@@ -1,0 +1,62 @@
+"""What tests of rollouts share: publishing by stages, routers that acknowledge, and what a snapshot says."""
+
+from controlplane.models import ConfigSnapshot, RolloutState, Router
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.rollout_plans import make_plan
+from controlplane.services.rollouts import Verdict, judge_stage
+from controlplane.services.routers import announce, record_ack, record_nack
+
+FORMER = {"strategy": "round_robin"}
+NEXT = {"strategy": "prefix_hash"}
+BREACH = [{"name": "hit_rate", "verdict": "breached", "detail": "The hit rate fell from 60.0 % to 41.0 %."}]
+DOUBT = [{"name": "hit_rate", "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
+
+
+def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **asked):
+    """Publish a draft by stages that are observed for a minute each; without a guard unless one is asked for."""
+    draft = save_draft(policy, settings, by=by)
+    given = [{"observe_s": 60, **stage} for stage in stages]
+    return publish_revision(draft.pk, by=by, plan=make_plan(policy, stages=given, guard=guard), **asked)
+
+
+def start_routers(*names):
+    """Routers that announced themselves and run nothing yet."""
+    return [announce(name=name, boot="b", admin_url=f"http://10.0.1.{at}:8081") for at, name in enumerate(names, 1)]
+
+
+def newest():
+    """The newest snapshot."""
+    return ConfigSnapshot.objects.first()
+
+
+def ack(*routers):
+    """Each of them acknowledges the newest snapshot; all that are present where none are named."""
+    snapshot = newest()
+    for router in routers or Router.objects.filter(lost_at=None):
+        record_ack(router.pk, number=snapshot.number, sha256=snapshot.sha256)
+
+
+def nack(router, reason="no room"):
+    """It refuses the newest snapshot."""
+    running = Router.objects.get(pk=router.pk).running_number
+    record_nack(router.pk, number=newest().number, path="$.pools[0]", reason=reason, running_number=running)
+
+
+def verdict(rollout, word, readings=(), stage=None):
+    """The guard's word on the present stage, or on another."""
+    rollout.refresh_from_db()
+    judge_stage(
+        rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(word), readings=list(readings)
+    )
+    rollout.refresh_from_db()
+
+
+def said_of_pool(name="default"):
+    """The policy of a pool as the newest snapshot says it."""
+    return next(pool for pool in newest().document["pools"] if pool["name"] == name)["policy"]
+
+
+def state(rollout):
+    """(state, stage), read anew."""
+    rollout.refresh_from_db()
+    return RolloutState(rollout.state), rollout.stage
