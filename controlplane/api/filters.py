@@ -67,14 +67,16 @@ class TaskGroupFilter(filters.FilterSet):
 
 
 class RevisionFilter(filters.FilterSet):
-    """``?policy=NAME&state=STATE``."""
+    """``?policy=NAME&state=STATE&author=NAME&strategy=NAME``."""
 
     policy = filters.CharFilter(field_name="policy__name")
     state = filters.ChoiceFilter(choices=RevisionState.choices)
+    author = filters.CharFilter(field_name="author__username")
+    strategy = filters.CharFilter(field_name="settings__strategy")
 
     class Meta:
         model = PolicyRevision
-        fields = ("policy", "state")
+        fields = ("policy", "state", "author", "strategy")
 
 
 class RolloutFilter(filters.FilterSet):

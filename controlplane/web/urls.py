@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from controlplane.web.views import audit, fleet, people, policies, routers, task_groups, tokens
+from controlplane.web.views import audit, fleet, people, policies, revisions, routers, task_groups, tokens
 
 app_name = "controlplane"
 urlpatterns = [
@@ -13,7 +13,9 @@ urlpatterns = [
     path("policies/<int:policy_id>/rollout/", policies.policy_rollout, name="policy-rollout"),
     path("policies/<int:policy_id>/publish/<int:revision_id>/", policies.policy_publish, name="policy-publish"),
     path("policies/<int:policy_id>/discard/", policies.policy_discard, name="policy-discard"),
-    path("policies/<int:policy_id>/restore/<int:number>/", policies.policy_restore, name="policy-restore"),
+    path("policies/<int:policy_id>/revisions/", revisions.revision_list, name="policy-revisions"),
+    path("policies/<int:policy_id>/compare/", revisions.revision_compare, name="policy-compare"),
+    path("policies/<int:policy_id>/revert/<int:number>/", revisions.policy_revert, name="policy-revert"),
     path("policies/<int:policy_id>/remove/", policies.policy_remove, name="policy-remove"),
     path("task-groups/<int:group_id>/policy/", policies.policy_create, name="policy-create"),
     path("fleet/", fleet.fleet, name="fleet"),

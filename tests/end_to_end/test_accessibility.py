@@ -88,6 +88,10 @@ def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
     of_rows = (
         f"/policies/{policy.pk}/",
         f"/policies/{policy.pk}/edit/",
+        f"/policies/{policy.pk}/revisions/",
+        f"/policies/{policy.pk}/revisions/?state=retired",
+        f"/policies/{policy.pk}/compare/?from=1&to=2",
+        f"/policies/{policy.pk}/revert/1/",
         f"/task-groups/{group.pk}/",
         f"/task-groups/new/{full.pk}/",
         f"/fleet/replicas/{replica.pk}/state/draining/",

@@ -83,6 +83,14 @@ class PublishInput(serializers.Serializer[Any]):
     digest = serializers.CharField(max_length=64, required=False)
 
 
+class RevertInput(serializers.Serializer[Any]):
+    """Which revision to go back to, and why; ``live`` is the number of the live one that you looked at."""
+
+    revision = serializers.IntegerField(min_value=1, max_value=2**31 - 1)
+    reason = serializers.CharField(max_length=400, allow_blank=True, required=False)
+    live = serializers.IntegerField(min_value=1, required=False)
+
+
 class SettingChangeSerializer(serializers.Serializer[Any]):
     """One difference between two versions."""
 

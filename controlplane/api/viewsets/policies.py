@@ -22,6 +22,7 @@ from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
 from controlplane.services import policies
 from controlplane.services.comparisons import effects_of_revisions, effects_of_settings
 from controlplane.services.policy_settings import diff_settings, policy_catalogue
+from controlplane.services.revisions import revert_policy
 
 from .doors import NAME, NUMBER, Door, parsed
 
@@ -92,6 +93,20 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
             by=signed_in_user(request),
             reason=asked.get("reason", ""),
             expected_digest=asked.get("digest"),
+        )
+        return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
+
+    @extend_schema(request=s.RevertInput, responses={202: RolloutSerializer})
+    @action(detail=True, methods=["post"])
+    def revert(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they run."""
+        policy, asked = self.get_object(), parsed(s.RevertInput, request)
+        rollout = revert_policy(
+            policy,
+            asked["revision"],
+            by=signed_in_user(request),
+            reason=asked.get("reason", ""),
+            expected_live=asked.get("live"),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 

@@ -23,7 +23,7 @@ from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.base import ReasonForm
 from controlplane.web.forms.settings import SettingsForm, range_text, strategy_named
 
-HISTORY = 20  # revisions on a policy's page
+HISTORY = 6  # revisions on a policy's page; all of them have a page of their own
 
 
 @require_GET
@@ -115,16 +115,6 @@ def policy_discard(request: HttpRequest, policy_id: int) -> HttpResponse:
     with refusals_as_messages(request):
         discard_draft(policy)
         messages.success(request, "The draft was discarded. What runs did not change.")
-    return redirect("controlplane:policy", policy_id=policy.pk)
-
-
-@require_POST
-def policy_restore(request: HttpRequest, policy_id: int, number: int) -> HttpResponse:
-    """Take an earlier revision's settings as the draft; publishing it takes them back into force."""
-    policy = _policy(policy_id)
-    earlier = get_object_or_404(policy.revisions, number=number)
-    with refusals_as_messages(request):
-        save_draft(policy, earlier.settings, by=signed_in(request), reason=f"Back to revision {number}")
     return redirect("controlplane:policy", policy_id=policy.pk)
 
 

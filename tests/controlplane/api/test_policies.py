@@ -107,3 +107,16 @@ def test_revisions_of_two_policies_are_no_comparison(api, pool):
     assert answer.data["errors"][0]["pointer"] == "#/to"
     assert api.get(f"/api/v1/revisions/compare?from={mine}").status_code == 422
     assert api.get(f"/api/v1/revisions/compare?from={mine}&to=999999").status_code == 422
+
+
+def test_an_earlier_revision_comes_back_as_a_new_one(api, pool):
+    publish(api, strategy="prefix_hash")
+
+    answer = api.post("/api/v1/policies/default/revert", {"revision": 1, "reason": "slow", "live": 2})
+
+    assert (answer.status_code, answer.data["revision"]) == (202, 3)
+    live = api.get("/api/v1/policies/default").data["live"]
+    assert (live["settings"], live["reason"]) == ({"strategy": "round_robin"}, "Back to revision 1: slow")
+    assert api.post("/api/v1/policies/default/revert", {"revision": 1}).status_code == 409
+    assert api.post("/api/v1/policies/default/revert", {"revision": 2, "live": 2}).status_code == 409
+    assert api.post("/api/v1/policies/default/revert", {"revision": 9}).status_code == 404

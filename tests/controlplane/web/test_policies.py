@@ -134,15 +134,6 @@ def test_a_draft_can_be_discarded(visitor, policy):
     assert policy.draft() is None
 
 
-def test_an_earlier_revision_comes_back_by_one_click_and_a_publication(visitor, policy):
-    publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk)
-
-    answer = visitor.post(path(policy, "restore/1/"), follow=True)
-
-    assert policy.draft().strategy == "round_robin"
-    assert "Back to revision 1" in answer.text
-
-
 def test_each_router_shows_its_answer_and_its_reason(visitor, policy, routers):
     newest = ConfigSnapshot.objects.first()
     record_ack(routers[0].pk, number=newest.number, sha256=newest.sha256)

@@ -1,0 +1,102 @@
+import pytest
+
+from controlplane.services.policies import publish_revision, save_draft
+
+
+@pytest.fixture
+def history(policy, operator):
+    """Three published revisions, and a draft."""
+    for factor in (1.5, 2.5):
+        settings = {"strategy": "prefix_hash", "load_factor": factor}
+        publish_revision(save_draft(policy, settings, by=operator).pk, by=operator, reason=f"factor {factor}")
+    save_draft(policy, {"strategy": "least_load"}, by=operator)
+    return policy
+
+
+def path(policy, rest):
+    return f"/policies/{policy.pk}/{rest}"
+
+
+def test_the_history_costs_the_same_whatever_its_length(visitor, history, django_assert_num_queries):
+    with django_assert_num_queries(8):
+        text = visitor.get(path(history, "revisions/")).text
+
+    assert text.count('name="from"') == 4
+    assert "factor 2.5" in text
+
+
+def test_filters_stand_in_the_address_and_mean_what_they_mean_over_rest(visitor, history, api_client):
+    for query, numbers in (("state=retired", [2, 1]), ("strategy=prefix_hash", [3, 2]), ("author=olga", [4, 3, 2])):
+        text = visitor.get(path(history, f"revisions/?{query}")).text
+        assert [number for number in (4, 3, 2, 1) if f">r{number} " in text] == numbers, query
+        rest = api_client.get(f"/api/v1/revisions?policy=default&{query}").json()["results"]
+        assert [row["number"] for row in rest] == numbers, query
+    assert "No revision matches" in visitor.get(path(history, "revisions/?author=nobody")).text
+    assert "No revision matches" in visitor.get(path(history, "revisions/?author=a%00b")).text
+
+
+@pytest.fixture
+def api_client(visitor):
+    return visitor
+
+
+def test_older_ones_are_a_plain_link_away(visitor, policy):
+    for number in range(30):
+        publish_revision(save_draft(policy, {"strategy": "prefix_hash", "min_bound": number + 1}).pk)
+
+    first = visitor.get(path(policy, "revisions/")).text
+    older = visitor.get(path(policy, "revisions/") + first[first.index("?before=") :].split('"')[0]).text
+
+    assert ">r31 " in first
+    assert ">r7 " in first
+    assert ">r6 " not in first
+    assert ">r6 " in older
+    assert ">r7 " not in older
+
+
+def test_any_two_are_compared_by_their_numbers(visitor, history):
+    text = visitor.get(path(history, "compare/?from=2&to=3")).text
+
+    assert "From revision 2 to 3" in text
+    assert "<del>1.5</del>" in text
+    assert "<ins>2.5</ins>" in text
+    assert "a replica may hold 2.5 times its share" in text
+    assert "?from=3&amp;to=2" in text  # the other way round
+
+
+@pytest.mark.parametrize(("query", "status"), [("", 200), ("?from=2&to=99", 404), ("?from=x&to=2", 200)])
+def test_a_comparison_of_what_is_not_there(visitor, history, query, status):
+    assert visitor.get(path(history, f"compare/{query}")).status_code == status
+
+
+def test_going_back_says_what_it_does_first(visitor, history):
+    text = visitor.get(path(history, "revert/1/")).text
+
+    assert "placed by round_robin instead of prefix_hash" in text
+    assert "The draft of olga stays" in text
+    assert history.live().number == 3
+
+
+def test_going_back_needs_the_policys_name(visitor, history):
+    for typed in ("", "Default", "default.x"):
+        answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": typed, "live": 3})
+        assert answer.status_code == 422
+    assert "This is not default. Nothing was changed." in answer.text
+    assert history.live().number == 3
+
+    answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 3}, follow=True)
+
+    assert "Revision 4 says what revision 1 said" in answer.text
+    assert (history.live().strategy, history.live().reason) == ("round_robin", "Back to revision 1: slow")
+
+
+def test_going_back_after_another_was_published_is_refused(visitor, history):
+    answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 2})
+
+    assert answer.status_code == 422
+    assert "no longer live" in answer.text
+
+
+def test_neither_a_draft_nor_nothing_can_be_gone_back_to(visitor, history):
+    assert visitor.get(path(history, "revert/4/")).status_code == 404
+    assert visitor.get(path(history, "revert/9/")).status_code == 404
