@@ -18,6 +18,7 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
+from controlplane.services.feed import adopt_foreign_events
 from controlplane.services.kept_answers import forget_answers
 from controlplane.services.routers import (
     claim_pushes,
@@ -45,9 +46,10 @@ def push_config(router_id: int) -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def forget_old_answers() -> None:
-    """Drop what was kept for repeated requests longer than a day."""
+def tidy() -> None:
+    """Drop what was kept for repeated requests longer than a day; bring restored events into order."""
     forget_answers()
+    adopt_foreign_events()
 
 
 def _push(router_id: int | None) -> None:

@@ -59,6 +59,11 @@ def asker_of(request: HttpRequest, token: ApiToken | None = None) -> Asker:
     return known[1]
 
 
+def asker_now(user: User, token: ApiToken | None) -> Asker:
+    """Who somebody is at this moment, whatever was known when their request began. One query."""
+    return _capped(roles_of(user), token)
+
+
 def roles_of(user: User | AnonymousUser | None) -> Asker:
     """The roles of a person. A superuser, made at the command line, is admin of everything: the way back in."""
     if not isinstance(user, User) or not user.is_active:

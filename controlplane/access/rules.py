@@ -119,6 +119,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("api:rollout", _resource()),
     **_named("api:router", _resource()),
     **_named("api:event", _resource()),
+    "api:event-stream": SEE,
     "api:token-list": {"GET": ADMIN, "POST": ADMIN},
     "api:token-detail": {"GET": ADMIN, "DELETE": ADMIN},
     "api:audit-list": {"GET": ADMIN},

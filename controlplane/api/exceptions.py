@@ -51,8 +51,6 @@ WORDS: Mapping[int, str] = {
     500: "failed",
     503: "database-away",
 }
-# Where the status alone does not say it.
-FINER: Mapping[type[Exception], str] = {UnfinishedError: "still-running", KeyReusedError: "key-reused"}
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +75,13 @@ class ChangedMeanwhile(exceptions.APIException):
         self.more = more
 
 
+class TooManyWaiting(exceptions.APIException):
+    """Every seat for those who wait is taken; each holds a connection, so there is an end to them."""
+
+    status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    default_detail = "Too many clients are waiting for events here; try again in a few seconds, or ask without waiting."
+
+
 class LengthRequired(exceptions.APIException):
     """A body of unknown length."""
 
@@ -91,6 +96,14 @@ class TooLarge(exceptions.APIException):
 
     def __init__(self, most: int) -> None:
         super().__init__(f"The body is larger than {most} bytes. Nothing was changed.")
+
+
+# Where the status alone does not say it.
+FINER: Mapping[type[Exception], str] = {
+    UnfinishedError: "still-running",
+    KeyReusedError: "key-reused",
+    TooManyWaiting: "too-many-waiting",
+}
 
 
 def problem_response(error: Exception, context: dict[str, Any]) -> Response:
@@ -186,6 +199,8 @@ def _status(error: Exception) -> int:
 
 
 def _detail(error: Exception, status: int) -> str:
+    if isinstance(error, TooManyWaiting):
+        return str(error.detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "The database does not answer. Routers keep serving; try again in a few seconds."
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:

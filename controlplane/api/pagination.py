@@ -37,6 +37,18 @@ class AuditPages(NewestFirst):
     ordering = ("-number",)
 
 
+class RevisionPages(NewestFirst):
+    """Revisions, the newest first."""
+
+    ordering = ("-id",)
+
+
+class RolloutPages(NewestFirst):
+    """Rollouts, the newest first."""
+
+    ordering = ("-started_at", "-id")
+
+
 class EventPages(NewestFirst):
     """Events, the newest first."""
 

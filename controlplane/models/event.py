@@ -2,6 +2,8 @@
 
 from django.conf import settings
 from django.db import models
+from django.db.models import BigIntegerField, Func, TextField
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from .pool import Pool
@@ -70,6 +72,11 @@ def event_kinds() -> list[tuple[str, str]]:
     return EventKind.choices
 
 
+def transaction_number() -> Cast:
+    """The number of the present transaction; PostgreSQL gives them out in ascending order."""
+    return Cast(Cast(Func(function="pg_current_xact_id"), TextField()), BigIntegerField())
+
+
 class Event(models.Model):
     """Something that happened, and who did it. Its text stands on its own: what it names may be gone by now."""
 
@@ -82,6 +89,9 @@ class Event(models.Model):
         settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="events"
     )  # None: the system itself
     summary = models.CharField(max_length=500)  # one sentence that names the object
+    # The transaction that recorded it. Ids are given out before the commit and so may be seen out of order; what is
+    # ordered by transactions that are no longer at work is complete (services/feed.py).
+    xact = models.BigIntegerField(db_default=transaction_number(), editable=False)
     detail = models.JSONField(default=dict)  # "before" and "after" where something was changed; never a secret
 
     class Meta:
@@ -89,6 +99,7 @@ class Event(models.Model):
         indexes = (
             models.Index(fields=["-at", "-id"], name="event_at"),
             models.Index(fields=["pool", "-at"], name="event_pool_at"),
+            models.Index(fields=["xact", "id"], name="event_xact"),
             models.Index(fields=["kind", "-at"], name="event_kind_at"),
         )
 

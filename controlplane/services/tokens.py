@@ -62,6 +62,12 @@ def find_token(text: str) -> ApiToken | None:
     return token if token and matches and _is_valid(token) else None
 
 
+def token_in_force(token_id: int) -> ApiToken | None:
+    """A token as it is now; None when it ended, by itself, by revocation or with its person."""
+    token = ApiToken.objects.select_related("user").filter(pk=token_id).first()
+    return token if token and _is_valid(token) else None
+
+
 def note_use(token: ApiToken) -> None:
     """Remember that a token was used, at most once a minute."""
     now = timezone.now()

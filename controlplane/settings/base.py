@@ -154,7 +154,7 @@ CELERY_BEAT_SCHEDULE = {
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
-    "forget answers": _every("controlplane.tasks.forget_old_answers", 600),
+    "tidy": _every("controlplane.tasks.tidy", 600),
 }
 
 # --- Warmpath -------------------------------------------------------------------------------------------

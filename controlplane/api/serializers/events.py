@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rest_framework import serializers
 
 from controlplane.api.fields import ByName
@@ -21,3 +23,11 @@ class EventSerializer(serializers.ModelSerializer[Event]):
     class Meta:
         model = Event
         fields = ("id", "at", "kind", "pool", "replica", "router", "actor", "summary", "detail")
+
+
+class FeedQuery(serializers.Serializer[Any]):
+    """What follows an event: which, how long to wait for it (seconds), and how many at most."""
+
+    after = serializers.IntegerField(min_value=0, max_value=2**63 - 1)
+    wait = serializers.FloatField(min_value=0, max_value=60, default=0.0)
+    limit = serializers.IntegerField(min_value=1, max_value=1000, default=100)

@@ -96,7 +96,9 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
 
     def _tagged(self, answer: Response) -> Response:
         """The answer with the tag of what it shows."""
-        data = answer.data
+        data = getattr(answer, "data", None)  # a stream has none
+        if data is None:
+            return answer
         if shown := self.shown(answer):
             answer["ETag"] = data["etag"] = conditions.tag_of(shown, self.observed)
         elif isinstance(data, dict) and self.request.method in SAFE_METHODS:

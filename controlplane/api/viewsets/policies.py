@@ -14,6 +14,7 @@ from rest_framework.response import Response
 
 from controlplane.api.exchange import Exchange
 from controlplane.api.filters import RevisionFilter
+from controlplane.api.pagination import RevisionPages
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
@@ -123,6 +124,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pol
     queryset = PolicyRevision.objects.select_related("policy", "author")
     serializer_class = s.RevisionSerializer
     filterset_class = RevisionFilter
+    pagination_class = RevisionPages
     lookup_value_regex = NUMBER
 
     @extend_schema(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rest_framework import mixins
 
 from controlplane.api.filters import RolloutFilter
+from controlplane.api.pagination import RolloutPages
 from controlplane.api.serializers import rollouts as s
 from controlplane.models import Rollout
 
@@ -19,4 +20,5 @@ class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Roll
     )
     serializer_class = s.RolloutSerializer
     filterset_class = RolloutFilter
+    pagination_class = RolloutPages
     lookup_value_regex = NUMBER

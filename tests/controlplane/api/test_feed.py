@@ -1,0 +1,312 @@
+"""Following events: none lost, none twice, none that one may not see, and no longer than one may."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import httpx
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection, transaction
+from rest_framework.test import APIClient
+
+from controlplane.api import event_stream
+from controlplane.models import Event, EventKind, Role, Scope
+from controlplane.services import feed
+from controlplane.services.events import record_event
+from controlplane.services.people import set_active, set_role
+from controlplane.services.pools import create_pool, update_pool
+from controlplane.services.projects import create_project
+from controlplane.services.tokens import create_token, revoke_token
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+EVENTS = "/api/v1/events"
+
+
+def note(summary, **more):
+    return record_event(EventKind.REPLICA_DOWN, summary, **more)
+
+
+def newest():
+    return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+@pytest.fixture
+def token(operator):
+    """A token and its text."""
+    return create_token(operator, name="test", scopes=[Scope.READ])
+
+
+@pytest.fixture
+def script(token):
+    """A client that may read."""
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {token[1]}")
+    return client
+
+
+def in_a_thread(work):
+    def closing():
+        try:
+            return work()
+        finally:
+            connection.close()
+
+    return ThreadPoolExecutor(1).submit(closing)
+
+
+# --- the long poll ------------------------------------------------------------------------------------------
+
+
+def test_what_follows_an_event_comes_oldest_first_page_by_page(script, pool):
+    last = newest()
+    noted = [note(f"number {number}").pk for number in range(5)]
+    first = script.get(EVENTS, {"after": last, "limit": 3}).json()
+    second = script.get(EVENTS, {"after": first["last"], "limit": 3}).json()
+    assert [one["id"] for one in (*first["results"], *second["results"])] == noted
+    assert script.get(EVENTS, {"after": second["last"]}).json() == {"results": [], "last": noted[-1]}
+
+
+def test_who_waits_is_answered_as_soon_as_there_is_something(script, pool):
+    last, begun = newest(), time.monotonic()
+    answer = in_a_thread(lambda: script.get(EVENTS, {"after": last, "wait": 30, "kind": "replica_down"}).json())
+    update_pool(pool, description="not what was asked for")
+    wanted = note("this is")
+    assert [one["id"] for one in answer.result(timeout=20)["results"]] == [wanted.pk]
+    assert time.monotonic() - begun < 15
+
+
+def test_who_waits_in_vain_is_told_so_in_time(script, pool):
+    begun = time.monotonic()
+    assert script.get(EVENTS, {"after": newest(), "wait": 0.6}).json()["results"] == []
+    assert 0.5 < time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("query", [{"wait": 5}, {"after": "7", "wait": -1}, {"after": "7", "wait": 61}])
+def test_waiting_for_what_cannot_be_is_refused(script, query):
+    assert script.get(EVENTS, query).status_code == 422
+
+
+def test_an_event_that_is_committed_late_is_not_passed_over(script, pool):
+    """Its id is given out before, its commit comes after that of a later one."""
+    last, written, go_on = newest(), threading.Event(), threading.Event()
+
+    def slow():
+        with transaction.atomic():
+            late = note("late").pk
+            written.set()
+            assert go_on.wait(timeout=20)
+        return late
+
+    working = in_a_thread(slow)
+    assert written.wait(timeout=20)
+    early = note("early")
+    meanwhile = script.get(EVENTS, {"after": last}).json()
+    assert meanwhile["results"] == []  # not yet: what precedes it is still at work
+    go_on.set()
+    late = working.result(timeout=20)
+    assert late < early.pk
+    shown = script.get(EVENTS, {"after": meanwhile["last"]}).json()
+    assert [one["id"] for one in shown["results"]] == [late, early.pk]
+    assert script.get(EVENTS, {"after": shown["last"]}).json()["results"] == []
+
+
+def test_of_many_writers_at_once_a_follower_sees_every_event_once(script, pool):
+    last, done = newest(), threading.Event()
+
+    def write(number):
+        for count in range(10):
+            with transaction.atomic():
+                note(f"{number}-{count}")
+
+    def follow():
+        seen, at = [], last
+        while True:
+            over = done.is_set()  # before the look that finds nothing more
+            page = script.get(EVENTS, {"after": at, "limit": 7}).json()
+            seen += [one["id"] for one in page["results"]]
+            at = page["last"]
+            if over and not page["results"]:
+                return seen
+
+    following = in_a_thread(follow)
+    for writer in [in_a_thread(lambda number=number: write(number)) for number in range(6)]:
+        writer.result(timeout=60)
+    done.set()
+    seen = following.result(timeout=60)
+    assert len(seen) == len(set(seen)) == 60
+    assert set(seen) == set(Event.objects.filter(pk__gt=last).values_list("pk", flat=True))
+
+
+def test_one_who_waits_sees_their_projects_alone(django_user_model, pool):
+    theirs = create_pool("theirs", project=create_project("theirs"), models=["m"])
+    person = django_user_model.objects.create_user("vera")
+    set_role(person, Role.VIEWER, pool.project)
+    _, text = create_token(person, name="test", scopes=[Scope.READ])
+    client, last = APIClient(), newest()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    note("theirs", pool=theirs)
+    note("nobody's")
+    mine = note("mine", pool=pool)
+    assert [one["id"] for one in client.get(EVENTS, {"after": last}).json()["results"]] == [mine.pk]
+
+
+def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
+    monkeypatch.setattr(event_stream, "_seats", threading.BoundedSemaphore(1))
+    event_stream.take_seat()
+    for path in (f"{EVENTS}?after={newest()}&wait=30", f"{EVENTS}/stream"):
+        full = script.get(path)
+        assert (full.status_code, full["Retry-After"]) == (503, "5")
+        assert json.loads(full.content)["type"] == "urn:warmpath:problem:too-many-waiting"
+    assert script.get(EVENTS, {"after": newest()}).status_code == 200  # who does not wait needs none
+
+
+def test_events_restored_from_another_database_come_first(pool):
+    Event.objects.update(xact=2**60)
+    fresh = note("fresh")
+    assert feed.adopt_foreign_events() > 0
+    assert feed.settled().last() == fresh
+    assert feed.adopt_foreign_events() == 0
+
+
+# --- the stream, from both kinds of server ---------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def asgi_server(pool):
+    """The application behind uvicorn, as ``make run`` has it, on the tests' database."""
+    database, port = connection.settings_dict, free_port()
+    code = (
+        "import django.conf, controlplane.settings.test as s;"
+        f"s.DATABASES['default'].update(HOST={database['HOST']!r}, NAME={database['NAME']!r});"
+        "import uvicorn; from controlplane.asgi import application;"
+        f"uvicorn.run(application, port={port}, log_level='warning', timeout_graceful_shutdown=1)"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings.test"}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=django_settings.ROOT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: answers(url), 40, "uvicorn", alive=process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def answers(url):
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+    return False
+
+
+@pytest.fixture(params=["asgi", "wsgi"])
+def site(request):
+    """The address of the application behind either kind of server."""
+    return str(request.getfixturevalue({"asgi": "asgi_server", "wsgi": "live_server"}[request.param]))
+
+
+@contextlib.contextmanager
+def stream(site, text, **options):
+    headers = {"Authorization": f"Bearer {text}", "Accept": "text/event-stream", **options.pop("headers", {})}
+    with (
+        httpx.Client(base_url=site, headers=headers, timeout=20, trust_env=False) as client,
+        client.stream("GET", f"{EVENTS}/stream", **options) as answer,
+    ):
+        yield answer
+
+
+def told(lines):
+    """The events of a stream, as (id, kind, data)."""
+    event = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            event[name] = value
+        elif "id" in event:
+            yield int(event["id"]), event["event"], json.loads(event["data"])
+            event = {}
+
+
+def test_events_arrive_as_they_happen_and_are_taken_up_where_one_was_cut_off(site, token, pool):
+    with stream(site, token[1]) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        lines = answer.iter_lines()
+        assert next(lines) == "retry: 2000"
+        noted = [note(f"number {number}").pk for number in range(3)]
+        seen = list(islice(told(lines), 3))
+    assert [number for number, *_ in seen] == noted
+    assert seen[0][1:] == ("replica_down", {**seen[0][2], "summary": "number 0"})
+    missed = note("while away").pk
+    with stream(site, token[1], headers={"Last-Event-ID": str(noted[1])}) as answer:
+        assert [number for number, *_ in islice(told(answer.iter_lines()), 2)] == [noted[2], missed]
+
+
+def test_a_stream_ends_with_the_token_and_shows_nothing_that_comes_after(site, token, pool):
+    with stream(site, token[1]) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        note("before")
+        assert next(told(lines))[2]["summary"] == "before"
+        revoke_token(token[0])
+        note("after")
+        assert list(told(lines)) == []
+
+
+def test_a_stream_ends_with_its_person_even_if_nothing_happens(site, token, operator, pool, django_user_model):
+    django_user_model.objects.create_superuser("root")
+    with stream(site, token[1]) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        set_active(operator, False)
+        begun = time.monotonic()
+        assert all("replica" not in line for line in lines)  # to the end
+        assert time.monotonic() - begun < 19
+
+
+def test_a_stream_is_narrowed_as_the_list_is(site, token, pool):
+    with stream(site, token[1], params={"kind": "pool_changed"}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        note("something else")
+        update_pool(pool, description="news")
+        assert next(told(lines))[1] == "pool_changed"
+    with stream(site, token[1], params={"kind": "nonsense"}) as answer:
+        assert answer.status_code == 422
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_who_goes_away_leaves_their_seat(asgi_server, token, pool):
+    for _ in range(event_stream.SEATS + 8):
+        with stream(asgi_server, token[1]) as answer:
+            assert answer.status_code == 200
+            next(answer.iter_lines())
+
+
+def test_nobody_streams_without_signing_in(script, pool):
+    answer = APIClient().get(f"{EVENTS}/stream", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer["Content-Type"]) == (401, "application/problem+json")
+    assert script.get(f"{EVENTS}/stream", {"after": "yesterday"}).status_code == 422
+
+
+def test_a_stream_ends_with_the_session(operator, pool):
+    browser = APIClient()
+    browser.force_login(operator)
+    follower = browser.get(f"{EVENTS}/stream").streaming_content
+    assert b"retry" in next(follower)
+    browser.logout()
+    note("after")
+    assert list(follower) == []
