@@ -10,7 +10,7 @@ class CarefulClient(APIClient):
 
     def generic(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         """One request, and for a change one before it."""
-        looks = method in {"PATCH", "PUT", "DELETE"} or path.endswith(("/state", "/publish"))
+        looks = method in {"PATCH", "PUT", "DELETE"} or path.endswith(("/state", "/publish", "/revert"))
         if looks and "If-Match" not in (options.get("headers") or {}) and (tag := self.tag_of(path)):
             options["headers"] = {**(options.get("headers") or {}), "If-Match": tag}
         return super().generic(method, path, *arguments, **options)

@@ -40,7 +40,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     serializer_class = s.PolicySerializer
     lookup_field = "name"
     lookup_value_regex = NAME
-    conditional_actions = ("publish",)
+    conditional_actions = ("publish", "revert")
     http_method_names = (*Door.http_method_names, "put")
 
     @extend_schema(request=s.PolicyInput, responses={201: s.PolicySerializer})

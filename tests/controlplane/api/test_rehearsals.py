@@ -7,6 +7,7 @@ from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.celery import app
+from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.task_groups import create_task_group
 from controlplane.services.tokens import create_token
 from telemetry.models import Notification, NotificationState
@@ -36,6 +37,7 @@ EXAMPLES = {
     ("api:policy-draft", "PUT"): ("policies/here-pool/draft", DRAFT),
     ("api:policy-draft", "DELETE"): ("policies/here-pool.here-group/draft", None),
     ("api:policy-publish", "POST"): ("policies/here-pool.here-group/publish", {"reason": "why not"}),
+    ("api:policy-revert", "POST"): ("policies/here-pool/revert", {"revision": 1}),
     ("api:token-list", "POST"): ("tokens", {"name": "ci", "scopes": ["read"]}),
     ("api:token-detail", "DELETE"): ("tokens/{token}", None),
     ("telemetry-api:alert-rule-list", "POST"): ("alert-rules", {"pool": "here-pool", "name": "new"}),
@@ -67,6 +69,7 @@ def made(db, operator):
     for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.replica):
         row.delete()
     Notification.objects.update(state=NotificationState.FAILED)
+    publish_revision(save_draft(here.pool.policies.get(group=None), {"strategy": "least_load"}).pk)
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
     keys = {name: getattr(here, name).pk for name in ("group", "rule", "channel", "sent")}
