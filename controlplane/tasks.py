@@ -1,4 +1,5 @@
-"""What the worker does for the control plane: bring routers to the configuration that they should run.
+"""What the worker does for the control plane: bring routers to the configuration that they should run, and replicas to
+what their sources find.
 
 Theory of operation. Level-triggered: each run compares what every router runs, as far as it told us, with the newest
 snapshot, and sends that to those that differ or have fallen silent. So it does not matter which wake-up, push or
@@ -14,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from celery import shared_task
 from django.conf import settings
 
+from controlplane.discovery import Found, LookError, look_at
 from controlplane.egress import fleet_rules, guarded_client
-from controlplane.models import ConfigSnapshot, Router
+from controlplane.models import ConfigSnapshot, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
 from controlplane.services.feed import adopt_foreign_events
 from controlplane.services.kept_answers import forget_answers
+from controlplane.services.looks import claim_looks, record_failure, record_found
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,
@@ -27,6 +30,7 @@ from controlplane.services.routers import (
     record_nack,
     record_unreachable,
 )
+from controlplane.services.settling import settle
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 
 PARALLEL = 32  # pushes at once; one that hangs delays nobody else
@@ -78,3 +82,27 @@ def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreacha
             record_nack(router_id, number=sent.number, path=path, reason=reason, running_number=running_number)
         case Unreachable(reason):
             record_unreachable(router_id, number=sent.number, reason=reason)
+
+
+# --- replica sources --------------------------------------------------------------------------------------
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def look_at_sources() -> None:
+    """Look at every source that is due, at once; bring replicas in line with each answer as it comes."""
+    claimed = claim_looks()
+    if not claimed:
+        return
+    with ThreadPoolExecutor(len(claimed)) as threads:
+        looks: dict[Future[Found | LookError], ReplicaSource] = {
+            threads.submit(look_at, source): source for source in claimed
+        }
+        for done in as_completed(looks):
+            _note(looks[done], done.result())
+
+
+def _note(source: ReplicaSource, outcome: Found | LookError) -> None:
+    if isinstance(outcome, LookError):
+        record_failure(source, str(outcome))
+    elif record_found(source, outcome):
+        settle(source.pk)

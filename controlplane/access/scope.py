@@ -13,6 +13,8 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.Project": "pk",
     "controlplane.Pool": "project",
     "controlplane.Replica": "pool__project",
+    "controlplane.ReplicaSource": "pool__project",
+    "controlplane.DiscoveredReplica": "source__pool__project",
     "controlplane.TaskGroup": "pool__project",
     "controlplane.RoutingPolicy": "pool__project",
     "controlplane.PolicyRevision": "policy__pool__project",

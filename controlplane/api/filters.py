@@ -7,11 +7,14 @@ from django_filters import rest_framework as filters
 
 from controlplane.models import (
     AuditEntry,
+    DiscoveredReplica,
+    DiscoveredState,
     Event,
     EventKind,
     PolicyRevision,
     Pool,
     Replica,
+    ReplicaSource,
     ReplicaState,
     RevisionState,
     Rollout,
@@ -54,6 +57,29 @@ class ReplicaFilter(filters.FilterSet):
                 return rows.none()
             rows = rows.filter(labels__contains={key: value}) if equals else rows.filter(labels__has_key=key)
         return rows
+
+
+class SourceFilter(filters.FilterSet):
+    """``?pool=NAME&kind=KIND``."""
+
+    pool = filters.CharFilter(field_name="pool__name")
+
+    class Meta:
+        model = ReplicaSource
+        fields = ("pool", "kind")
+
+
+class DiscoveredReplicaFilter(filters.FilterSet):
+    """``?pool=NAME&source=NAME&state=STATE&missing=BOOL``."""
+
+    pool = filters.CharFilter(field_name="source__pool__name")
+    source = filters.CharFilter(field_name="source__name")
+    state = filters.ChoiceFilter(choices=DiscoveredState.choices)
+    missing = filters.BooleanFilter(field_name="missing_since", lookup_expr="isnull", exclude=True)
+
+    class Meta:
+        model = DiscoveredReplica
+        fields = ("pool", "source", "state", "missing")
 
 
 class TaskGroupFilter(filters.FilterSet):

@@ -4,12 +4,28 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from .schema import SchemaView
-from .viewsets import audit, config, events, policies, pools, projects, replicas, rollouts, routers, task_groups, tokens
+from .viewsets import (
+    audit,
+    config,
+    discovered_replicas,
+    events,
+    policies,
+    pools,
+    projects,
+    replicas,
+    rollouts,
+    routers,
+    sources,
+    task_groups,
+    tokens,
+)
 
 addresses = SimpleRouter(trailing_slash=False)
 addresses.register("projects", projects.ProjectViewSet, "project")
 addresses.register("pools", pools.PoolViewSet, "pool")
 addresses.register("replicas", replicas.ReplicaViewSet, "replica")
+addresses.register("replica-sources", sources.SourceViewSet, "replica-source")
+addresses.register("discovered-replicas", discovered_replicas.DiscoveredReplicaViewSet, "discovered-replica")
 addresses.register("task-groups", task_groups.TaskGroupViewSet, "task-group")
 addresses.register("policies", policies.PolicyViewSet, "policy")
 addresses.register("revisions", policies.RevisionViewSet, "revision")

@@ -7,7 +7,7 @@ No redirect is followed, no proxy is taken from the environment, and no answer i
 
 from .addresses import Rules, fleet_rules, webhook_rules
 from .client import Answer, AnswerTooLargeError, fetch, fetch_async, guarded_async_client, guarded_client
-from .transport import EgressRefusedError, resolve
+from .transport import EgressRefusedError, resolve, written_addresses
 
 __all__ = [
     "Answer",
@@ -21,4 +21,5 @@ __all__ = [
     "guarded_client",
     "resolve",
     "webhook_rules",
+    "written_addresses",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,9 +31,18 @@ class Answer:
     body: bytes
 
 
-def guarded_client(rules: Rules, *, resolver: Resolver = resolve, limits: httpx.Limits | None = None) -> httpx.Client:
-    """A client for threads; close it, or use it in a ``with``. Requests are made by ``fetch``."""
-    transport = GuardedTransport(rules, resolver, limits or httpx.Limits())
+def guarded_client(
+    rules: Rules,
+    *,
+    resolver: Resolver = resolve,
+    limits: httpx.Limits | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> httpx.Client:
+    """A client for threads; close it, or use it in a ``with``. Requests are made by ``fetch``.
+
+    ``tls`` says which authorities are believed; without it, those of the system.
+    """
+    transport = GuardedTransport(rules, resolver, limits or httpx.Limits(), tls)
     return httpx.Client(transport=transport, trust_env=False, follow_redirects=False, headers=_HEADERS)
 
 

@@ -41,6 +41,15 @@ def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+def written_addresses(host: str) -> list[str]:
+    """The address that a host spells, in whichever form the system reads (0x7f000001, 127.1); [] for a name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]).partition("%")[0] for entry in found]
+
+
 def checked(host: str, addresses: Iterable[str], rules: Rules) -> list[str]:
     """The addresses, if every one of them is allowed; EgressRefusedError otherwise."""
     addresses = list(addresses)
@@ -66,10 +75,12 @@ def remaining(timeout: float | None) -> float | None:
 class GuardedTransport(httpx.HTTPTransport):
     """httpx's transport, connecting only where the rules allow."""
 
-    def __init__(self, rules: Rules, resolver: Resolver, limits: httpx.Limits) -> None:
+    def __init__(
+        self, rules: Rules, resolver: Resolver, limits: httpx.Limits, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(verify=_tls(), trust_env=False)
         self._pool = httpcore.ConnectionPool(
-            ssl_context=_tls(),
+            ssl_context=tls or _tls(),
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,

@@ -3,6 +3,7 @@
 from .api_token import ApiToken, Scope
 from .audit_entry import AuditEntry
 from .config_snapshot import ConfigSnapshot
+from .discovered_replica import DiscoveredReplica, DiscoveredState, TargetCondition
 from .event import Event, EventKind
 from .fleet_secret import FleetSecret
 from .kept_answer import KeptAnswer
@@ -14,13 +15,17 @@ from .role import Role, RoleAssignment
 from .rollout import OPEN_ROLLOUTS, HeldBy, Rollout, RolloutState, RolloutStep
 from .router import Router
 from .sign_in_lock import SignInLock
+from .source import Adoption, ReplicaSource, SourceStatus
 from .task_group import TaskGroup
 
 __all__ = [
     "OPEN_ROLLOUTS",
+    "Adoption",
     "ApiToken",
     "AuditEntry",
     "ConfigSnapshot",
+    "DiscoveredReplica",
+    "DiscoveredState",
     "Event",
     "EventKind",
     "FleetSecret",
@@ -30,6 +35,7 @@ __all__ = [
     "Pool",
     "Project",
     "Replica",
+    "ReplicaSource",
     "ReplicaState",
     "RevisionState",
     "Role",
@@ -41,5 +47,7 @@ __all__ = [
     "RoutingPolicy",
     "Scope",
     "SignInLock",
+    "SourceStatus",
+    "TargetCondition",
     "TaskGroup",
 ]

@@ -1,11 +1,10 @@
 """Checks that several services share; each refuses with the JSON path of what is wrong."""
 
 import re
-import socket
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from controlplane.egress import fleet_rules
+from controlplane.egress import fleet_rules, written_addresses
 from controlplane.errors import InvalidError
 from routing.schema import ConfigError, check_base_url
 
@@ -52,15 +51,6 @@ def check_replica_url(url: str, path: str) -> None:
         check_base_url(url, path)
     except ConfigError as error:
         raise InvalidError(error.path, error.reason) from None
-    for address in _written_addresses(urlsplit(url).hostname or ""):
+    for address in written_addresses(urlsplit(url).hostname or ""):
         if refusal := fleet_rules().refusal(address):
             raise InvalidError(path, f"{refusal}; WARMPATH_FLEET_NETWORKS says where replicas may be")
-
-
-def _written_addresses(host: str) -> list[str]:
-    """The address that a host spells, in whichever form the system reads (0x7f000001, 127.1); [] for a name."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        return []
-    return [str(entry[4][0]).partition("%")[0] for entry in found]

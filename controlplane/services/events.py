@@ -25,6 +25,11 @@ OBSERVED = frozenset(
         EventKind.REPLICA_RESTARTED,
         EventKind.ALERT_FIRING,
         EventKind.ALERT_RESOLVED,
+        EventKind.SOURCE_FAILING,
+        EventKind.SOURCE_RECOVERED,
+        EventKind.SOURCE_HOLDING,
+        EventKind.REPLICAS_FOUND,
+        EventKind.REPLICAS_MISSING,
     }
 )
 

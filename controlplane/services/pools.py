@@ -87,10 +87,10 @@ def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSe
 
 @transaction.atomic
 def remove_pool(pool: Pool, *, by: User | None = None) -> None:
-    """Remove an empty pool with its policy; InUseError while it has replicas or task groups."""
+    """Remove an empty pool with its policy; InUseError while it has replicas, replica sources or task groups."""
     pool = Pool.objects.select_for_update().get(pk=pool.pk)
-    if pool.replicas.exists() or pool.groups.exists():
-        raise InUseError(f"Pool {pool.name} still has replicas or task groups; remove those first.")
+    if pool.replicas.exists() or pool.sources.exists() or pool.groups.exists():
+        raise InUseError(f"Pool {pool.name} still has replicas, replica sources or task groups; remove those first.")
     before = facts(pool)
     pool.delete()
     record_event(

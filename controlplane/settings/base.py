@@ -115,9 +115,11 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "ENUM_NAME_OVERRIDES": {
         "EventKind": "controlplane.models.EventKind",
+        "DiscoveredState": "controlplane.models.DiscoveredState",
         "ReplicaState": "controlplane.models.ReplicaState",
         "RevisionState": "controlplane.models.RevisionState",
         "RolloutState": "controlplane.models.RolloutState",
+        "SourceStatus": "controlplane.models.SourceStatus",
         "AlertState": "telemetry.models.AlertState",
         "NotificationKind": "telemetry.models.NotificationKind",
         "NotificationState": "telemetry.models.NotificationState",
@@ -155,6 +157,7 @@ CELERY_BEAT_SCHEDULE = {
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
     "tidy": _every("controlplane.tasks.tidy", 600),
+    "discover": _every("controlplane.tasks.look_at_sources", 5),
 }
 
 # --- Warmpath -------------------------------------------------------------------------------------------
@@ -166,6 +169,7 @@ READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, h
 FLEET_NETWORKS = env.networks(
     "FLEET_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,fc00::/7"
 )
+DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # the folder whose files of targets may be read; "": none may
 # Private networks that webhooks may reach; public addresses are always allowed.
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")
 

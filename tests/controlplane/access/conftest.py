@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from controlplane.models import Role
+from controlplane.models import DiscoveredReplica, Role
 from controlplane.services.people import set_role
 from controlplane.services.policies import create_policy, save_draft
 from controlplane.services.pools import create_pool
 from controlplane.services.projects import create_project
 from controlplane.services.replicas import add_replica
+from controlplane.services.sources import create_source
 from controlplane.services.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel
@@ -21,6 +22,8 @@ def furnished(name, number):
     project = create_project(name)
     pool = create_pool(f"{name}-pool", project=project, models=[name], strategy="round_robin")
     replica = add_replica(pool, name=f"{name}-replica", url=f"http://10.0.{number}.1:8000")
+    source = create_source(pool, name=f"{name}-source", kind="dns", settings={"host": f"{name}.test"})
+    discovered = DiscoveredReplica.objects.create(source=source, key=f"{name}-pod", name="x", url="http://10.0.3.1:80")
     group = create_task_group(pool, f"{name}-group")
     policy = create_policy(pool, group)
     draft = save_draft(policy, {"strategy": "random"})
@@ -36,6 +39,8 @@ def furnished(name, number):
         project=project,
         pool=pool,
         replica=replica,
+        source=source,
+        discovered=discovered,
         group=group,
         policy=policy,
         draft=draft,

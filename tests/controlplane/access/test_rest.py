@@ -12,13 +12,27 @@ from tests.rest_client import CarefulClient
 
 ROOT = "/api/v1/"
 ANY = {"If-Match": "*"}
-LISTS = ("pools", "replicas", "task-groups", "policies", "revisions", "rollouts", "alert-rules", "alerts", "deliveries")
+LISTS = (
+    "pools",
+    "replicas",
+    "replica-sources",
+    "discovered-replicas",
+    "task-groups",
+    "policies",
+    "revisions",
+    "rollouts",
+    "alert-rules",
+    "alerts",
+    "deliveries",
+)
 
 
 def objects(made):
     return {
         "pools": made.pool.name,
         "replicas": made.replica.name,
+        "replica-sources": made.source.name,
+        "discovered-replicas": made.discovered.pk,
         "task-groups": made.group.pk,
         "policies": made.policy.name,
         "revisions": made.draft.pk,
@@ -58,7 +72,13 @@ def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(he
         for method in ("get", "patch", "delete"):
             answer = getattr(script, method)(f"{ROOT}{noun}/{key}", {})
             assert answer.status_code in {404, 405}, f"{method} {noun}"
-    for path in (f"replicas/{there.replica.name}/state", f"policies/{there.policy.name}/publish"):
+    for path in (
+        f"replicas/{there.replica.name}/state",
+        f"replica-sources/{there.source.name}/look",
+        f"discovered-replicas/{there.discovered.pk}/adopt",
+        f"discovered-replicas/{there.discovered.pk}/dismiss",
+        f"policies/{there.policy.name}/publish",
+    ):
         assert script.post(f"{ROOT}{path}", {"state": "disabled"}).status_code == 404
     assert script.get(f"{ROOT}series?metric=hit_rate&pool={there.pool.name}").status_code == 422  # no such pool
     assert script.get(f"{ROOT}pools/{here.pool.name}").status_code == 200
@@ -68,6 +88,7 @@ def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(he
     ("path", "body"),
     [
         ("replicas", {"pool": "there-pool", "name": "spy", "url": "http://10.0.9.9:8000"}),
+        ("replica-sources", {"pool": "there-pool", "name": "spy", "kind": "dns", "settings": {"host": "x.test"}}),
         ("task-groups", {"pool": "there-pool", "name": "spy"}),
         ("task-groups", {"pool": "here-pool", "name": "spy", "replicas": ["there-replica"]}),
         ("alert-rules", {"pool": "there-pool", "name": "spy"}),

@@ -79,6 +79,8 @@ def filled(address, made):
     values = {
         "pool_id": made.pool.pk,
         "replica_id": made.replica.pk,
+        "source_id": made.source.pk,
+        "discovered_id": made.discovered.pk,
         "group_id": made.group.pk,
         "policy_id": made.policy.pk,
         "project_id": made.project.pk,

@@ -1,0 +1,18 @@
+"""Where replicas may be found: DNS, Kubernetes, a file. Each kind asks the outside world and answers targets; which of
+them become replicas is for the services to say.
+"""
+
+from .kinds import KINDS, SourceKind, canonical_settings, kind_named
+from .look import look_at
+from .targets import Found, LookError, Target
+
+__all__ = [
+    "KINDS",
+    "Found",
+    "LookError",
+    "SourceKind",
+    "Target",
+    "canonical_settings",
+    "kind_named",
+    "look_at",
+]

@@ -1,0 +1,152 @@
+"""What looks at sources find, and noting it.
+
+Theory of operation. A look is claimed by a conditional update, made without any database, and its answer counts only
+while the claim does: a late one, or one of settings that were changed meanwhile, is dropped. An answer changes what is
+known of each target (there, or missing since when) and nothing else; what follows from that is ``settling``. A look
+that failed, or named nobody, changes nothing at all: a source that hiccups takes no replica away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from django.db import transaction
+from django.utils import timezone
+
+from controlplane.discovery import Found, Target
+from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, ReplicaSource
+
+from .events import record_event
+
+AT_ONCE = 16  # looks of one worker
+GRACE_S = 30.0  # a claim outlasts the look's own deadline by this
+_FOLLOWED = ("key", "name", "url", "condition", "labels", "state", "problem", "last_seen_at", "missing_since")
+
+
+@transaction.atomic
+def claim_looks() -> list[ReplicaSource]:
+    """The sources that are due, the longest first, each claimed so that nobody else looks at the same time."""
+    now = timezone.now()
+    rows = ReplicaSource.objects.select_for_update(no_key=True, skip_locked=True)
+    claimed = list(rows.filter(enabled=True, next_look_at__lte=now).order_by("next_look_at")[:AT_ONCE])
+    for source in claimed:
+        source.looks += 1
+        source.next_look_at = now + timedelta(seconds=source.interval_s + source.deadline_s + GRACE_S)
+        source.save(update_fields=["looks", "next_look_at"])
+    return claimed
+
+
+@transaction.atomic
+def record_failure(claimed: ReplicaSource, reason: str) -> None:
+    """A look found out nothing; whatever is known stays. An event the first time."""
+    source = _still_claimed(claimed)
+    if source is not None:
+        _fail(source, reason)
+
+
+@transaction.atomic
+def record_found(claimed: ReplicaSource, found: Found) -> bool:
+    """Note who is there and who is missing; whether the answer counted. An empty one is a failure."""
+    source = _still_claimed(claimed)
+    if source is None:
+        return False
+    if not found.targets:
+        _fail(source, "The answer names nobody; what is known stays.")
+        return False
+    rows = list(source.discovered.select_for_update(of=("self",)))
+    new = _merge(source, rows, found)
+    source.found, source.new, source.refused = len(found.targets), len(new), list(found.refused)
+    source.vanished = sum(row.missing_since is not None for row in rows if row.state != DiscoveredState.DISMISSED)
+    _succeed(source)
+    if new:
+        summary = f"Source {source.name} found {counted(row.key for row in new)}."
+        record_event(EventKind.REPLICAS_FOUND, summary, pool=source.pool)
+    return True
+
+
+def counted(keys: Iterable[str], most: int = 5) -> str:
+    """Names for a sentence: ``3 engines: a, b and c``, or the first five and how many there are."""
+    named = list(keys)
+    shown = ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+    return f"{len(named)} engine{'' if len(named) == 1 else 's'}: {shown}"
+
+
+def replica_name(key: str, *, apart_from: str = "") -> str:
+    """The name that a target's replica gets; with ``apart_from``, one that nothing else would be called."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", key.lower()).strip("._-") or "replica"
+    if len(plain) <= 63 and not apart_from:
+        return plain
+    mark = hashlib.sha256(f"{apart_from}/{key}".encode()).hexdigest()[:8]
+    return f"{plain[:54].rstrip('._-')}-{mark}"
+
+
+def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: Found) -> list[DiscoveredReplica]:
+    """Bring the rows in line with an answer; those that are new."""
+    now = timezone.now()
+    named = {target.key: target for target in found.targets}
+    known = {row.key: row for row in rows} | _handed_over(rows, found)
+    for key, row in known.items():
+        if target := named.get(key):
+            row.key, row.url, row.condition, row.labels = key, target.url, target.condition, dict(target.labels)
+            row.last_seen_at, row.missing_since = now, None
+            row.name = row.name if row.replica_id else replica_name(key)
+        elif row.key not in named and row.key not in found.refused_keys:
+            row.missing_since = row.missing_since or now
+    for row in rows:
+        if row.state == DiscoveredState.ADOPTED and row.replica_id is None:  # somebody removed it, and so it stays
+            row.state, row.problem = DiscoveredState.DISMISSED, ""
+    DiscoveredReplica.objects.bulk_update(rows, _FOLLOWED, batch_size=200)
+    fresh = [_discovered(source, target) for key, target in named.items() if key not in known]
+    return DiscoveredReplica.objects.bulk_create(fresh)
+
+
+def _handed_over(rows: Sequence[DiscoveredReplica], found: Found) -> dict[str, DiscoveredReplica]:
+    """Rows by the new key of their engine's address: an address that changed hands is still one engine, one replica."""
+    known, present = {row.key for row in rows}, {target.key for target in found.targets} | found.refused_keys
+    left = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
+    return {target.key: left[target.url] for target in found.targets if target.key not in known and target.url in left}
+
+
+def _discovered(source: ReplicaSource, target: Target) -> DiscoveredReplica:
+    return DiscoveredReplica(
+        source=source,
+        key=target.key,
+        name=replica_name(target.key),
+        url=target.url,
+        condition=target.condition,
+        labels=dict(target.labels),
+    )
+
+
+def _still_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
+    """The row, locked; None when another look or a change came in between, or the source is gone."""
+    rows = ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
+    return rows.filter(pk=claimed.pk, looks=claimed.looks, enabled=True).first()
+
+
+def _fail(source: ReplicaSource, reason: str) -> None:
+    if source.failing_since is None:
+        source.failing_since = timezone.now()
+        summary = f"Source {source.name} finds out nothing, and what it found stays: {reason}"
+        record_event(EventKind.SOURCE_FAILING, summary, pool=source.pool, detail={"error": reason[:500]})
+    source.error = reason[:500]
+    _looked(source)
+
+
+def _succeed(source: ReplicaSource) -> None:
+    if source.failing_since is not None:
+        since = source.failing_since.isoformat(timespec="seconds")
+        summary = f"Source {source.name} answers again; it had failed since {since}."
+        record_event(EventKind.SOURCE_RECOVERED, summary, pool=source.pool)
+    source.failing_since, source.error, source.succeeded_at = None, "", timezone.now()
+    _looked(source)
+
+
+def _looked(source: ReplicaSource) -> None:
+    source.looked_at = timezone.now()
+    if source.next_look_at > source.looked_at:  # unless somebody asked for another one meanwhile
+        source.next_look_at = source.looked_at + timedelta(seconds=source.interval_s)
+    source.save()

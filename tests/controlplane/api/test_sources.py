@@ -1,0 +1,120 @@
+"""Replica sources and what they found, over REST."""
+
+import json
+
+import pytest
+
+from controlplane.models import AuditEntry, DiscoveredReplica, Event, Replica, ReplicaSource
+from controlplane.services.sources import create_source
+
+pytestmark = pytest.mark.django_db
+ROOT = "/api/v1/"
+SECRET = "a-token-that-nobody-shows"
+KUBERNETES = {
+    "pool": "default",
+    "name": "cluster",
+    "kind": "kubernetes",
+    "settings": {"service": "vllm", "api_url": "https://10.0.0.1:6443"},
+    "secret": SECRET,
+}
+
+
+@pytest.fixture
+def found(pool):
+    """Two proposals."""
+    source = create_source(pool, name="names", kind="dns", settings={"host": "vllm.test"})
+    for number in (1, 2):
+        key = f"10.0.0.{number}:8000"
+        DiscoveredReplica.objects.create(source=source, key=key, name=f"10.0.0.{number}-8000", url=f"http://{key}")
+    return source
+
+
+def test_a_source_lives_from_adding_to_removing(api, pool):
+    made = api.post(f"{ROOT}replica-sources", {**KUBERNETES, "adoption": "adopt"})
+    assert made.status_code == 201
+    assert (made.data["status"], made.data["adoption"], made.data["has_secret"]) == ("new", "adopt", True)
+    assert made.data["settings"]["namespace"] == "default"  # defaults are written out
+    changed = api.patch(f"{ROOT}replica-sources/cluster", {"interval_s": 10, "enabled": False})
+    assert (changed.data["interval_s"], changed.data["status"]) == (10, "paused")
+    assert api.post(f"{ROOT}replica-sources/cluster/look").status_code == 409
+    api.patch(f"{ROOT}replica-sources/cluster", {"enabled": True})
+    assert api.post(f"{ROOT}replica-sources/cluster/look").status_code == 202
+    assert api.delete(f"{ROOT}pools/default").status_code == 409  # it still has a source
+    assert api.delete(f"{ROOT}replica-sources/cluster").status_code == 204
+    kinds = list(Event.objects.filter(kind__startswith="source").values_list("kind", flat=True))
+    assert kinds == ["source_removed", "source_changed", "source_changed", "source_added"]
+
+
+def test_a_secret_goes_in_and_never_comes_out(api, pool):
+    answers = [api.post(f"{ROOT}replica-sources", KUBERNETES), api.get(f"{ROOT}replica-sources/cluster")]
+    answers.append(api.patch(f"{ROOT}replica-sources/cluster", {"secret": SECRET + "-2"}))
+    answers.append(api.patch(f"{ROOT}replica-sources/cluster", {"secret": SECRET + " 3"}))
+    assert [answer.status_code for answer in answers] == [201, 200, 200, 422]
+    kept = [*Event.objects.values(), *AuditEntry.objects.values(), *ReplicaSource.objects.values()]
+    assert SECRET not in "".join(answer.content.decode() for answer in answers) + json.dumps(kept, default=repr)
+    assert SECRET.encode() not in bytes(ReplicaSource.objects.get().sealed)
+
+
+def test_a_token_is_not_sent_to_another_server_than_it_was_given_for(api, pool):
+    api.post(f"{ROOT}replica-sources", KUBERNETES)
+    moved = {"service": "vllm", "api_url": "https://10.66.66.66:6443"}
+    answer = api.patch(f"{ROOT}replica-sources/cluster", {"settings": moved})
+    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/secret")
+    assert ReplicaSource.objects.get().settings["api_url"] == "https://10.0.0.1:6443"
+    assert api.patch(f"{ROOT}replica-sources/cluster", {"settings": moved, "secret": "new"}).status_code == 200
+    forgotten = api.patch(f"{ROOT}replica-sources/cluster", {"settings": KUBERNETES["settings"], "secret": ""})
+    assert forgotten.data["has_secret"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"kind": "consul"}, "#/kind"),
+        ({"name": "Big Name"}, "#/name"),
+        ({"settings": {}}, "#/settings/service"),
+        ({"settings": {"service": "vllm", "namespace": "../kube-system"}}, "#/settings/namespace"),
+        ({"settings": {"service": "vllm", "nonsense": 1}}, "#/settings/nonsense"),
+        ({"settings": {"service": 7}}, "#/settings/service"),
+        ({"settings": []}, "#/settings"),
+        ({"interval_s": 1}, "#/interval_s"),
+        ({"drain_after_s": 900}, "#/remove_after_s"),
+        ({"max_vanished_ratio": 0}, "#/max_vanished_ratio"),
+        ({"max_targets": 5000}, "#/max_targets"),
+        ({"secret": "two words"}, "#/secret"),
+        ({"kind": "dns", "settings": {"host": "vllm.test"}}, "#/secret"),
+        ({"kind": "file", "secret": "", "settings": {"path": "/etc/passwd"}}, "#/settings/path"),
+        ({"adoption": "maybe"}, "#/adoption"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_where_it_is_wrong(api, pool, change, pointer):
+    answer = api.post(f"{ROOT}replica-sources", KUBERNETES | change)
+    assert answer.status_code == 422
+    assert [fault["pointer"] for fault in answer.data["errors"]] == [pointer]
+    assert not ReplicaSource.objects.exists()
+
+
+def test_a_name_belongs_to_one_source(api, pool):
+    assert [api.post(f"{ROOT}replica-sources", KUBERNETES).status_code for _ in range(2)] == [201, 409]
+
+
+def test_proposals_are_adopted_or_dismissed(api, found):
+    first, second = found.discovered.values_list("pk", flat=True)
+    adopted = api.post(f"{ROOT}discovered-replicas/{first}/adopt", {"name": "gpu-1"})
+    assert (adopted.status_code, adopted.data["state"], adopted.data["replica"]) == (200, "adopted", "gpu-1")
+    assert Replica.objects.get().url == "http://10.0.0.1:8000"
+    assert api.post(f"{ROOT}discovered-replicas/{first}/adopt").status_code == 409
+    assert api.post(f"{ROOT}discovered-replicas/{first}/dismiss").status_code == 409
+    assert api.post(f"{ROOT}discovered-replicas/{second}/dismiss").data["state"] == "dismissed"
+    assert api.post(f"{ROOT}discovered-replicas/{second}/adopt").data["replica"] == "10.0.0.2-8000"
+
+
+def test_lists_are_narrowed_by_what_they_show(api, found, django_assert_max_num_queries):
+    first = found.discovered.first()
+    api.post(f"{ROOT}discovered-replicas/{first.pk}/adopt")
+    with django_assert_max_num_queries(6):
+        listed = api.get(f"{ROOT}discovered-replicas", {"source": "names"}).data
+    assert listed["count"] == 2
+    for query, count in (("state=proposed", 1), ("pool=other", 0), ("missing=true", 0), ("missing=false", 2)):
+        assert api.get(f"{ROOT}discovered-replicas?{query}").data["count"] == count, query
+    assert api.get(f"{ROOT}discovered-replicas?state=lost").status_code == 422
+    assert api.get(f"{ROOT}replica-sources?pool=default&kind=dns").data["count"] == 1

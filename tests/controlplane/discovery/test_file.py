@@ -1,0 +1,157 @@
+"""Replicas by a file in the form that Prometheus reads."""
+
+import json
+import os
+import threading
+
+import msgspec
+import pytest
+
+from controlplane.discovery.file import FileKind, FileSettings
+from controlplane.discovery.targets import Bounds, LookError
+from controlplane.egress import fleet_rules
+
+GROUPS = [
+    {"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"rack": "a"}},
+    {"targets": ["10.0.0.3:8000"], "labels": {"replica": "gpu-3", "__scheme__": "https"}},
+]
+YAML = """
+# written by hand
+- targets: ["10.0.0.1:8000", "10.0.0.2:8000"]
+  labels: {rack: a}
+- targets:
+    - 10.0.0.3:8000
+  labels:
+    replica: gpu-3
+    __scheme__: https
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, settings):
+    inside = tmp_path / "targets"
+    inside.mkdir()
+    settings.DISCOVERY_DIR = str(inside)
+    return inside
+
+
+def look(path="fleet.json", *, max_targets=100, **settings):
+    settings = msgspec.convert({"path": path, **settings}, FileSettings)
+    return FileKind().look(settings, "", Bounds(fleet_rules(), 5.0, max_targets))
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.mark.parametrize(("name", "content"), [("fleet.json", GROUPS), ("fleet.yml", YAML), ("fleet.yaml", YAML)])
+def test_targets_are_read_with_their_labels(folder, name, content):
+    write(folder / name, content)
+    found = look(name)
+    assert [(target.key, target.url) for target in found.targets] == [
+        ("10.0.0.1:8000", "http://10.0.0.1:8000"),
+        ("10.0.0.2:8000", "http://10.0.0.2:8000"),
+        ("gpu-3", "https://10.0.0.3:8000"),
+    ]
+    assert found.targets[0].labels == {"rack": "a"}
+
+
+def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
+    """A writer that renames, and a reader that never sees anything but one of its states."""
+    write(folder / "fleet.json", [{"targets": [f"10.0.1.{n}:8000" for n in range(1, 60)]}])
+    stop = threading.Event()
+
+    def keep_writing():
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            targets = [f"10.0.{turn % 2}.{n}:8000" for n in range(1, 60)]
+            (folder / "next").write_text(json.dumps([{"targets": targets}]))
+            (folder / "next").replace(folder / "fleet.json")
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        for _ in range(200):
+            keys = {target.key for target in look().targets}
+            assert len(keys) == 59
+            assert len({key.rpartition(".")[0] for key in keys}) == 1
+    finally:
+        stop.set()
+        writer.join(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("fleet.json", json.dumps(GROUPS)[:-20], "cannot be read"),  # torn
+        ("fleet.json", "", "cannot be read"),
+        ("fleet.yml", "- targets: [", "cannot be read"),
+        ("fleet.yml", "a: &a [*a, *a]", "Expected a list of groups"),
+        ("fleet.yml", "!!python/object/apply:os.system ['true']", "cannot be read"),
+        ("fleet.json", "[" * 100_000, "cannot be read"),
+        ("fleet.json", '{"targets": []}', "Expected a list of groups"),
+        ("fleet.json", '["10.0.0.1:8000"]', "Group 1 is no object"),
+        ("fleet.json", '[{"targets": "10.0.0.1:8000"}]', "Group 1 is no object"),
+        ("fleet.json", '[{"targets": [], "labels": 3}]', "labels of group 1"),
+        ("fleet.json", '[{"targets": ["10.0.0.1:8000/metrics?x", 7, null]}]', "Nothing in the answer can be used"),
+        ("fleet.json", '[{"targets": ["169.254.169.254:80"]}]', "link-local"),
+        ("fleet.json", "x" * (1 << 20) + "x", "longer than"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_a_failed_look_that_says_why(folder, name, content, says):
+    write(folder / name, content)
+    with pytest.raises(LookError, match=says) as failed:
+        look(name)
+    assert str(failed.value).isprintable()
+
+
+def test_a_billion_laughs_end_at_the_bound(folder):
+    group = "- &g {targets: [" + ",".join(f"10.0.0.{n}:8000" for n in range(50)) + "]}\n"
+    write(folder / "fleet.yml", group + "- *g\n" * 5000)
+    with pytest.raises(LookError, match="at most 100"):
+        look("fleet.yml")
+
+
+def test_ten_thousand_targets_are_refused(folder):
+    write(folder / "fleet.json", [{"targets": [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]}])
+    with pytest.raises(LookError, match="at most 100"):
+        look()
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.json", "a/../../secret.json", "link.json", "out/secret.json", "nowhere.json"]
+)
+def test_no_path_leads_out_of_the_folder(folder, path):
+    write(folder.parent / "secret.json", GROUPS)
+    (folder / "a").mkdir()
+    (folder / "link.json").symlink_to(folder.parent / "secret.json")
+    (folder / "out").symlink_to(folder.parent)
+    with pytest.raises(LookError, match=r"out of the folder|no such file"):
+        look(path)
+
+
+def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folder):
+    (folder / "..2026").mkdir()
+    write(folder / "..2026" / "fleet.json", GROUPS)
+    (folder / "..data").symlink_to("..2026")
+    (folder / "fleet.json").symlink_to("..data/fleet.json")
+    assert len(look().targets) == 3
+
+
+def test_a_pipe_keeps_nobody_waiting(folder):
+    os.mkfifo(folder / "fleet.json")
+    with pytest.raises(LookError, match="no plain file"):
+        look()
+
+
+def test_without_a_folder_no_file_is_read(settings):
+    settings.DISCOVERY_DIR = ""
+    with pytest.raises(LookError, match="WARMPATH_DISCOVERY_DIR"):
+        look()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/etc/x.json", "fleet.txt", "a\nb.json", ""])
+def test_a_path_of_another_form_is_refused_when_it_is_set(path):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"path": path}, FileSettings)

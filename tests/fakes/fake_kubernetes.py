@@ -1,0 +1,170 @@
+"""An API server over real HTTP(S) that lists EndpointSlices as Kubernetes does: pages, expiry, refusals, slowness."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+TOKEN = "a-service-account-token"
+
+
+def pod(
+    name: str,
+    address: str,
+    *,
+    ready: bool | None = True,
+    serving: bool | None = True,
+    terminating: bool | None = False,
+) -> dict[str, Any]:
+    """One endpoint, as ``kubectl get endpointslices -o json`` shows it."""
+    said = {"ready": ready, "serving": serving, "terminating": terminating}
+    return {
+        "addresses": [address],
+        "conditions": {key: value for key, value in said.items() if value is not None},
+        "nodeName": "gpu-node-1",
+        "targetRef": {
+            "kind": "Pod",
+            "name": name,
+            "namespace": "prod",
+            "uid": "6e1bd1a9-4f0c-4c5e-9a0f-0f7b6f1a2c3d",
+        },
+        "zone": "eu-central-1a",
+    }
+
+
+def endpoint_slice(
+    *endpoints: dict[str, Any], family: str = "IPv4", ports: Any = None, name: str = "vllm-x7k2p"
+) -> dict:
+    """A slice as the controller writes it."""
+    return {
+        "metadata": {
+            "name": name,
+            "generateName": "vllm-",
+            "namespace": "prod",
+            "uid": "0d3c9f52-6d2b-44a7-8f63-5d5a3c1c3e0e",
+            "resourceVersion": "812411",
+            "generation": 7,
+            "creationTimestamp": "2026-11-20T10:12:44Z",
+            "labels": {
+                "app": "vllm",
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                "kubernetes.io/service-name": "vllm",
+            },
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-21T09:00:00Z"},
+        },
+        "addressType": family,
+        "endpoints": list(endpoints) or None,
+        "ports": ports if ports is not None else [{"name": "http", "protocol": "TCP", "port": 8000}],
+    }
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeKubernetes
+
+    def do_GET(self):
+        asked = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(asked.query).items()}
+        self.server.asked.append((asked.path, query, self.headers.get("Authorization")))
+        if self.server.mode == "hang":
+            self.server.released.wait(20)
+            self.close_connection = True
+            return
+        self._answer(asked.path, query)
+
+    def _answer(self, path, query):
+        server = self.server
+        if server.mode == "garbage":
+            return self._send(200, b"<html>sign in</html>")
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self._status(401, "Unauthorized", "Unauthorized")
+        if path != "/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices":
+            return self._status(403, "Forbidden", f"endpointslices is forbidden: {path}")
+        if server.mode == "500":
+            return self._status(500, "InternalError", "etcdserver: request timed out\r\nSet-Cookie: x")
+        if "continue" in query and server.expire:
+            server.expire -= 1
+            return self._status(410, "Expired", "The provided continue parameter is too old")
+        return self._page(query)
+
+    def _page(self, query):
+        chosen = query.get("labelSelector") == "kubernetes.io/service-name=vllm"
+        slices = self.server.slices if chosen else []
+        size, begin = min(int(query.get("limit", "500")), self.server.page), int(query.get("continue", "0"))
+        metadata: dict[str, Any] = {"resourceVersion": "812500"}
+        if begin + size < len(slices):
+            metadata |= {"continue": str(begin + size), "remainingItemCount": len(slices) - begin - size}
+        body = {
+            "kind": "EndpointSliceList",
+            "apiVersion": "discovery.k8s.io/v1",
+            "metadata": metadata,
+            "items": slices[begin : begin + size],
+        }
+        return self._send(200, json.dumps(body).encode())
+
+    def _status(self, code, reason, message):
+        body = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            "code": code,
+        }
+        self._send(code, json.dumps(body).encode())
+
+    def _send(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class FakeKubernetes(ThreadingHTTPServer):
+    """``slices`` is what there is; ``page`` how many an answer holds; ``expire`` how many pages come too late."""
+
+    daemon_threads = True
+
+    def __init__(self, tls: ssl.SSLContext | None = None):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.slices: list[dict] = []
+        self.page = 500
+        self.expire = 0
+        self.mode = "answer"
+        self.asked: list[tuple[str, dict[str, str], str | None]] = []
+        self.released = threading.Event()
+        self.scheme = "https" if tls else "http"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address):
+        pass  # a client that hangs up is what some tests are about
+
+
+@contextmanager
+def serving_kubernetes(tls: ssl.SSLContext | None = None) -> Iterator[FakeKubernetes]:
+    server = FakeKubernetes(tls)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
