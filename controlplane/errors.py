@@ -89,5 +89,12 @@ class TooManyKeysError(ControlPlaneError):
     """Somebody uses more keys than are kept."""
 
 
+class RouterAwayError(ControlPlaneError):
+    """A router that is asked something does not answer as routers do."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Router {name} cannot be asked: {reason}. It serves on with what it runs.")
+
+
 class SealBrokenError(ControlPlaneError):
     """Something encrypted at rest cannot be read with the keys of this process."""

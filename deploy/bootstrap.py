@@ -100,7 +100,7 @@ def sync(arguments: list[str]) -> int:
 def lock(_arguments: list[str]) -> int:
     """Compile the locks anew from pyproject.toml. They hold versions and hashes, never an address."""
     install_uv()
-    everything = ["--extra", "controlplane", "--extra", "embedded"]
+    everything = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded"]
     compile_lock("base", *everything)
     compile_lock("router", "-c", "requirements/base.txt")
     compile_lock("dev", *everything, "--group", "dev", "-c", "requirements/base.txt")

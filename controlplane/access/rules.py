@@ -123,6 +123,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "api:revision-compare": SEE,
     **_named("api:rollout", _resource()),
     **_named("api:router", _resource()),
+    "api:router-explain": {"POST": OPERATOR},
     **_named("api:event", _resource()),
     "api:event-stream": SEE,
     "api:token-list": {"GET": ADMIN, "POST": ADMIN},

@@ -27,6 +27,7 @@ from controlplane.errors import (
     InvalidError,
     KeyReusedError,
     OwnPublicationError,
+    RouterAwayError,
     TooManyKeysError,
     UnfinishedError,
 )
@@ -49,6 +50,7 @@ WORDS: Mapping[int, str] = {
     428: "precondition-required",
     429: "too-many-requests",
     500: "failed",
+    502: "router-away",
     503: "database-away",
 }
 log = logging.getLogger(__name__)
@@ -193,6 +195,8 @@ def _status(error: Exception) -> int:
         return HTTPStatus.CONFLICT
     if isinstance(error, TooManyKeysError):
         return HTTPStatus.TOO_MANY_REQUESTS
+    if isinstance(error, RouterAwayError):
+        return HTTPStatus.BAD_GATEWAY
     if isinstance(error, OperationalError | InterfaceError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     return HTTPStatus.INTERNAL_SERVER_ERROR

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from controlplane.celery import wake
-from controlplane.errors import InvalidError
+from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ConfigSnapshot, FleetSecret
 from controlplane.push.snapshot import build_config
 from controlplane.sealing import seal, unseal
@@ -28,15 +28,26 @@ def one_configuration(*, reason: str, by: User | None = None) -> Iterator[None]:
     """Gather the changes of a block into one configuration, frozen at its end; in one transaction with them.
 
     Within the block nothing is numbered, and nothing is held against the routers' rules: a name may move from one
-    pool to another although both have it for a moment. InvalidError at the end.
+    pool to another although both have it for a moment. At the end InvalidError, or ConflictError if somebody else's
+    change came in between.
     """
     with transaction.atomic():
-        token = _held.set(True)
+        seen, token = newest_snapshot(), _held.set(True)
         try:
             yield
         finally:
             _held.reset(token)
+        _take_turn()
+        newest = newest_snapshot()
+        if seen and newest and newest.number != seen.number:
+            raise ConflictError("Somebody else changed the fleet in the same moment; look again. Nothing was changed.")
         freeze_snapshot(reason=reason, by=by)
+
+
+def _take_turn() -> None:
+    """Let nobody else number a configuration until this transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
 
 
 @transaction.atomic
@@ -48,8 +59,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result. Within
     ``one_configuration`` it is left to the end.
     """
-    with connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+    _take_turn()
     newest = newest_snapshot()
     if newest and _held.get():
         return newest

@@ -62,3 +62,12 @@ class AnnouncedSerializer(serializers.Serializer[Any]):
     """What the router should run; it is pushed to its admin port."""
 
     desired_revision = serializers.IntegerField(allow_null=True)
+
+
+class ExplainInput(serializers.Serializer[Any]):
+    """A request as a client would send it to a router."""
+
+    path = serializers.CharField(max_length=200, help_text="Such as /v1/chat/completions.")
+    body = serializers.DictField(help_text="The request's body. It is asked about, and kept nowhere.")
+    headers = serializers.DictField(child=serializers.CharField(), required=False, help_text="Such as X-Task-Group.")
+    key = serializers.CharField(max_length=63, required=False, help_text="The name of the client's API key.")

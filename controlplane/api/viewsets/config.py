@@ -6,11 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.api import conditions
 from controlplane.api.bundle.apply import Applied, apply_bundle
 from controlplane.api.bundle.export import export_bundle
+from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
 from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import asker
 from controlplane.api.serializers import config as s
@@ -23,6 +26,23 @@ class ConfigView(Exchange):
     """The fleet as one document: export it, edit it, look at the plan, apply it."""
 
     max_body_bytes = 16 * 1_048_576
+
+    def perform(self, request: Request) -> Response:
+        """Let the method do its work, unless the fleet is no longer what the client looked at."""
+        if request.method == "PUT":
+            self._check_version(request)
+        answer = super().perform(request)
+        answer["ETag"] = conditions.tag_of(export_bundle(asker(request)) if request.method == "PUT" else answer.data)
+        if request.method != "PUT" and conditions.is_known(request, answer["ETag"]):
+            return Response(status=status.HTTP_304_NOT_MODIFIED, headers={"ETag": answer["ETag"]})
+        return answer
+
+    def _check_version(self, request: Request) -> None:
+        if not conditions.is_asked_for(request):
+            raise PreconditionRequired
+        now = export_bundle(asker(request))
+        if not conditions.still_matches(request, conditions.tag_of(now)):
+            raise ChangedMeanwhile(etag=conditions.tag_of(now), current=now)
 
     @extend_schema(responses=s.BundleSerializer)
     def get(self, request: Request) -> Response:

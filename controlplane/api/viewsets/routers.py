@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -14,6 +16,7 @@ from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import IsRouter
 from controlplane.api.serializers import routers as s
 from controlplane.models import Router
+from controlplane.push.explain import ask_decision
 from controlplane.services import routers
 from controlplane.services.snapshots import newest_snapshot
 
@@ -31,6 +34,12 @@ class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Route
     def get_serializer_context(self) -> dict[str, Any]:
         """The newest snapshot, asked for once."""
         return {**super().get_serializer_context(), "desired": newest_snapshot()}
+
+    @extend_schema(request=s.ExplainInput, responses=OpenApiTypes.OBJECT)
+    @action(detail=True, methods=["post"])
+    def explain(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Where it would place a request now, among which candidates, and why. Nothing is sent to a replica."""
+        return Response(ask_decision(self.get_object(), parsed(s.ExplainInput, request)))
 
 
 class AnnounceView(Exchange):

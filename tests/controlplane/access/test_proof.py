@@ -92,7 +92,7 @@ def test_a_script_proves_itself_with_each_request(admin, here, time_machine):
     script = APIClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     assert script.post("/api/v1/projects", {"name": "short"}).status_code == 201
-    assert script.delete("/api/v1/projects/short").status_code == 204
+    assert script.delete("/api/v1/projects/short", headers={"If-Match": "*"}).status_code == 204
 
 
 def test_a_session_ends_twelve_hours_after_the_last_request_of_a_person(client, admin, time_machine):

@@ -2,17 +2,20 @@
 
 import copy
 import json
+from threading import Thread
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from rest_framework.test import APIClient
 
+from controlplane.api.bundle.apply import _Walk
 from controlplane.models import ConfigSnapshot, Event, Pool, Replica, Role, Rollout, TaskGroup
 from controlplane.services.people import set_role
 from controlplane.services.policies import save_draft
 from controlplane.services.pools import create_pool
 from controlplane.services.projects import create_project
-from controlplane.services.replicas import add_replica, set_replica_state
+from controlplane.services.replicas import add_replica, set_replica_state, update_replica
 from controlplane.services.task_groups import create_task_group
 
 pytestmark = pytest.mark.django_db
@@ -247,3 +250,48 @@ def test_an_export_costs_the_same_number_of_queries_whatever_the_fleet(api, flee
         create_task_group(fleet, f"group-{number}", replicas=[replica])
     with django_assert_num_queries(len(small)):
         api.get(CONFIG)
+
+
+def test_applying_names_the_fleet_that_was_looked_at(api, exported):
+    looked_at = api.get(CONFIG)["ETag"]
+    assert api.get(CONFIG, headers={"If-None-Match": looked_at}).status_code == 304
+    assert APIClient.generic(api, "PUT", CONFIG, json.dumps(exported), "application/json").status_code == 428
+    bundle = of_default(description="H200s")
+    assert api.put(CONFIG, bundle, format="json", headers={"If-Match": looked_at}).status_code == 200
+    late = api.put(CONFIG, of_default(description="mine"), format="json", headers={"If-Match": looked_at})
+    assert (late.status_code, late.data["current"]["pools"][0]["description"]) == (412, "H200s")
+    assert late.data["etag"] == api.get(CONFIG)["ETag"]
+
+
+def test_a_plan_is_the_application_undone(api, exported):
+    before = (ConfigSnapshot.objects.count(), Event.objects.count())
+    bundle = of_default(replicas=[{"name": "r1", "weight": 4}], policy={"strategy": "random"})
+    planned = put(api, bundle, dry_run="true")
+    assert [one["name"] for one in planned.data["result"]["actions"]] == ["r1", "default"]
+    assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
+    assert list(put(api, bundle).data["actions"]) == list(planned.data["result"]["actions"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_that_came_in_between_is_not_run_over(api, exported, monkeypatch):
+    """Another connection changes a replica after the bundle's version was compared."""
+    walked = _Walk.pool
+
+    def late(self, *arguments):
+        if not late.done:
+            late.done = True
+            thread = Thread(target=somebody_else)
+            thread.start()
+            thread.join(20)
+        return walked(self, *arguments)
+
+    def somebody_else():
+        update_replica(Replica.objects.get(name="r2"), weight=9)
+        connection.close()
+
+    late.done = False
+    monkeypatch.setattr(_Walk, "pool", late)
+    answer = put(api, of_default(description="mine", replicas=[{"name": "r1", "weight": 4}]))
+    assert answer.status_code == 409
+    assert [(one.name, one.weight) for one in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
+    assert Pool.objects.get().description == ""

@@ -58,6 +58,7 @@ def test_every_write_of_the_rule_table_has_an_example_below():
         for method in methods
         if route.partition(":")[0] in {"api", "telemetry-api"} and method != "GET"
     }
+    writes -= {("api:router-explain", "POST")}  # asks a router, and changes nothing
     assert writes == set(EXAMPLES), "add an address and a body to EXAMPLES, so that its dry run is tested"
 
 

@@ -1,0 +1,5 @@
+"""``python -m controlplane.cli``."""
+
+from controlplane.cli.app import main
+
+main()

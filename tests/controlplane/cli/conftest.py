@@ -1,0 +1,49 @@
+"""The command line, talking to a real site."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from click.testing import CliRunner
+
+from controlplane.cli.app import main
+from controlplane.services.tokens import create_token
+
+
+@dataclass
+class Done:
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def token(operator):
+    """A token that may do everything."""
+    return create_token(operator, name="laptop", scopes=["admin"])[1]
+
+
+@pytest.fixture
+def warmpath(live_server, token, tmp_path, monkeypatch):
+    """Runs ``warmpath`` with arguments, signed in by the environment."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("WARMPATH_URL", live_server.url)
+    monkeypatch.setenv("WARMPATH_TOKEN", token)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("no_proxy", "*")
+
+    def run(*arguments: str, typed: str | None = None) -> Done:
+        done = CliRunner().invoke(main, list(arguments), input=typed, prog_name="warmpath")
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Done(done.exit_code, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,110 @@
+"""Looking at the fleet, and applying documents."""
+
+import pytest
+import yaml
+
+from controlplane.cli import fleet
+from controlplane.models import Pool, Replica
+from controlplane.services.pools import create_pool, update_pool
+from controlplane.services.replicas import add_replica
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def document(warmpath, replica, tmp_path):
+    """A file with the fleet in it."""
+    path = tmp_path / "fleet.yaml"
+    assert warmpath("export", str(path)).status == 0
+    return path
+
+
+def changed(path, change):
+    """The document with a change made by a function of its first pool."""
+    bundle = yaml.safe_load(path.read_text())
+    change(bundle["pools"][0])
+    path.write_text(yaml.safe_dump(bundle))
+
+
+def test_lists_are_tables_for_people_and_whole_for_scripts(warmpath, replica):
+    add_replica(replica.pool, name="r2", url="http://10.0.0.2:8000")
+    table = warmpath("get", "replicas").out
+    assert [line.split()[0] for line in table.splitlines()] == ["name", "r1", "r2"]
+    rows = warmpath("--json", "get", "replicas", "-f", "pool=default").json
+    assert [(row["name"], row["capacity_blocks"]) for row in rows] == [("r1", None), ("r2", None)]
+    assert warmpath("get", "replicas", "-f", "state=disabled").out == "No replicas.\n"
+    assert warmpath("--json", "get", "replicas", "r1").json["url"] == "http://10.0.0.1:8000"
+    assert len(warmpath("--json", "get", "replicas", "--limit", "1").json) == 1
+
+
+def test_a_plan_says_what_would_be_done_and_does_nothing(warmpath, document):
+    assert warmpath("plan", str(document), "--exit-code").status == 0
+    changed(document, lambda pool: pool["replicas"][0].update(weight=3))
+    planned = warmpath("plan", str(document), "--exit-code")
+    assert planned.status == 3
+    assert "weight: 1.0 -> 3.0" in planned.out
+    assert Replica.objects.get().weight == 1.0
+
+
+def test_applying_asks_first_and_does_what_was_planned(warmpath, document):
+    changed(document, lambda pool: pool.update(description="H200s"))
+    refused = warmpath("apply", str(document), typed="n\n")
+    assert (refused.status, Pool.objects.get().description) == (1, "")
+    agreed = warmpath("apply", str(document), typed="y\n")
+    assert (agreed.status, Pool.objects.get().description) == (0, "H200s")
+    assert "Nothing to do" in warmpath("apply", str(document)).out
+
+
+def test_what_changed_since_the_plan_is_not_run_over(warmpath, document, monkeypatch):
+    changed(document, lambda pool: pool["replicas"][0].update(weight=3))
+    asked = []
+
+    def meanwhile(*arguments, **options):
+        asked.append(arguments)
+        update_pool(Pool.objects.get(), description="somebody was faster")
+
+    monkeypatch.setattr(fleet.click, "confirm", meanwhile)
+    late = warmpath("apply", str(document))
+    assert (late.status, len(asked), Replica.objects.get().weight) == (1, 1, 1.0)
+    assert "412" in late.err
+
+
+def test_pruning_is_asked_for(warmpath, document):
+    create_pool("other", models=["llama"])
+    assert "Nothing to do" in warmpath("plan", str(document)).out
+    assert "remove  pool  other" in warmpath("plan", str(document), "--prune").out
+    assert warmpath("apply", str(document), "--prune", "--yes").status == 0
+    assert [pool.name for pool in Pool.objects.all()] == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("- a\n- b\n", "expected a document"),
+        ("pools: [", "expected the node content"),
+        ("format: 1\npools: [{name: default, colour: red}]\n", "#/pools/0/colour: There is no such field."),
+    ],
+)
+def test_a_document_that_is_none_is_refused_with_the_place(warmpath, replica, tmp_path, written, told):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(written)
+    done = warmpath("plan", str(path))
+    assert done.status == 1
+    assert told in done.err
+
+
+def test_a_document_comes_from_the_standard_input_too(warmpath, document):
+    assert "Nothing to do" in warmpath("plan", "-", typed=document.read_text()).out
+
+
+def test_an_export_is_json_where_it_is_asked_for(warmpath, replica, tmp_path):
+    warmpath("export", str(tmp_path / "fleet.json"))
+    assert (tmp_path / "fleet.json").read_text() == warmpath("--json", "export").out
+    assert yaml.safe_load(warmpath("export").out) == warmpath("--json", "export").json
+
+
+def test_names_from_the_site_cannot_speak_to_the_terminal(warmpath, pool):
+    update_pool(pool, description="\x1b[31m[bold]red[/bold]\x1b[2J")
+    shown = warmpath("get", "pools").out
+    assert "\x1b" not in shown
+    assert "[bold]red[/bold]" in shown
