@@ -6,19 +6,45 @@ task works off what the database says is due.
 
 import logging
 import os
+import time
 from typing import Any
 
-from celery import Celery
-from django.db import transaction
+from celery import Celery, Task
+from django.db import InterfaceError, transaction
+from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
+
+from controlplane.absence import Absence
+from controlplane.database.connection import is_away
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
-app = Celery("warmpath")
+log = logging.getLogger(__name__)
+_database = Absence("the database", log)
+
+
+class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
+    """A task that leaves its work to the next tick while the database is away, and logs no stack for that."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run. What calls it by hand hears of every error."""
+        asked_at_s = time.monotonic()
+        try:
+            outcome = super().__call__(*args, **options)
+        except (DatabaseError, InterfaceError) as error:
+            if self.request.called_directly or not is_away(error):
+                raise
+            _database.note_gone(error)
+            return None
+        _database.note_here(asked_at_s)
+        return outcome
+
+
+app = Celery("warmpath", task_cls=PatientTask, amqp="controlplane.broker:EagerAMQP")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["controlplane", "telemetry"])
-
-log = logging.getLogger(__name__)
 
 # A person waits for the answer of the request that wakes: one more try, at once (0 would mean for ever), and a broker
 # that takes the connection but says nothing is away too.

@@ -143,6 +143,7 @@ CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULER = "controlplane.broker:QuietScheduler"
 
 
 def _every(task: str, seconds: float) -> dict[str, object]:
@@ -184,6 +185,8 @@ LOGGING = {
         "httpcore": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},  # a line per tick says nothing
         "celery.app.trace": {"level": "WARNING"},
+        "celery.worker.request": {"level": "WARNING"},  # nor does one for each that expired
         "celery.beat": {"level": "WARNING"},
+        "psycopg.pool": {"level": "ERROR"},  # of a database that is away others speak, once
     },
 }

@@ -13,11 +13,15 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from controlplane.database.connection import PatientConnection
+
 T = TypeVar("T")
 PREFIX = "WARMPATH_"
 # Seconds. A request waits so long for a connection; an attempt to make one is given up so soon, because its pauses
 # double, and after a long absence of the database the next one would be as long again.
 POOL_PATIENCE = {"timeout": 5, "reconnect_timeout": 1}
+CONNECT_S = 5
+GRACE_S = 2.0  # that a client waits for a server beyond what that was given for a statement
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -67,7 +71,8 @@ def networks(name: str, default: str = "") -> list[Network]:
 def database(url: str, *, pool: int = 0) -> dict[str, Any]:
     """Django's DATABASES entry of a ``postgresql://`` URL; anything libpq understands in it is passed on.
 
-    ``pool`` is how many connections a process keeps at most; 0 opens one for each request, as behind a pooler.
+    ``pool`` is how many connections a process keeps at most; 0 opens one for each request, as behind a pooler, which
+    has sessions of its own: the server is then told nothing of timeouts, and the client alone keeps to them.
     """
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: expected postgresql://...; PostgreSQL is the one database")
@@ -77,10 +82,24 @@ def database(url: str, *, pool: int = 0) -> dict[str, Any]:
         raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: {error}") from None
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     entry: dict[str, Any] = {names[key]: str(value) for key, value in parts.items() if key in names}
-    entry["OPTIONS"] = {key: value for key, value in parts.items() if key not in names}
+    options: dict[str, Any] = {key: value for key, value in parts.items() if key not in names}
+    statement_s = number("DATABASE_TIMEOUT_S", 15, low=1, high=3600)
     if pool:
-        entry["OPTIONS"]["pool"] = {"min_size": 0, "max_size": pool, **POOL_PATIENCE}
-    return {"ENGINE": "django.db.backends.postgresql", **entry}
+        options["pool"] = {
+            "min_size": 0,
+            "max_size": pool,
+            "connection_class": PatientConnection,
+            **POOL_PATIENCE,
+        }
+        options["options"] = f"{_timeouts(statement_s)} {options.get('options', '')}".strip()
+    entry["OPTIONS"] = {"connect_timeout": CONNECT_S, "patience_s": statement_s + GRACE_S, **options}
+    return {"ENGINE": "controlplane.database", **entry}
+
+
+def _timeouts(statement_s: float) -> str:
+    """What the server does by itself: ends statements that take too long, and sessions whose client fell asleep."""
+    names = ("statement_timeout", "idle_in_transaction_session_timeout")
+    return " ".join(f"-c {name}={statement_s * 1000:.0f}" for name in names)
 
 
 def _converted(name: str, value: str, convert: Callable[[str], T], expected: str) -> T:

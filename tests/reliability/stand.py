@@ -1,0 +1,307 @@
+"""A control plane of real processes whose every part can be killed, frozen, restarted and left away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from controlplane.stack import plan
+from controlplane.stack.child import Child
+from controlplane.stack.postgres import EmbeddedPostgres
+from controlplane.stack.valkey import valkey_child
+from tests.conftest import wait_until
+from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
+
+STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
+START_S = 90  # of any process, on a machine that does other things too
+NOWHERE = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
+PASSWORD = "correct-horse-battery-staple"
+
+
+class Part:
+    """One process: what it said, and what is done to it."""
+
+    def __init__(self, child: Child, environment: dict[str, str]) -> None:
+        self.child = child
+        self.lines: list[str] = []
+        self._environment = environment
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it; until it is ready."""
+        options = self.child.popen_options()
+        options["env"] = {**self._environment, **self.child.environment, "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            list(self.child.command),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        if wait:
+            self.until_ready()
+
+    def until_ready(self, within_s: float = START_S) -> None:
+        """Wait until it is ready; the end of what it said where it is not."""
+        try:
+            wait_until(self.child.ready, within_s, f"{self.child.name} to be ready", alive=self._process)
+        except BaseException:
+            print("\n".join(self.lines[-40:]))  # noqa: T201 - pytest shows it with the failure
+            raise
+
+    def kill(self) -> None:
+        """``kill -9`` of the process and all it started."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self.lives:
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, self.child.stop_signal)
+            self.wait()
+
+    def freeze(self) -> None:
+        """Stop the whole group: it answers nothing, and nothing says that it is gone."""
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen one go on."""
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def family(self) -> list[int]:
+        """The process and its descendants, each of which may have a session of its own."""
+        found, fresh = [self.pid], [self.pid]
+        while fresh:
+            fresh = [child for pid in fresh for child in _children(pid)]
+            found += fresh
+        return found
+
+    def wait(self, within_s: float = 30) -> None:
+        """Until it has ended."""
+        assert self._process is not None
+        self._process.wait(timeout=within_s)
+
+    def said(self, pattern: str, *, since: int = 0) -> list[str]:
+        """Its lines, from a position on, that match."""
+        return [line for line in list(self.lines[since:]) if re.search(pattern, line)]
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as said:
+            for line in said:
+                self.lines.append(line.rstrip("\n"))
+
+
+class Stand:
+    """PostgreSQL, Valkey, web and worker, as ``make run`` starts them, and nothing that starts them anew."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.web_port, self._router_port, self._admin_port = free_ports(3, spare_after_last=0)
+        self._server = EmbeddedPostgres(folder / "postgres", folder / "pg")
+        self._socket = folder / "vk" / "s"
+        self.environment = outside_pytest(
+            {
+                "DJANGO_SETTINGS_MODULE": "controlplane.settings.dev",
+                "NO_PROXY": "127.0.0.1",
+                "WARMPATH_DATA_DIR": str(folder / "data"),
+                "WARMPATH_DATABASE_URL": self.database_url,
+                "WARMPATH_REDIS_URL": f"redis+socket://{self._socket}?virtual_host=0",
+                "WARMPATH_WEB_PORT": str(self.web_port),
+                "WARMPATH_ROUTER_PORT": str(self._router_port),
+                "WARMPATH_ROUTER_ADMIN_PORT": str(self._admin_port),
+                "WARMPATH_ADMIN_PASSWORD": PASSWORD,
+                "WARMPATH_SCRAPE_INTERVAL_S": "1",
+                "WARMPATH_RECONCILE_INTERVAL_S": "1",
+                "WARMPATH_DATABASE_TIMEOUT_S": str(STATEMENT_S),
+                "WARMPATH_TRAFFIC": "off",
+                **environment,
+            }
+        )
+        self._server.prepare()
+        self.postgres = Part(self._server.child("fsync=off"), self.environment)
+        self.valkey = Part(valkey_child(self._socket), self.environment)
+        (folder / "data" / "static").mkdir(parents=True)
+        web, worker, router = self._planned()
+        self.web, self.worker, self.router = (Part(child, self.environment) for child in (web, worker, router))
+
+    @property
+    def database_url(self) -> str:
+        """Of the database in its PostgreSQL."""
+        return f"postgresql://postgres@/warmpath?host={self._server.socket_dir}"
+
+    @property
+    def url(self) -> str:
+        """Base URL of the UI."""
+        return f"http://127.0.0.1:{self.web_port}"
+
+    @property
+    def parts(self) -> list[Part]:
+        """In the order in which they are ended."""
+        return [self.router, self.worker, self.web, self.valkey, self.postgres]
+
+    def manage(self, *arguments: str) -> str:
+        """Output of a management command."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def process(self, name: str, *arguments: str) -> Iterator[Part]:
+        """A management command that goes on until the end of the block."""
+        part = Part(Child(name, [sys.executable, "manage.py", *arguments]), self.environment)
+        part.start(wait=False)
+        try:
+            yield part
+        finally:
+            part.kill()
+
+    def rise(self) -> None:
+        """Everything but a router."""
+        self.postgres.start(wait=False)
+        self.valkey.start(wait=False)
+        self.postgres.until_ready()
+        self.valkey.until_ready()
+        self.manage("prepare_stack", "--replica", NOWHERE)
+        self.web.start(wait=False)
+        self.worker.start(wait=False)
+        self.web.until_ready()
+        wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick")
+
+    def another_worker(self, name: str, *prefix: str) -> Part:
+        """One more worker with a beat of its own; ``prefix`` goes before its command."""
+        _, child, _ = self._planned()
+        command = [*prefix, *child.command]
+        command[command.index("--schedule") + 1] = str(self.folder / f"beat-{name}")
+        return Part(
+            Child(name, [*command, "--hostname", f"{name}@test"], environment=child.environment), self.environment
+        )
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[httpx.Client]:
+        """A REST client with a fresh token."""
+        token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
+        assert token
+        headers = {"Authorization": f"Bearer {token.group()}"}
+        with httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=60, trust_env=False) as client:
+            yield client
+
+    def sql(self) -> psycopg.Connection[Any]:
+        """A connection to the database, past everything of ours."""
+        return psycopg.connect(self.database_url, autocommit=True, connect_timeout=5)
+
+    def ask(self, statement: str, *parameters: Any) -> Any:
+        """The first value of a query's answer."""
+        with self.sql() as server:
+            row = server.execute(statement, parameters or None).fetchone()  # type: ignore[arg-type]  # a test's text
+            return row[0] if row else None
+
+    @contextlib.contextmanager
+    def browser(self) -> Iterator[httpx.Client]:
+        """Somebody signed in."""
+        with httpx.Client(base_url=self.url, timeout=60, trust_env=False, follow_redirects=True) as client:
+            client.get("/accounts/login/")
+            form = {"login": "admin", "password": PASSWORD, "csrfmiddlewaretoken": client.cookies["csrftoken"]}
+            assert client.post("/accounts/login/", data=form, headers={"Referer": self.url}).status_code == 200
+            yield client
+
+    def restart_postgres(self) -> None:
+        """Start one that was killed."""
+        self._server.prepare()
+        self.postgres.start()
+
+    def ticked(self) -> Any:
+        """Which tick of the scraper was the last; there is one a second."""
+        return self.ask("select max(at) from telemetry_scrapestate")
+
+    def until_ticks_resume(self, within_s: float) -> float:
+        """Wait for a tick after now; how many seconds that took."""
+        begun, before = time.monotonic(), self.ask("select now()")
+        try:
+            wait_until(lambda: (self.ticked() or before) > before, within_s, "ticks to resume", every_s=0.1)
+        except BaseException:
+            print("\n".join(self.worker.lines[-60:]))  # noqa: T201 - pytest shows it with the failure
+            raise
+        return time.monotonic() - begun
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for part in self.parts:
+            if part.lives:
+                part.thaw()
+                part.kill() if part is not self.postgres else part.stop()
+
+    def _planned(self) -> list[Child]:
+        """The local stack's own children."""
+        with _environment(self.environment):
+            return plan.control_plane(plan.StackSettings.from_environment(self.folder / "data"))
+
+
+@contextlib.contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def answers(ask: Callable[[], httpx.Response]) -> int | None:
+    """The status of an answer; None where there was none."""
+    try:
+        return ask().status_code
+    except httpx.TransportError:
+        return None

@@ -1,0 +1,151 @@
+"""R15: PostgreSQL restarted, killed, away and frozen, under real web and worker processes."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import httpx
+import pytest
+
+from tests.conftest import wait_until
+from tests.reliability.stand import STATEMENT_S, Stand, answers
+from tests.side_by_side import alone
+
+pytestmark = [alone, pytest.mark.timeout(300)]
+RECOVERS_S = 5
+GIVES_UP_S = STATEMENT_S + 2  # which the client waits beyond what the server is given
+PAGES = ("/", "/policies/", "/events/")
+ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")
+
+
+@pytest.fixture(scope="module")
+def rest(stand: Stand) -> Iterator[httpx.Client]:
+    with stand.rest() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def person(stand: Stand) -> Iterator[httpx.Client]:
+    with stand.browser() as client:
+        yield client
+
+
+class Asking:
+    """What people and scripts see meanwhile, asked for without a pause."""
+
+    def __init__(self, rest: httpx.Client, person: httpx.Client) -> None:
+        self.seen: list[tuple[str, int | None, str]] = []
+        self._done = threading.Event()
+        asked = [(rest, list(ENDPOINTS)), (person, list(PAGES))]
+        self._threads = [threading.Thread(target=self._keep_asking, args=one) for one in asked]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(timeout=90)
+
+    @property
+    def statuses(self) -> set[int | None]:
+        return {status for _, status, _ in self.seen}
+
+    def _keep_asking(self, client: httpx.Client, addresses: list[str]) -> None:
+        while not self._done.is_set():
+            for address in addresses:
+                answer = client.get(address)
+                self.seen.append((address, answer.status_code, answer.headers["content-type"].partition(";")[0]))
+
+
+@contextmanager
+def quiet(stand: Stand, *, gone: int = 1) -> Iterator[None]:
+    """The worker says once that the database went and once that it is back, and logs no stack."""
+    begun = len(stand.worker.lines)
+    yield
+    wait_until(lambda: len(stand.worker.said("the database is back", since=begun)) >= gone, 10, "the worker's word")
+    assert len(stand.worker.said("the database is away", since=begun)) == gone
+    assert stand.worker.said("Traceback|Error:", since=begun) == []
+
+
+def until_it_answers(rest: httpx.Client) -> None:
+    wait_until(lambda: answers(lambda: rest.get("pools")) == 200, RECOVERS_S, "the API to answer again")
+
+
+def test_while_it_is_away_everybody_is_told_so_and_afterwards_all_goes_on(stand, rest, person):
+    before = stand.ask("select count(*) from controlplane_event")
+    with quiet(stand), Asking(rest, person) as asking:
+        stand.postgres.kill()
+        wait_until(lambda: {address for address, status, _ in asking.seen if status == 503} >= {*PAGES, *ENDPOINTS},
+                   90, "each address to say that the database is away")  # fmt: skip
+        assert httpx.get(f"{stand.url}/healthz", trust_env=False).status_code == 200
+        not_ready = httpx.get(f"{stand.url}/readyz", timeout=20, trust_env=False)
+        assert (not_ready.status_code, not_ready.json()["reason"]) == (503, "the database does not answer")
+        stand.restart_postgres()
+        until_it_answers(rest)
+        stand.until_ticks_resume(RECOVERS_S)
+    kinds = {kind for _, status, kind in asking.seen if status == 503}
+    assert asking.statuses == {200, 503}
+    assert kinds == {"application/problem+json", "text/html"}
+    assert stand.ask("select count(*) from controlplane_event") >= before
+
+
+def test_restarts_in_good_order_are_passed_over(stand, rest, person):
+    with Asking(rest, person) as asking:
+        for _ in range(3):
+            stand.postgres.stop()
+            stand.restart_postgres()
+            until_it_answers(rest)
+            stand.until_ticks_resume(RECOVERS_S)
+    assert asking.statuses <= {200, 503}
+    assert stand.worker.said("Traceback") == []
+
+
+def test_one_that_is_frozen_keeps_nobody_waiting_for_ever(stand, rest, person):
+    with quiet(stand):
+        stand.postgres.freeze()
+        try:
+            begun = time.monotonic()
+            assert rest.get("pools").status_code == 503
+            assert person.get("/policies/").status_code == 503
+            assert time.monotonic() - begun < 2 * (GIVES_UP_S + 3)
+            wait_until(lambda: stand.worker.said("the database is away"), 2 * GIVES_UP_S, "the worker to give up")
+        finally:
+            stand.postgres.thaw()
+        until_it_answers(rest)
+        stand.until_ticks_resume(RECOVERS_S)
+
+
+def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_is_no_absence(stand, rest):
+    """Somebody holds a table: who waits is let go, and the worker does not take that for a database that is away."""
+    with stand.sql() as holder, holder.transaction():
+        holder.execute("lock table controlplane_pool in access exclusive mode")
+        begun = time.monotonic()
+        assert rest.get("pools").status_code == 503
+        assert STATEMENT_S - 1 < time.monotonic() - begun < GIVES_UP_S + 3
+    until_it_answers(rest)
+
+
+def test_a_session_whose_process_fell_asleep_in_a_transaction_holds_its_locks_only_so_long(stand, rest):
+    """A worker is frozen while it holds a row that routers announce themselves on: nobody waits for it for ever."""
+    asleep = "from django.db import connection, transaction; import os, signal; transaction.set_autocommit(False);"
+    asleep += " connection.cursor().execute('lock table controlplane_pool'); print('HELD', flush=True); signal.pause()"
+    with stand.process("sleeper", "shell", "-c", asleep) as sleeper:
+        wait_until(lambda: sleeper.said("HELD"), 60, "the lock to be held")
+        sleeper.freeze()
+        wait_until(lambda: answers(lambda: rest.get("pools")) == 200, STATEMENT_S + 10, "its lock to be let go")
+
+
+def test_a_web_process_that_was_frozen_goes_on(stand, rest):
+    """The other side of the same coin: connections that the server may have closed meanwhile are replaced."""
+    os.kill(stand.web.pid, signal.SIGSTOP)
+    with stand.sql() as server:
+        server.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid != pg_backend_pid()")
+    os.kill(stand.web.pid, signal.SIGCONT)
+    until_it_answers(rest)
