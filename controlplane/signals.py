@@ -3,6 +3,7 @@
 from typing import Any
 
 from allauth.account.signals import authentication_step_completed
+from allauth.account.signals import user_logged_in as came_through_allauth
 from allauth.mfa.models import Authenticator
 from allauth.mfa.signals import (
     authentication_failed,
@@ -10,12 +11,17 @@ from allauth.mfa.signals import (
     authenticator_removed,
     authenticator_reset,
 )
+from allauth.socialaccount.models import SocialLogin
+from allauth.socialaccount.signals import social_account_added
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.dispatch import receiver
 from django.http import HttpRequest
 
 from controlplane.accounts.proof import note_proof
+from controlplane.accounts.single_sign_on import authenticated_at, groups_of
+from controlplane.accounts.ways import note_way
+from controlplane.services.group_roles import note_connection, sync_group_roles
 from controlplane.services.second_factors import note_second_factor
 from controlplane.services.sign_ins import note_refusal, note_sign_in
 from controlplane.sessions import note_presence
@@ -29,6 +35,21 @@ def come_in(request: HttpRequest, user: User, **_: Any) -> None:
     note_proof(request)
     note_presence(request)
     note_sign_in(user)
+
+
+@receiver(came_through_allauth, dispatch_uid="controlplane.came_by_provider")
+def come_by_provider(request: HttpRequest, user: User, sociallogin: SocialLogin | None = None, **_: Any) -> None:
+    """Somebody came in by single sign-on: what their groups bring now, and how fresh the provider's word is."""
+    if sociallogin is not None:
+        sync_group_roles(user, groups_of(sociallogin))
+        note_way(request)
+        note_proof(request, at=authenticated_at(sociallogin))
+
+
+@receiver(social_account_added, dispatch_uid="controlplane.connected")
+def connect(sociallogin: SocialLogin, **_: Any) -> None:
+    """Somebody tied their account to the provider's."""
+    note_connection(sociallogin.user)
 
 
 @receiver(authentication_step_completed, dispatch_uid="controlplane.proved")

@@ -70,8 +70,10 @@ def roles_of(user: User | AnonymousUser | None) -> Asker:
         return NOBODY
     if user.is_superuser:
         return Asker({None: Role.ADMIN})
-    held = RoleAssignment.objects.filter(user=user).values_list("project_id", "role")
-    return Asker({project_id: Role(role) for project_id, role in held})
+    held: dict[int | None, Role] = {}
+    for project_id, role in RoleAssignment.objects.filter(user=user).values_list("project_id", "role"):
+        held[project_id] = max(held.get(project_id, Role(role)), Role(role), key=lambda one: one.rank)
+    return Asker(held)
 
 
 def _capped(asker: Asker, token: ApiToken | None) -> Asker:

@@ -18,11 +18,15 @@ from controlplane.access.asker import Asker
 from controlplane.access.rules import ASKS_AGAIN
 from controlplane.accounts.proof import is_fresh
 from controlplane.accounts.second_factor import has_code
+from controlplane.accounts.ways import came_by_provider
 
 
 def lacks_second_factor(request: HttpRequest, asker: Asker) -> bool:
-    """Whether somebody holds a role that needs a second factor, and has none. One query, where any role needs one."""
-    if settings.REQUIRE_TOTP_FOR.isdisjoint(asker.roles.values()):
+    """Whether somebody holds a role that needs a second factor, and has none. One query, where any role needs one.
+
+    Whoever came by the identity provider proved themselves there as it asks for.
+    """
+    if settings.REQUIRE_TOTP_FOR.isdisjoint(asker.roles.values()) or came_by_provider(request):
         return False
     return isinstance(request.user, User) and not has_code(request.user)
 
@@ -39,7 +43,8 @@ def ask_again(request: HttpRequest) -> HttpResponse:
     if request.method != "GET":
         back = _page_before(request)
         messages.info(request, "Thank you. Nothing was changed yet: ask for it once more.")
-    return redirect(f"{ways[0]['url'] if ways else reverse('account_login')}?{urlencode({'next': back})}")
+    url = ways[0]["url"] if ways else reverse("account_login")
+    return redirect(f"{url}{'&' if '?' in url else '?'}{urlencode({'next': back})}")
 
 
 def _page_before(request: HttpRequest) -> str:

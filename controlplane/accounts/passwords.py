@@ -6,6 +6,7 @@ from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
@@ -14,6 +15,7 @@ from controlplane.services.sign_ins import note_lockout
 
 from .proof import is_fresh
 from .throttle import key_of
+from .ways import is_connected, provider_name, sign_in_url
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types
@@ -45,6 +47,14 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
         except ValidationError:
             note_lockout(str(credentials.get("username", "")), client_address(request))
             raise
+
+    def get_reauthentication_methods(self, user: User) -> list[dict[str, str]]:
+        """Password and code, for whoever has them, and the provider, which is told to ask anew."""
+        ways: list[dict[str, str]] = super().get_reauthentication_methods(user)
+        if provider_name() and is_connected(user):
+            url = sign_in_url(auth_params="prompt=login&max_age=0")
+            ways.append({"id": "provider", "description": f"Use {provider_name()}", "url": url})
+        return ways
 
     def is_reauthentication_required(self, *, app: str, **_: Any) -> bool:  # noqa: ARG002 - the signature is allauth's
         """Whether it is too long ago that this person proved who they are."""

@@ -5,8 +5,9 @@ has is checked, and the connection is made to an address that was checked, with 
 No redirect is followed, no proxy is taken from the environment, and no answer is longer than it may be.
 """
 
-from .addresses import Rules, fleet_rules, webhook_rules
+from .addresses import Rules, fleet_rules, provider_rules, webhook_rules
 from .client import Answer, AnswerTooLargeError, fetch, fetch_async, guarded_async_client, guarded_client
+from .sessions import guarded_session
 from .transport import EgressRefusedError, resolve, written_addresses
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "fleet_rules",
     "guarded_async_client",
     "guarded_client",
+    "guarded_session",
+    "provider_rules",
     "resolve",
     "webhook_rules",
     "written_addresses",

@@ -99,6 +99,11 @@ def webhook_rules() -> Rules:
     return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True)
 
 
+def provider_rules() -> Rules:
+    """The identity provider: any public address, and ``WARMPATH_OIDC_NETWORKS``."""
+    return Rules(tuple(settings.OIDC_NETWORKS), allow_public=True)
+
+
 def all_faces(address: Address) -> list[Address]:
     """The address, and the ones it stands for: a connection to the first ends at the last."""
     faces = [address]

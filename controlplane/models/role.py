@@ -27,16 +27,24 @@ class Role(models.TextChoices):
 
 
 class RoleAssignment(models.Model):
-    """A role that somebody holds: in one project, or in all of them and in what belongs to none."""
+    """A role that somebody holds: in one project, or in all of them and in what belongs to none.
+
+    What admins gave and what groups bring stand side by side; the greater one counts.
+    """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="roles")
     project = models.ForeignKey(Project, models.CASCADE, null=True, blank=True, related_name="roles")  # None: all
     role = models.CharField(max_length=8, choices=Role)
+    from_groups = models.BooleanField(
+        default=False, db_default=False
+    )  # came with a group at the identity provider, and goes with it
 
     class Meta:
         ordering = ("user__username", "project__name")
         constraints = (
-            UniqueConstraint(fields=["user", "project"], name="one_role_per_project", nulls_distinct=False),
+            UniqueConstraint(
+                fields=["user", "project", "from_groups"], name="one_role_per_project", nulls_distinct=False
+            ),
             CheckConstraint(condition=Q(role__in=Role.values), name="role_known"),
         )
 

@@ -65,14 +65,15 @@ def set_role(person: User, role: Role | None, project: Project | None, *, by: Us
     A ``role`` of None takes it away. ConflictError where nobody would be left who is admin of everything.
     """
     person = User.objects.select_for_update().get(pk=person.pk)
-    held = RoleAssignment.objects.filter(user=person, project=project).first()
+    given = RoleAssignment.objects.filter(user=person, project=project, from_groups=False)
+    held = given.first()
     before = held.role if held else None
     if before == role:
         return
     if role is None:
-        RoleAssignment.objects.filter(user=person, project=project).delete()
+        given.delete()
     else:
-        RoleAssignment.objects.update_or_create(user=person, project=project, defaults={"role": role})
+        given.update_or_create(user=person, project=project, from_groups=False, defaults={"role": role})
     if before == Role.ADMIN and project is None:
         _keep_an_admin()
     where = f"project {project.name}" if project else "all projects"

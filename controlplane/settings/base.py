@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from . import env
+from .oidc import *  # noqa: F403 - a part of this file
 from .sign_in import *  # noqa: F403 - a part of this file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -24,6 +25,8 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "controlplane",
     "telemetry",
 ]

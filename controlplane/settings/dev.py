@@ -18,3 +18,4 @@ STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
 WHITENOISE_AUTOREFRESH = DEBUG
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")
+OIDC_NETWORKS = env.networks("OIDC_NETWORKS", "127.0.0.0/8,::1/128")

@@ -3,8 +3,7 @@
 from django.core.exceptions import ImproperlyConfigured
 
 from . import env
-
-ROLES = ("viewer", "operator", "editor", "approver", "admin")
+from .oidc import ROLES
 
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 LOGIN_URL = "account_login"

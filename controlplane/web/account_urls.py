@@ -8,6 +8,8 @@ from allauth.mfa.recovery_codes import views as recovery
 from allauth.mfa.totp import views as totp
 from django.urls import path
 
+from controlplane.web.views import single_sign_on
+
 urlpatterns = [
     path("login/", views.login, name="account_login"),
     path("login/code/", factors.authenticate, name="mfa_authenticate"),
@@ -21,4 +23,8 @@ urlpatterns = [
     path("second-factor/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
     path("second-factor/recovery-codes/", recovery.view_recovery_codes, name="mfa_view_recovery_codes"),
     path("second-factor/recovery-codes/new/", recovery.generate_recovery_codes, name="mfa_generate_recovery_codes"),
+    path("oidc/<str:provider_id>/", single_sign_on.begin, name="openid_connect_login"),
+    path("oidc/<str:provider_id>/callback/", single_sign_on.come_back, name="openid_connect_callback"),
+    path("single-sign-on/cancelled/", single_sign_on.cancelled, name="socialaccount_login_cancelled"),
+    path("single-sign-on/disconnect/", single_sign_on.disconnect, name="single_sign_on_disconnect"),
 ]

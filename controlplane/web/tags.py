@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 
 from controlplane.access.asker import asker_of
 from controlplane.access.rules import needed_role, opens
+from controlplane.accounts.ways import is_connected, provider_name, sign_in_url
 
 register = template.Library()
 NOTHING = "\u2013"  # an en dash
@@ -198,3 +199,18 @@ def aria_sort(context: template.Context, key: str) -> SafeString:
     if now.key != key:
         return SafeString("")
     return SafeString('aria-sort="descending"' if now.descending else 'aria-sort="ascending"')
+
+
+@register.simple_tag(takes_context=True)
+def single_sign_on(context: Any, process: str = "login") -> dict[str, str] | None:
+    """The identity provider's name and where going there begins; None where there is none."""
+    if not provider_name():
+        return None
+    after = context["request"].GET.get("next", "")
+    return {"name": provider_name(), "url": sign_in_url(process=process, **({"next": after} if after else {}))}
+
+
+@register.simple_tag(takes_context=True)
+def connected_to_provider(context: Any) -> bool:
+    """Whether whoever is signed in can sign in at the identity provider. One query."""
+    return is_connected(context["request"].user)

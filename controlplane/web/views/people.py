@@ -163,8 +163,9 @@ def project_remove(request: HttpRequest, project_id: int) -> HttpResponse:
 
 
 def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int = 200) -> HttpResponse:
-    held = {assignment.project_id: assignment.role for assignment in someone.roles.all()}
-    rows = [(project, held.get(project.pk if project else None, "")) for project in (None, *Project.objects.all())]
+    held = {(assignment.project_id, assignment.from_groups): assignment.role for assignment in someone.roles.all()}
+    places = [(project, project.pk if project else None) for project in (None, *Project.objects.all())]
+    rows = [(project, held.get((key, False), ""), held.get((key, True), "")) for project, key in places]
     context = {
         "person": someone,
         "rows": rows,

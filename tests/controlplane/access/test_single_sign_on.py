@@ -1,0 +1,279 @@
+"""Single sign-on, against an OpenID provider in a process of its own."""
+
+import re
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from allauth.socialaccount.models import SocialAccount
+from django.conf import settings as django_settings
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+
+from controlplane.models import AuditEntry, Role, RoleAssignment
+from controlplane.services.people import add_person, set_active, set_role
+from controlplane.settings import oidc
+from tests.fakes.identity_provider import running_provider
+
+OURS = "a long enough passphrase"
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("oidc") / "provider"
+    with running_provider(folder, "http://testserver/accounts/oidc/127.0.0.1-PORT/callback/") as provider:
+        yield provider
+
+
+@pytest.fixture
+def provider(running, settings, monkeypatch):
+    """The provider, which this control plane uses; ada and bob are in no group."""
+    for name, value in running.settings().items():
+        monkeypatch.setenv(name, value)
+    settings.OIDC_ISSUER = oidc.issuer_of(running.issuer)
+    settings.SOCIALACCOUNT_PROVIDERS = oidc.providers(settings.OIDC_ISSUER)
+    settings.OIDC_GROUP_ROLES = oidc.group_roles(["platform=admin", "fleet ops=operator@here", "readers=viewer"])
+    for person in ("ada", "bob", "admin"):
+        running.move(person)
+    yield running
+    running.lie()
+    running.lie(userinfo=True)
+
+
+def leave(client, provider, **query):
+    """Press the button of the sign-in page; the address at the provider that one is sent to."""
+    page = client.post(f"/accounts/oidc/{provider.name}/", query_params=query or None)
+    return unescape(re.search(r'content="0;url=([^"]+)"', page.text)[1])
+
+
+def come_back(client, provider, person, *, follow=False, **query):
+    """The whole way there and back; the last answer of ours."""
+    back = provider.sign_in(leave(client, provider, **query), person)
+    return client.get(back.removeprefix("http://testserver"), follow=follow)
+
+
+def roles(person):
+    held = RoleAssignment.objects.filter(user__username=person).order_by("pk").values_list("project__name", "role")
+    return set(held)
+
+
+def test_a_newcomer_comes_in_with_the_roles_of_their_groups(client, here, provider):
+    provider.move("ada", "fleet ops", "readers", "chess club")
+    answer = come_back(client, provider, "ada", next="/fleet/")
+    assert (answer.status_code, answer["Location"]) == (302, "/fleet/")
+    assert client.get("/fleet/").status_code == 200
+    assert roles("ada") == {("here", "operator"), (None, "viewer")}
+    ada = User.objects.get(username="ada")
+    assert not ada.has_usable_password()
+    said = AuditEntry.objects.order_by("number").values_list("summary", flat=True)
+    assert "ada is operator of project here, by group." in said
+    assert "ada signed in." in said
+
+
+def test_roles_follow_the_groups_at_each_sign_in_and_those_that_admins_gave_stay(client, here, provider):
+    provider.move("ada", "platform")
+    come_back(client, provider, "ada")
+    ada = User.objects.get(username="ada")
+    set_role(ada, Role.EDITOR, here.project)
+    assert roles("ada") == {(None, "admin"), ("here", "editor")}
+    provider.move("ada", "fleet ops")
+    come_back(client, provider, "ada")
+    assert roles("ada") == {("here", "editor"), ("here", "operator")}
+    provider.move("ada")
+    come_back(client, provider, "ada")
+    assert roles("ada") == {("here", "editor")}
+    assert AuditEntry.objects.filter(summary="ada has no role any more in all projects, by group.").exists()
+
+
+def test_the_greater_of_two_roles_in_a_place_counts(client, here, provider):
+    provider.move("ada", "fleet ops")
+    come_back(client, provider, "ada")
+    set_role(User.objects.get(username="ada"), Role.VIEWER, here.project)
+    assert client.get(f"/fleet/replicas/{here.replica.pk}/state/draining/").status_code == 200
+
+
+def test_whoever_no_group_brings_a_role_does_not_come_in_and_is_not_made(client, here, provider):
+    provider.move("bob", "chess club")
+    answer = come_back(client, provider, "bob")
+    assert answer.status_code == 403
+    assert "None of your groups has a role here" in answer.text
+    assert not User.objects.filter(username="bob").exists()
+    assert AuditEntry.objects.filter(summary="Signing in as somebody unknown was refused by single sign-on.").exists()
+
+
+def test_a_name_or_an_address_that_somebody_here_has_makes_nobody_them(client, here, provider):
+    ours = add_person("admin", password=OURS, email="admin@example.com")
+    set_role(ours, Role.ADMIN, None)
+    provider.move("admin", "readers")
+    come_back(client, provider, "admin")
+    theirs = SocialAccount.objects.get().user
+    assert theirs != ours
+    assert theirs.username != "admin"
+    assert client.get("/people/").status_code == 403
+
+
+def test_somebody_who_was_shut_out_does_not_come_in_that_way_either(client, here, provider):
+    provider.move("ada", "platform")
+    come_back(client, provider, "ada")
+    ada = User.objects.get(username="ada")
+    User.objects.create_superuser("root", password=OURS)
+    set_active(ada, False)
+    answer = come_back(Client(), provider, "ada")
+    assert answer["Location"] == "/accounts/inactive/"
+    assert client.get("/fleet/").status_code == 302, "and the session that there was has ended"
+
+
+def test_an_account_is_connected_by_its_owner_and_from_then_on_known_by_its_subject(client, here, provider):
+    ours = add_person("grace", password=OURS)
+    set_role(ours, Role.VIEWER, None)
+    client.force_login(ours)
+    assert "Connect your account here" in client.get("/accounts/second-factor/").text
+    come_back(client, provider, "ada", process="connect")
+    assert SocialAccount.objects.get().user == ours
+    stranger = Client()
+    provider.move("ada", "fleet ops")
+    come_back(stranger, provider, "ada")
+    assert stranger.get("/fleet/").context["request"].user == ours
+    assert roles("grace") == {(None, "viewer"), ("here", "operator")}
+    stranger.post("/accounts/single-sign-on/disconnect/")
+    assert not SocialAccount.objects.exists()
+    assert roles("grace") == {(None, "viewer")}
+
+
+def test_an_account_of_somebody_else_is_not_taken_over(client, here, provider):
+    provider.move("ada", "readers")
+    come_back(Client(), provider, "ada")
+    client.force_login(add_person("mallory", password=OURS))
+    come_back(client, provider, "ada", process="connect", follow=True)
+    assert SocialAccount.objects.get().user.username == "ada"
+
+
+def test_somebody_without_a_password_cannot_cut_off_their_own_way_in(client, here, provider):
+    provider.move("ada", "readers")
+    come_back(client, provider, "ada")
+    answer = client.post("/accounts/single-sign-on/disconnect/", follow=True)
+    assert "You have no password here" in answer.text
+    assert SocialAccount.objects.exists()
+
+
+def test_a_code_is_of_no_use_without_the_verifier_that_never_left_this_server(client, here, provider):
+    provider.move("ada", "readers")
+    url = leave(client, provider)
+    asked = parse_qs(urlsplit(url).query)
+    assert asked["code_challenge_method"] == ["S256"]
+    assert asked["max_age"] == ["43200"]
+    code = parse_qs(urlsplit(provider.sign_in(url, "ada")).query)["code"][0]
+    stolen = {"grant_type": "authorization_code", "code": code, "redirect_uri": asked["redirect_uri"][0]}
+    stolen |= {"client_id": "warmpath", "client_secret": "the-clients-own-secret"}
+    answer = httpx.post(f"{provider.issuer}/identity/o/api/token", data=stolen, trust_env=False)
+    assert answer.status_code >= 400
+
+
+def test_an_answer_that_nobody_asked_for_is_refused(client, here, provider):
+    provider.move("ada", "readers")
+    back = provider.sign_in(leave(Client(), provider), "ada").removeprefix("http://testserver")
+    answer = client.get(back)  # another browser's
+    assert answer.status_code == 403
+    assert not User.objects.filter(username="ada").exists()
+
+
+@pytest.mark.parametrize(
+    ("lie", "where"),
+    [
+        ({"iss": "http://127.0.0.1:1"}, "id token"),
+        ({"aud": "another client"}, "id token"),
+        ({"exp": 1}, "id token"),
+        ({"sub": "999"}, "id token"),
+        ({"sub": "999"}, "userinfo"),
+    ],
+)
+def test_an_answer_that_does_not_hold_together_lets_nobody_in(client, here, provider, lie, where):
+    provider.move("ada", "platform")
+    provider.lie(userinfo=where == "userinfo", **lie)
+    answer = come_back(client, provider, "ada")
+    assert answer.status_code in {403, 502}
+    assert "_auth_user_id" not in client.session
+    assert not User.objects.filter(username="ada").exists()
+
+
+def test_a_provider_that_is_away_or_where_none_may_be_costs_a_sentence(client, here, provider, settings):
+    settings.OIDC_NETWORKS = []
+    answer = client.post(f"/accounts/oidc/{provider.name}/")
+    assert answer.status_code == 502
+    assert "cannot be reached" in answer.text
+    page = client.get("/accounts/login/")
+    assert "Sign in with Example ID" in page.text
+    assert page.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "[::ffff:169.254.169.254]", "0x7f000001", "metadata.internal"])
+def test_an_issuer_that_leads_inside_is_not_asked(client, provider, settings, host, monkeypatch):
+    from controlplane.egress import transport
+
+    monkeypatch.setattr(transport.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("169.254.169.254", 80))])
+    (app,) = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
+    app["settings"] = app["settings"] | {"server_url": f"http://{host}"}
+    answer = client.post(f"/accounts/oidc/{provider.name}/")
+    assert answer.status_code == 502
+
+
+def test_a_fresh_proof_is_as_old_as_the_provider_says(client, here, provider, settings):
+    settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
+    provider.move("ada", "platform")
+    come_back(client, provider, "ada")
+    assert client.get("/people/new/").status_code == 200, "the provider asked just now, and for whatever it asks for"
+    provider.lie(auth_time=1_700_000_000)
+    come_back(client, provider, "ada")
+    asked = client.get("/people/new/")
+    assert asked["Location"].startswith(f"/accounts/oidc/{provider.name}/?")
+    assert parse_qs(urlsplit(asked["Location"]).query)["auth_params"] == ["prompt=login&max_age=0"]
+    provider.lie()
+    url = leave(client, provider, auth_params="prompt=login&max_age=0", next="/people/new/")
+    assert parse_qs(urlsplit(url).query)["prompt"] == ["login"]
+    back = provider.sign_in(url, "ada").removeprefix("http://testserver")
+    assert client.get(back)["Location"] == "/people/new/"
+    assert client.get("/people/new/").status_code == 200
+
+
+def test_the_local_admin_comes_in_while_the_provider_is_the_usual_way(client, provider):
+    User.objects.create_superuser("root", password=OURS)
+    assert client.post("/accounts/login/", {"login": "root", "password": OURS}).status_code == 302
+
+
+def test_without_a_provider_there_is_no_such_way(client, here):
+    assert not django_settings.SOCIALACCOUNT_PROVIDERS
+    assert "Sign in with" not in client.get("/accounts/login/").text.replace("Sign in with a", "")
+    assert client.get("/accounts/oidc/anything/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "url", ["http://id.example.com", "ftp://id.example.com", "id.example.com", "https://", "http://10.0.0.1"]
+)
+def test_an_issuer_that_anybody_on_the_way_could_be_stops_the_start(url):
+    with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_ISSUER"):
+        oidc.issuer_of(url)
+
+
+@pytest.mark.parametrize("word", ["platform", "=admin", "platform=king", "platform="])
+def test_a_mapping_that_says_nothing_stops_the_start(word):
+    with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_GROUP_ROLES"):
+        oidc.group_roles([word])
+
+
+def test_a_group_may_have_any_name():
+    (mapped,) = oidc.group_roles(["cn=ops,dc=x".replace(",", ";") + "=operator@default"])
+    assert (mapped.group, mapped.role, mapped.project) == ("cn=ops;dc=x", "operator", "default")
+
+
+def test_accounts_of_another_issuer_are_other_accounts():
+    monkey = pytest.MonkeyPatch()
+    monkey.setenv("WARMPATH_OIDC_CLIENT_ID", "x")
+    names = [oidc.providers(issuer)["openid_connect"]["APPS"][0]["provider_id"] for issuer in ISSUERS]
+    monkey.undo()
+    assert len(set(names)) == len(ISSUERS)
+
+
+ISSUERS = ["https://a.example", "https://b.example", "https://a.example/realms/x", "https://a.example:8443"]

@@ -1,0 +1,120 @@
+"""Coming in, as people do: with a code, and by way of an identity provider."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import struct
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.settings import oidc
+from tests.end_to_end.test_accessibility import LAYOUT, SIZES, VIEWS, violations
+from tests.fakes.identity_provider import PASSWORD, running_provider
+
+OURS = "a long enough password"
+
+
+@pytest.fixture
+def provider(live_server, tmp_path, settings, monkeypatch):
+    """A provider in a process of its own, at which platform brings admin."""
+    with running_provider(tmp_path / "oidc", f"{live_server.url}/accounts/oidc/127.0.0.1-PORT/callback/") as running:
+        for name, value in running.settings().items():
+            monkeypatch.setenv(name, value)
+        settings.OIDC_ISSUER = running.issuer
+        settings.SOCIALACCOUNT_PROVIDERS = oidc.providers(running.issuer)
+        settings.OIDC_GROUP_ROLES = oidc.group_roles(["platform=admin"])
+        yield running
+
+
+def code_of(secret):
+    digest = hmac.new(base64.b32decode(secret), struct.pack(">Q", int(time.time()) // 30), hashlib.sha1).digest()
+    offset = digest[-1] & 15
+    return f"{(struct.unpack('>I', digest[offset : offset + 4])[0] & 0x7FFFFFFF) % 1_000_000:06}"
+
+
+def test_somebody_comes_in_by_the_identity_provider(site, provider, complaints):
+    provider.move("ada", "platform")
+    page = site.new_context(base_url=site.url).new_page()
+    page.goto("/fleet/")
+    complaints.listen(page)
+    page.get_by_role("button", name="Sign in with Example ID").click()
+    page.get_by_label("Username").fill("ada")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign In").click()
+    page.wait_for_url("**/fleet/")
+    expect(page.get_by_text("Signed in as ada", exact=True)).to_be_visible()
+    page.get_by_role("link", name="People").click()
+    expect(page.get_by_text("admin of all projects, by group")).to_be_visible()
+    complaints.heard[:] = [text for text in complaints.heard if provider.issuer not in text]  # its own pages' affair
+
+
+def test_somebody_sets_up_a_second_factor_and_comes_in_with_it(site, complaints):
+    page = site.open()
+    complaints.listen(page)
+    page.goto("/accounts/second-factor/")
+    page.get_by_role("link", name="Set it up").click()
+    drawn = page.get_by_role("img", name="QR code").evaluate("img => img.complete && img.naturalWidth > 0")
+    assert drawn, "the policy lets the picture be shown"
+    secret = page.get_by_label("Key, to type").input_value()
+    page.get_by_label("Code", exact=True).fill(code_of(secret))
+    page.get_by_role("button", name="Set it up").click()
+    expect(page.get_by_text("they are not shown again")).to_be_visible()
+    recovery = page.locator(".codes code").first.inner_text()
+
+    other = site.new_context(base_url=site.url).new_page()
+    complaints.listen(other)
+    other.goto("/accounts/login/?next=/people/new/")
+    other.get_by_label("Username").fill("olga")
+    other.get_by_label("Password").fill(OURS)
+    other.get_by_role("button", name="Sign in", exact=True).click()
+    other.get_by_label("Code from your app").fill(recovery)
+    other.get_by_role("button", name="Sign in").click()
+    other.wait_for_url("**/people/new/")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_pages_on_the_way(site, operator, provider, complaints, view):
+    width, theme = view
+    page = site.open(viewport=SIZES[width], theme=theme)
+    complaints.listen(page)
+    wrong = {}
+
+    def look(where):
+        found = violations(page) + [(name, seen) for name, script in LAYOUT.items() if (seen := page.evaluate(script))]
+        if found:
+            wrong[where] = found
+
+    page.goto("/accounts/second-factor/set-up/")
+    page.get_by_label("Code", exact=True).fill("000000")
+    page.get_by_role("button", name="Set it up").click()
+    look("a wrong code")
+    secret = page.get_by_label("Key, to type").input_value()
+    page.get_by_label("Code", exact=True).fill(code_of(secret))
+    page.get_by_role("button", name="Set it up").click()
+    page.get_by_text("they are not shown again").wait_for()
+    look("recovery codes")
+    for path in ("", "recovery-codes/", "recovery-codes/new/", "remove/"):
+        page.goto(f"/accounts/second-factor/{path}")
+        look(f"second factor {path}")
+    for path in ("/accounts/confirm/code/", f"/accounts/oidc/{provider.name}/", "/accounts/single-sign-on/cancelled/"):
+        page.goto(path)
+        look(path)
+    page.goto(f"/people/{operator.pk}/")
+    look("a person with a second factor")
+    stranger = site.new_context(viewport=SIZES[width], color_scheme=theme, base_url=site.url).new_page()
+    stranger.goto("/accounts/login/")
+    page, entering = stranger, page
+    look("sign-in with a provider")
+    page.get_by_label("Username").fill("olga")
+    page.get_by_label("Password").fill(OURS)
+    page.get_by_role("button", name="Sign in", exact=True).click()
+    page.get_by_label("Code from your app").wait_for()
+    look("code")
+    entering.close()
+    complaints.heard[:] = [text for text in complaints.heard if "403 (Forbidden)" not in text]  # what cancelled answers
+
+    assert wrong == {}

@@ -1,0 +1,84 @@
+"""The OpenID provider of ``oidc_provider.py`` as tests hold it: started, told what to say, and signed in at."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PASSWORD = "a password at the provider"
+PROGRAM = Path(__file__).with_name("oidc_provider.py")
+START_S = 60
+
+
+class IdentityProvider:
+    """A running provider."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.issuer = folder, f"http://127.0.0.1:{port}"
+        self.name = f"127.0.0.1-{port}"  # of it in our addresses
+
+    def settings(self, **group_roles: str) -> dict[str, str]:
+        """The environment that makes a control plane use it."""
+        return {
+            "WARMPATH_OIDC_ISSUER": self.issuer,
+            "WARMPATH_OIDC_CLIENT_ID": "warmpath",
+            "WARMPATH_OIDC_CLIENT_SECRET": "the-clients-own-secret",
+            "WARMPATH_OIDC_NAME": "Example ID",
+            "WARMPATH_OIDC_GROUP_ROLES": ",".join(f"{group}={role}" for group, role in group_roles.items()),
+        }
+
+    def move(self, person: str, *groups: str) -> None:
+        """Make somebody a member of these groups and of no others."""
+        path = self.folder / "people.json"
+        people = json.loads(path.read_text())
+        people[person]["groups"] = list(groups)
+        path.write_text(json.dumps(people))
+
+    def lie(self, *, userinfo: bool = False, **claims: Any) -> None:
+        """Replace claims from now on."""
+        (self.folder / ("userinfo_lies.json" if userinfo else "lies.json")).write_text(json.dumps(claims))
+
+    def sign_in(self, url: str, person: str, browser: httpx.Client | None = None) -> str:
+        """Go to ``url`` as a browser does, give name and password if asked; where one is sent in the end."""
+        with browser or httpx.Client(trust_env=False) as browsing:
+            answer = browsing.get(url)
+            for _ in range(10):
+                if answer.is_redirect:
+                    target = str(answer.next_request.url)
+                    if not target.startswith(self.issuer):
+                        return target
+                    answer = browsing.get(target)
+                else:
+                    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', answer.text)[1]
+                    fields = {"csrfmiddlewaretoken": token, "login": person, "password": PASSWORD}
+                    answer = browsing.post(str(answer.url), data=fields)
+        raise AssertionError(f"the provider keeps somebody: {answer.text}")
+
+
+@contextmanager
+def running_provider(folder: Path, *redirect_uris: str) -> Iterator[IdentityProvider]:
+    """A provider that knows ada and bob, for the length of a block."""
+    folder.mkdir()
+    (folder / "people.json").write_text(json.dumps({name: {"password": PASSWORD} for name in ("ada", "bob", "admin")}))
+    (folder / "redirect_uris").write_text("\n".join(redirect_uris))
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert select.select([process.stdout], [], [], START_S)[0], "the provider did not start"
+        yield IdentityProvider(folder, int(process.stdout.readline()))
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
