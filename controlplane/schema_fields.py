@@ -48,6 +48,14 @@ def settings_of(struct: type[msgspec.Struct]) -> tuple[SettingInfo, ...]:
     return tuple(_setting(field) for field in found.fields)
 
 
+def setting_of(struct: type[msgspec.Struct], field: str) -> SettingInfo:
+    """One field of a struct that may have others of which no form knows."""
+    found = described.type_info(struct)
+    if not isinstance(found, described.StructType):
+        raise TypeError(f"{struct} is no struct")
+    return next(_setting(one) for one in found.fields if one.name == field)
+
+
 def kinds_of(struct: type[msgspec.Struct], *fields: str) -> dict[str, Any]:
     """The annotated types of some fields of a struct, for ``canonical``."""
     known = {field.name: field.type for field in msgspec.structs.fields(struct)}

@@ -18,7 +18,7 @@ from .checks import check_name
 from .events import record_event
 from .policies import create_policy, first_revision
 from .projects import default_project
-from .served_models import check_still_served, told_of_models
+from .served_models import told_of_models
 from .snapshots import freeze_snapshot
 
 LISTS: tuple[Literal["models", "aliases", "adapters"], ...] = ("models", "aliases", "adapters")
@@ -76,7 +76,6 @@ def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSe
         setattr(pool, name, value)
     if facts(pool) == before:
         return pool
-    check_still_served(pool)
     pool.save()
     change = {"before": before, "after": facts(pool)}
     record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)

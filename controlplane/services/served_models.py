@@ -33,7 +33,7 @@ def told_of_models(pool: Pool, by: User | None) -> Iterator[None]:
     try:
         yield
     except InvalidError as error:
-        raise _served_elsewhere(pool, by) or about_itself(error) from None
+        raise _served_elsewhere(pool, by) or _relied_on(pool) or about_itself(error) from None
 
 
 @contextmanager
@@ -54,20 +54,21 @@ def about_itself(error: InvalidError) -> InvalidError:
     return InvalidError(".".join(steps), reason)
 
 
-def check_still_served(pool: Pool) -> None:
-    """InvalidError where a replica or a task group of the pool relies on a name that it would no longer have."""
+def _relied_on(pool: Pool) -> InvalidError | None:
+    """The first name that a replica or a task group of the pool relies on and that it has no longer."""
     adapters = {adapter["name"] for adapter in pool.adapters}
     for replica in pool.replicas.exclude(adapters=None):
         for name in sorted(set(replica.adapters or ()) - adapters):
-            raise InvalidError(
+            return InvalidError(
                 "$.adapters", f"replica {replica.name} is said to hold {name!r}; change the replica first"
             )
     if not pool.models:
-        return  # it takes any model
+        return None  # it takes any model
     names = {name for name, _ in names_of(pool)}
     for group in pool.groups.exclude(match=None):
         for name in sorted(set((group.match or {})["models"]) - names):
-            raise InvalidError("$.models", f"task group {group.name} matches {name!r}; change the group first")
+            return InvalidError("$.models", f"task group {group.name} matches {name!r}; change the group first")
+    return None
 
 
 def _served_elsewhere(pool: Pool, by: User | None) -> InvalidError | None:

@@ -10,9 +10,10 @@ from contextvars import ContextVar
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 
+from controlplane.access.asker import roles_of
 from controlplane.celery import wake
 from controlplane.errors import ConflictError, InvalidError
-from controlplane.models import ConfigSnapshot, FleetSecret
+from controlplane.models import ConfigSnapshot, FleetSecret, Pool
 from controlplane.push.snapshot import build_config
 from controlplane.sealing import seal, unseal
 from routing.schema import ConfigError, dump_snapshot, without_secrets
@@ -67,7 +68,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     try:
         frozen = dump_snapshot(build_config(fleet_secret()), number)
     except ConfigError as error:
-        raise InvalidError(error.path, error.reason) from None
+        raise InvalidError(error.path, _told_to(by, error.reason)) from None
     if newest and newest.sha256 == frozen.sha256 and newest.number > above:
         return newest
     snapshot = ConfigSnapshot.objects.create(
@@ -80,6 +81,15 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     )
     wake("controlplane.tasks.reconcile_routers")
     return snapshot
+
+
+def _told_to(by: User | None, reason: str) -> str:
+    """Why routers would refuse it, without the names of pools that the asker cannot see; the system sees all."""
+    projects = None if by is None else roles_of(by).projects()
+    if projects is not None:
+        for name in Pool.objects.exclude(project__in=projects).values_list("name", flat=True):
+            reason = reason.replace(f"pool {name!r}", "another pool")
+    return reason
 
 
 def newest_snapshot() -> ConfigSnapshot | None:

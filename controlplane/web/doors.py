@@ -18,6 +18,7 @@ from controlplane.access.asker import asker_of
 from controlplane.access.gate import needed_here
 from controlplane.access.scope import visible
 from controlplane.errors import ControlPlaneError
+from controlplane.web.forms.sections import SectionedForm
 
 Row = TypeVar("Row", bound=Model)
 
@@ -42,7 +43,8 @@ def mine(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
 def form_page(request: HttpRequest, form: Form, *, title: str, action: str, back: str, back_label: str) -> HttpResponse:
     """A page that is a form and no more; 422 where something in it is wrong."""
     context = {"form": form, "title": title, "action": action, "back": reverse(back), "back_label": back_label}
-    return render(request, "controlplane/form.html", context, status=422 if form.errors else 200)
+    template = "controlplane/sections.html" if isinstance(form, SectionedForm) else "controlplane/form.html"
+    return render(request, template, context, status=422 if form.errors else 200)
 
 
 @contextmanager

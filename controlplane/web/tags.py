@@ -106,6 +106,17 @@ def readable(name: Any) -> str:
     return str(name).replace("_", " ")
 
 
+@register.filter
+def claims(match: dict[str, list[str]] | None) -> str:
+    """What a task group is found by beside its name: one of a kind by itself, several by their number."""
+    said = []
+    for field, values in (match or {}).items():
+        noun = readable(field).removesuffix("es" if field.endswith(("prefixes", "hashes")) else "s")
+        if values:
+            said.append(f"{noun} {values[0]}" if len(values) == 1 else f"{len(values)} {readable(field)}")
+    return ", ".join(said)
+
+
 def spreadsheet_safe(text: str) -> str:
     """A text that no spreadsheet takes for a formula."""
     return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text

@@ -97,6 +97,8 @@ def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
         f"/fleet/replicas/{replica.pk}/state/draining/",
         f"/fleet/replicas/{replica.pk}/remove/",
         f"/fleet/pools/{full.pk}/replicas/new/",
+        f"/fleet/pools/{full.pk}/",
+        f"/fleet/replicas/{replica.pk}/",
         f"/alerts/rules/{rule.pk}/",
         f"/people/{policy.draft().author_id}/",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from django import forms
 
 from controlplane.errors import ControlPlaneError, InvalidError
@@ -18,8 +20,15 @@ class Form(forms.Form):
             self.add_error(None, str(error))
             return
         for fault in error.faults:
-            name = fault.path.rpartition(".")[2]
-            self.add_error(name if name in self.fields else None, fault.reason)
+            self.add_error(self._field_at(fault.path), fault.reason)
+
+    def _field_at(self, path: str) -> str | None:
+        """The field that a JSON path means: ``$.tier1.boundary`` is ``tier1-boundary``, or the first of ``tier1-``."""
+        steps = re.sub(r"\[\d+\]", "", path).split(".")[1:]
+        for name in ("-".join(steps), *steps[-1:], *steps[:1]):
+            if name in self.fields:
+                return name
+        return next((name for name in self.fields if steps and name.startswith(f"{steps[0]}-")), None)
 
 
 class ReasonForm(Form):

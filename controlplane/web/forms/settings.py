@@ -57,7 +57,15 @@ def strategy_named(name: str) -> StrategyInfo | None:
 
 def plain_reason(reason: str) -> str:
     """A schema's reason in an operator's words."""
-    words = {"`float`": "a number", "`int`": "a whole number", ">=": "of at least", "<=": "of at most"}
+    words = {
+        "`float`": "a number",
+        "`int`": "a whole number",
+        "`str`": "a text",
+        "matching regex": "of the form",
+        ">=": "of at least",
+        "<=": "of at most",
+        " > ": " of more than ",
+    }
     for code, word in words.items():
         reason = reason.replace(code, word)
     return reason.rstrip(".") + "."
@@ -68,10 +76,10 @@ def range_text(info: SettingInfo) -> str:
     if info.low is None and info.high is None:
         return ""
     if info.kind == "text":
-        return f"up to {info.high:,g} characters"
+        return f"up to {info.high:,.12g} characters"
     if info.high is None:
-        return f"at least {info.low:,g}"
-    return f"up to {info.high:,g}" if info.low is None else f"{info.low:,g} to {info.high:,g}"
+        return f"at least {info.low:,.12g}"
+    return f"up to {info.high:,.12g}" if info.low is None else f"{info.low:,.12g} to {info.high:,.12g}"
 
 
 def _field(info: SettingInfo) -> forms.Field:
@@ -80,7 +88,7 @@ def _field(info: SettingInfo) -> forms.Field:
     common: dict[str, Any] = {
         "required": False,
         "label": info.field.replace("_", " ").capitalize(),
-        "help_text": " ".join(part for part in (_sentence(info.help), _sentence(about)) if part),
+        "help_text": " ".join(part for part in (sentence(info.help), sentence(about)) if part),
     }
     if info.choices:
         return forms.ChoiceField(choices=[(choice, choice) for choice in info.choices], **common)
@@ -91,6 +99,7 @@ def _field(info: SettingInfo) -> forms.Field:
     return forms.FloatField(widget=forms.TextInput({"inputmode": "decimal", "autocomplete": "off"}), **common)
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """The text as a sentence; "" for none."""
     text = text.strip().rstrip(".")
     return f"{text[0].upper()}{text[1:]}." if text else ""

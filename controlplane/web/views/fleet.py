@@ -11,10 +11,10 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project, Replica, ReplicaState
-from controlplane.services.pools import create_pool, remove_pool
-from controlplane.services.replicas import add_replica, remove_replica, set_replica_state
+from controlplane.services.pools import create_pool, remove_pool, update_pool
+from controlplane.services.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.web.doors import form_page, mine, refusals_as_messages, signed_in, within
-from controlplane.web.forms.pools import PoolForm
+from controlplane.web.forms.pools import PoolForm, PoolSettingsForm
 from controlplane.web.forms.replicas import ReplicaForm
 from controlplane.web.sorting import asked_sort
 
@@ -58,6 +58,23 @@ def pool_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
+def pool_edit(request: HttpRequest, pool_id: int) -> HttpResponse:
+    """What routers do about a pool: its names, health checks, caps and limits."""
+    pool = get_object_or_404(Pool.objects.select_related("project"), pk=pool_id)
+    form = PoolSettingsForm(request.POST or None, pool=pool)
+    if request.method == "POST" and form.is_valid():
+        try:
+            update_pool(pool, **form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Pool {pool.name} was changed; routers learn of it at once.")
+            return redirect("controlplane:fleet")
+    title = f"Pool {pool.name}"
+    return form_page(request, form, title=title, action="Save", back="controlplane:fleet", back_label="Fleet")
+
+
+@require_http_methods(["GET", "POST"])
 def pool_remove(request: HttpRequest, pool_id: int) -> HttpResponse:
     """Remove an empty pool."""
     pool = get_object_or_404(Pool, pk=pool_id)
@@ -93,6 +110,23 @@ def replica_new(request: HttpRequest, pool_id: int) -> HttpResponse:
     return form_page(
         request, form, title=title, action="Add the replica", back="controlplane:fleet", back_label="Fleet"
     )
+
+
+@require_http_methods(["GET", "POST"])
+def replica_edit(request: HttpRequest, replica_id: int) -> HttpResponse:
+    """Change where a replica is, what it can take and what it is found by."""
+    replica = get_object_or_404(Replica.objects.select_related("pool__project"), pk=replica_id)
+    form = ReplicaForm(request.POST or None, replica=replica)
+    if request.method == "POST" and form.is_valid():
+        try:
+            update_replica(replica, **form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Replica {replica.name} was changed; routers learn of it at once.")
+            return redirect("controlplane:fleet")
+    title = f"Replica {replica.name}"
+    return form_page(request, form, title=title, action="Save", back="controlplane:fleet", back_label="Fleet")
 
 
 @require_http_methods(["GET", "POST"])

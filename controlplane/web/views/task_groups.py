@@ -43,14 +43,9 @@ def group_new(request: HttpRequest, pool_id: int) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def group_edit(request: HttpRequest, group_id: int) -> HttpResponse:
-    """Change who owns a group, and which replicas it may use."""
+    """Change whose a group is, which requests are its own, and what they may use."""
     group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
-    initial = {
-        "owner": group.owner,
-        "description": group.description,
-        "replicas": group.replicas.all() if request.method == "GET" else None,
-    }
-    form = TaskGroupForm(group.pool, request.POST or None, group=group, initial=initial)
+    form = TaskGroupForm(group.pool, request.POST or None, group=group)
     if request.method == "POST" and form.is_valid():
         try:
             update_task_group(group, **form.cleaned_data, by=signed_in(request))
