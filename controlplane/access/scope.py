@@ -21,6 +21,7 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.Rollout": "revision__policy__pool__project",
     "controlplane.Event": "pool__project",
     "controlplane.Router": None,
+    "controlplane.ConfigSnapshot": None,
     "controlplane.ApiToken": None,
     "controlplane.AuditEntry": None,
     "controlplane.RoleAssignment": None,

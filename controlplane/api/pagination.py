@@ -53,3 +53,9 @@ class EventPages(NewestFirst):
     """Events, the newest first."""
 
     ordering = ("-at", "-id")
+
+
+class ConfigurationPages(NewestFirst):
+    """Configurations, the newest first."""
+
+    ordering = ("-number",)

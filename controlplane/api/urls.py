@@ -7,6 +7,7 @@ from .schema import SchemaView
 from .viewsets import (
     audit,
     config,
+    configurations,
     discovered_replicas,
     events,
     policies,
@@ -31,6 +32,7 @@ addresses.register("policies", policies.PolicyViewSet, "policy")
 addresses.register("revisions", policies.RevisionViewSet, "revision")
 addresses.register("rollouts", rollouts.RolloutViewSet, "rollout")
 addresses.register("routers", routers.RouterViewSet, "router")
+addresses.register("configurations", configurations.ConfigurationViewSet, "configuration")
 addresses.register("events", events.EventViewSet, "event")
 addresses.register("audit", audit.AuditViewSet, "audit")
 addresses.register("tokens", tokens.TokenViewSet, "token")

@@ -70,6 +70,7 @@ class EventKind(models.TextChoices):
     CHANNEL_REMOVED = "channel_removed", "Channel removed"
     ROUTER_JOINED = "router_joined", "Router joined"
     ROUTER_LOST = "router_lost", "Router lost"
+    ROUTER_REMOVED = "router_removed", "Router removed"
     REPLICA_DOWN = "replica_down", "Replica down"
     REPLICA_UP = "replica_up", "Replica up"
     REPLICA_RESTARTED = "replica_restarted", "Replica restarted"

@@ -11,12 +11,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.errors import InvalidError
+from controlplane.errors import InUseError, InvalidError
 from controlplane.models import ConfigSnapshot, EventKind, Router
 from controlplane.models.names import LONG_NAME
 from routing.schema import ConfigError, check_base_url
@@ -137,6 +138,27 @@ def mark_lost_routers() -> int:
         record_event(EventKind.ROUTER_LOST, f"Router {router.name} is silent since {seen}.", router=router)
     advance_rollouts()
     return len(lost)
+
+
+@transaction.atomic
+def remove_router(router: Router, *, by: User | None = None, reason: str = "") -> None:
+    """Forget a router that is gone for good; its events stay. InUseError while it is heard of.
+
+    One that was only away announces itself again and is then a new router of the same name.
+    """
+    row = _locked(router.pk)
+    if row is None:
+        return
+    if row.lost_at is None:
+        silence = row.silent_for_s(timezone.now())
+        raise InUseError(
+            f"Router {row.name} was heard of {silence:.0f} s ago and serves. Stop it first; it counts as lost after "
+            f"{LOST_AFTER_S:.0f} s of silence."
+        )
+    before = {"admin_url": row.admin_url, "version": row.version, "running_number": row.running_number}
+    summary = f"Router {row.name} was removed; it was silent since {row.last_seen_at.isoformat(timespec='seconds')}."
+    record_event(EventKind.ROUTER_REMOVED, summary, by=by, detail={"before": before, "after": None}, reason=reason)
+    row.delete()
 
 
 @transaction.atomic

@@ -17,11 +17,28 @@ class RouterLine:
 
     router: Router
     name: str
-    status: str  # "in sync", "pending", "refused" or "lost"
+    status: str  # "in sync", "pending", "refused", "unreachable" or "lost"
     reason: str  # why it is not in sync; "" when it is
     running: int | None
     behind: int | None  # snapshots between what it runs and the newest; None while it runs nothing known
     last_seen: datetime
+
+    @property
+    def still_safe(self) -> str:
+        """What goes on working although it does not run what it should; "" where it does."""
+        if self.status == "in sync":
+            return ""
+        if self.running is None:
+            return "It has no configuration yet and says so on /readyz, so a balancer sends it nothing."
+        serves = f"It serves on with configuration {self.running}"
+        match self.status:
+            case "refused":
+                return f"{serves}, which it checked when it took it; it is asked again every 20 s."
+            case "unreachable":
+                return f"{serves}, as far as it told; it is tried again within 20 s."
+            case "pending":
+                return f"{serves} until it answers."
+        return "If it runs, it serves on with what it has on disk, and is told as soon as it is back."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +84,14 @@ def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
 def _status(router: Router, newest: ConfigSnapshot | None) -> tuple[str, str]:
     """In sync wins; then why not, the most telling cause first."""
     if newest and router.runs(newest.number, newest.sha256):
-        return ("lost", "Silent, last seen running this revision.") if router.lost_at else ("in sync", "")
+        return (
+            ("lost", "Silent; it ran this configuration when it was last heard of.")
+            if router.lost_at
+            else ("in sync", "")
+        )
     if router.lost_at:
-        return "lost", "Silent. It serves on with what it has, and is told as soon as it is back."
+        return "lost", router.last_error or "Silent: neither does it announce itself, nor did it answer."
     nack: dict[str, Any] = router.last_nack or {}
     if newest and nack.get("revision") == newest.number:
         return "refused", f"{nack.get('reason', 'no reason given')} (at {nack.get('path', 'an unnamed place')})"
-    return "pending", router.last_error
+    return ("unreachable", router.last_error) if router.last_error else ("pending", "")

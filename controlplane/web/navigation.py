@@ -39,7 +39,14 @@ _SECTIONS = (
             ("Fleet", "controlplane:fleet", "f"),
         ),
     ),
-    ("Deliver", (("Routers", "controlplane:routers", "r"), ("Channels", "telemetry:channels", "c"))),
+    (
+        "Deliver",
+        (
+            ("Routers", "controlplane:routers", "r"),
+            ("Configurations", "controlplane:configurations", "n"),
+            ("Channels", "telemetry:channels", "c"),
+        ),
+    ),
     (
         "Admit",
         (

@@ -27,6 +27,7 @@ _TONES = {
     "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn", "unknown": "",
     "draft": "warn", "waiting": "warn", "muted": "",
     "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",
+    "unreachable": "bad",
     "cold": "cold",
 }  # fmt: skip
 

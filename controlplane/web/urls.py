@@ -2,7 +2,17 @@
 
 from django.urls import path
 
-from controlplane.web.views import audit, fleet, people, policies, revisions, routers, task_groups, tokens
+from controlplane.web.views import (
+    audit,
+    configurations,
+    fleet,
+    people,
+    policies,
+    revisions,
+    routers,
+    task_groups,
+    tokens,
+)
 
 app_name = "controlplane"
 urlpatterns = [
@@ -41,6 +51,11 @@ urlpatterns = [
     path("audit/", audit.audit, name="audit"),
     path("audit.csv", audit.audit_csv, name="audit-csv"),
     path("routers/", routers.router_list, name="routers"),
+    path("configurations/", configurations.configuration_list, name="configurations"),
+    path("configurations/compare/", configurations.configuration_compare, name="configuration-compare"),
+    path("configurations/<int:number>/", configurations.configuration_detail, name="configuration"),
+    path("routers/<int:router_id>/", routers.router_detail, name="router"),
+    path("routers/<int:router_id>/remove/", routers.router_remove, name="router-remove"),
     path("task-groups/", task_groups.group_list, name="task-groups"),
     path("task-groups/new/<int:pool_id>/", task_groups.group_new, name="task-group-new"),
     path("task-groups/<int:group_id>/", task_groups.group_edit, name="task-group"),

@@ -6,6 +6,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from controlplane.models import Router
+
 AXE = Axe().axe_script
 RULES = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
@@ -23,6 +25,8 @@ EVERYWHERE = (
     "/fleet/",
     "/fleet/pools/new/",
     "/routers/",
+    "/configurations/",
+    "/configurations/compare/",
     "/task-groups/",
     "/people/",
     "/people/new/",
@@ -83,11 +87,15 @@ def test_pages_of_an_empty_installation(site, complaints, width, theme):
 @pytest.mark.parametrize(("width", "theme"), VIEWS)
 def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
     policy, group, replica = full.policies.get(group=None), full.groups.first(), full.replicas.first()
-    rule = full.alert_rules.first()
+    rule, router = full.alert_rules.first(), Router.objects.get()
     page = site.open(viewport=SIZES[width], theme=theme)
     of_rows = (
         f"/policies/{policy.pk}/",
         f"/policies/{policy.pk}/edit/",
+        f"/routers/{router.pk}/",
+        f"/routers/{router.pk}/remove/",
+        "/configurations/2/",
+        "/configurations/compare/?from=1&to=2",
         f"/policies/{policy.pk}/revisions/",
         f"/policies/{policy.pk}/revisions/?state=retired",
         f"/policies/{policy.pk}/compare/?from=1&to=2",

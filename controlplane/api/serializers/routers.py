@@ -8,6 +8,22 @@ from rest_framework import serializers
 
 from controlplane.models import ConfigSnapshot, Router
 
+OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
+    "admin_url",
+    "data_url",
+    "boot",
+    "version",
+    "last_seen_at",
+    "lost_at",
+    "running_number",
+    "running_sha256",
+    "desired_number",
+    "in_sync",
+    "last_ack_at",
+    "last_nack",
+    "last_error",
+)
+
 
 class RouterSerializer(serializers.ModelSerializer[Router]):
     """A router: what it runs beside what it should run."""

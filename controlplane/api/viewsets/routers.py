@@ -6,14 +6,14 @@ from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins
+from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.authentication import RouterAuthentication
 from controlplane.api.exchange import Exchange
-from controlplane.api.permissions import IsRouter
+from controlplane.api.permissions import IsRouter, signed_in_user
 from controlplane.api.serializers import routers as s
 from controlplane.models import Router
 from controlplane.push.explain import ask_decision
@@ -24,12 +24,18 @@ from .doors import NAME, Door, parsed
 
 
 class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Router]):
-    """Routers, each with what it runs and what it should run. They announce themselves."""
+    """Routers, each with what it runs and what it should run. They announce themselves; one is only ever removed."""
 
     queryset = Router.objects.all()
     serializer_class = s.RouterSerializer
     lookup_field = "name"
     lookup_value_regex = NAME
+    observed = s.OBSERVED
+
+    def destroy(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Forget a router that is gone for good; 409 while it is heard of."""
+        routers.remove_router(self.get_object(), by=signed_in_user(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
     def get_serializer_context(self) -> dict[str, Any]:
         """The newest snapshot, asked for once."""

@@ -33,7 +33,7 @@ def differing(before: dict[Path, Any], after: dict[Path, Any]) -> dict[Path, tup
     found: dict[Path, tuple[Any, Any]] = {}
     for path in dict.fromkeys((*after, *before)):
         old, new = before.get(path, _MISSING), after.get(path, _MISSING)
-        if old == new or (path in branches and (old == [] or new == [])):
+        if old == new or (path in branches and (_is_empty(old) or _is_empty(new))):
             continue  # the same, or an empty list that got members: those differ by themselves
         place = next(
             (up for up in _above(path) if before.get(up, _MISSING) is None or after.get(up, _MISSING) is None), path
@@ -48,6 +48,10 @@ def explained(path: Path, by: Iterable[Path]) -> bool:
 
 
 _MISSING = object()
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not value
 
 
 def _above(path: Path) -> Iterable[Path]:

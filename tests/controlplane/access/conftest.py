@@ -10,6 +10,7 @@ from controlplane.services.policies import create_policy, save_draft
 from controlplane.services.pools import create_pool
 from controlplane.services.projects import create_project
 from controlplane.services.replicas import add_replica
+from controlplane.services.routers import announce
 from controlplane.services.sources import create_source
 from controlplane.services.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Notification
@@ -35,7 +36,9 @@ def furnished(name, number):
     sent = Notification.objects.create(
         alert=alert, channel=channel, kind="firing", payload={}, next_at=pool.created_at, created_at=pool.created_at
     )
+    router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
     return SimpleNamespace(
+        router=router,
         project=project,
         pool=pool,
         replica=replica,

@@ -84,6 +84,7 @@ def filled(address, made):
         "group_id": made.group.pk,
         "policy_id": made.policy.pk,
         "project_id": made.project.pk,
+        "router_id": made.router.pk,
         "rule_id": made.rule.pk,
         "channel_id": made.channel.pk,
         "notification_id": made.sent.pk,
@@ -121,7 +122,7 @@ def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_wi
     for (route, method), status in statuses(person, here).items():
         address = ALL[route][0]
         needed = needed_role(route, method)
-        if "channel_id" in address or "person_id" in address:
+        if any(name in address for name in ("channel_id", "person_id", "router_id")):
             assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
         elif route in FLEET_WIDE or not role.covers(needed):
             assert status == 403, f"{role}: {method} {route}"

@@ -119,6 +119,12 @@ def test_a_replica_that_leaves_takes_its_share_along_and_nothing_else():
     assert (effect.kind, effect.moved_ratio) == ("replica_left", pytest.approx(1 / 8))
 
 
+def test_the_first_replica_of_a_pool_is_one_sentence():
+    assert changed(fleet(PREFIX, replicas=0), fleet(PREFIX, replicas=1)).text.startswith(
+        "Replica r0 joins the ring: all"
+    )
+
+
 def with_replica(config, **changes):
     pool = config.pools[0]
     replicas = (replace(pool.replicas[0], **changes), *pool.replicas[1:])

@@ -1,0 +1,76 @@
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.models import ConfigSnapshot, Event, Router
+from controlplane.sealing import seal
+from controlplane.services.replicas import add_replica
+from controlplane.services.routers import announce, mark_lost_routers
+
+pytestmark = pytest.mark.django_db
+ROOT = "/api/v1/configurations"
+
+
+@pytest.fixture
+def history(pool):
+    """Two configurations: without and with a replica."""
+    first = ConfigSnapshot.objects.get()
+    add_replica(pool, name="r1", url="http://10.0.0.1:8000")
+    return first, ConfigSnapshot.objects.first()
+
+
+def test_configurations_are_listed_newest_first_and_shown_whole_without_secrets(api, history):
+    first, second = history
+
+    rows = api.get(ROOT).data["results"]
+    whole = api.get(f"{ROOT}/{second.number}")
+
+    assert [row["number"] for row in rows] == [second.number, first.number]
+    assert "document" not in rows[0]
+    assert whole.data["document"]["pools"][0]["replicas"][0]["name"] == "r1"
+    assert whole.data["document"]["hash_secret"] == "***"
+
+
+def test_two_are_compared_by_what_they_do(api, history):
+    first, second = (row.number for row in history)
+
+    answer = api.get(f"{ROOT}/compare?from={first}&to={second}").data
+
+    assert [effect["kind"] for effect in answer["effects"]] == ["replica_joined"]
+    assert api.get(f"{ROOT}/compare?from={second}&to={second}").data["effects"] == []
+    assert api.get(f"{ROOT}/compare?from={first}&to=99").status_code == 422
+
+
+def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, history):
+    first, second = history
+    copy = ConfigSnapshot.objects.get(pk=second.pk)
+    torn = ConfigSnapshot.objects.create(
+        number=50, sha256="0" * 64, document=copy.document, sealed=b"torn", reason="a torn one"
+    )
+    odd = ConfigSnapshot.objects.create(
+        number=51, sha256="0" * 64, document={"pools": 7}, sealed=seal(b"{}"), reason="an odd one"
+    )
+
+    answer = api.get(f"{ROOT}/compare?from={first.number}&to={torn.number}")
+
+    assert [effect["kind"] for effect in answer.data["effects"] if effect["kind"] != "hash_secret"] == [
+        "replica_joined"
+    ]
+    refused = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
+    assert refused.status_code == 409
+    assert (
+        "Configuration 51 was written by a release whose configurations this one cannot read" in refused.data["detail"]
+    )
+
+
+def test_a_router_that_is_gone_for_good_is_removed(api, pool):
+    router = announce(name="router-1", boot="b", admin_url="http://10.0.1.1:8081")
+    assert api.delete("/api/v1/routers/router-1").status_code == 409
+    Router.objects.filter(pk=router.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))
+    mark_lost_routers()
+
+    assert api.delete("/api/v1/routers/router-1").status_code == 204
+
+    assert Event.objects.filter(kind="router_removed", actor__username="olga").exists()
+    assert api.get("/api/v1/routers/router-1").status_code == 404

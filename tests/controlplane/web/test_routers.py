@@ -1,0 +1,100 @@
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.replicas import add_replica
+from controlplane.services.routers import announce, mark_lost_routers, record_ack, record_nack, record_unreachable
+
+
+@pytest.fixture
+def router(pool) -> Router:
+    """A router that runs the newest configuration."""
+    newest = ConfigSnapshot.objects.first()
+    told = announce(name="router-1", boot="boot-1", admin_url="http://10.0.1.1:8081", version="0.1.0")
+    record_ack(told.pk, number=newest.number, sha256=newest.sha256)
+    return told
+
+
+@pytest.fixture
+def behind(router, pool):
+    """The same one configuration later."""
+    add_replica(pool, name="r2", url="http://10.0.0.2:8000")
+    return ConfigSnapshot.objects.first().number
+
+
+def page(visitor, router, rest=""):
+    return visitor.get(f"/routers/{router.pk}/{rest}")
+
+
+def test_a_router_that_runs_what_it_should(visitor, router):
+    text = page(visitor, router).text
+
+    assert "Runs what it should" in text
+    assert "0.1.0" in text
+    assert "Router router-1 joined." in text
+
+
+def test_a_refusal_stands_there_in_words_with_what_is_still_safe_and_what_is_missing(visitor, router, behind):
+    reason = "Object contains unknown field `colour`"
+    record_nack(router.pk, number=behind, path="$.pools[0]", reason=reason, running_number=behind - 1)
+
+    for text in (page(visitor, router).text, visitor.get("/routers/").text):
+        assert "Object contains unknown field `colour`" in text
+        assert f"It serves on with configuration {behind - 1}, which it checked when it took it" in text
+    assert "Replica r2 joins the ring" in page(visitor, router).text  # what its requests lack
+
+
+def test_a_router_that_is_not_reached_says_why(visitor, router, behind):
+    record_unreachable(router.pk, number=behind, reason="ConnectTimeout: timed out")
+    record_unreachable(router.pk, number=behind, reason="ConnectTimeout: timed out")
+
+    text = page(visitor, router).text
+
+    assert "unreachable" in text
+    assert "ConnectTimeout: timed out, 2 times in a row" in text
+    assert "unreachable" in visitor.get("/routers/").text
+
+
+def test_a_router_that_runs_what_nobody_here_made(visitor, router, behind):
+    announce(name="router-1", boot="boot-2", admin_url="http://10.0.1.1:8081", revision=77, sha256="a" * 64)
+
+    assert "Configuration 77, which it runs, is none of this control plane" in page(visitor, router).text
+    assert "runs a configuration that is none of these" in visitor.get("/configurations/").text
+
+
+def test_a_router_without_a_configuration(visitor, pool):
+    told = announce(name="router-1", boot="boot-1", admin_url="http://10.0.1.1:8081")
+
+    text = page(visitor, told).text
+
+    assert "It runs nothing yet." in text
+    assert "has no configuration yet and says so on /readyz" in text
+
+
+def lose(router):
+    Router.objects.filter(pk=router.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))
+    mark_lost_routers()
+
+
+def test_one_that_is_gone_for_good_is_removed_and_one_that_serves_is_not(visitor, router):
+    assert "Gone for good" not in page(visitor, router).text
+    assert "Stop it first" in page(visitor, router, "remove/").text
+    assert "Nothing was changed" in visitor.post(f"/routers/{router.pk}/remove/", follow=True).text
+    lose(router)
+
+    assert "Gone for good" in page(visitor, router).text
+    answer = visitor.post(f"/routers/{router.pk}/remove/", follow=True)
+
+    assert "Router router-1 was removed." in answer.text
+    assert not Router.objects.exists()
+    assert "Router router-1 was removed; it was silent since" in visitor.get("/events/?kind=router_removed").text
+
+
+def test_the_list_costs_the_same_whatever_the_number(visitor, router, django_assert_num_queries):
+    for number in range(2, 12):
+        announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.1.{number}:8081")
+
+    with django_assert_num_queries(5):
+        assert visitor.get("/routers/").text.count("router-") > 10
