@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from telemetry.alerts import pipeline
 from telemetry.scraping import tick
-from telemetry.services import outbox
+from telemetry.services import guards, outbox
 from telemetry.storage import partitions
 
 
@@ -23,6 +23,12 @@ def scrape_fleet() -> None:
 def evaluate_alerts() -> None:
     """Evaluate every rule, and put into the outbox what is to be told."""
     pipeline.evaluate_rules(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def judge_rollouts() -> None:
+    """Judge every trial that has a guard."""
+    guards.judge_rollouts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -61,7 +61,8 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=1,
                 le=1000,
-                description="Requests at the busiest replica over the mean of all, among those that the trial places.",
+                description="Requests at the pool's busiest replica over the mean of all, by their weights; where it "
+                "was higher before the trial, that.",
                 extra={"unit": "ratio"},
             ),
         ]

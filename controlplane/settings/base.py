@@ -157,6 +157,7 @@ def _every(task: str, seconds: float) -> dict[str, object]:
 CELERY_BEAT_SCHEDULE = {
     "scrape": _every("telemetry.tasks.scrape_fleet", SCRAPE_INTERVAL_S),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
+    "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),

@@ -7,6 +7,7 @@ from django.db import connection
 
 SCRAPE = 0x7770_7363_7270  # any numbers that no other advisory lock of ours has
 EVALUATE = 0x7770_616C_7274
+GUARD = 0x7770_6775_6172
 
 
 @contextmanager

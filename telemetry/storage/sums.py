@@ -19,7 +19,7 @@ from telemetry.metrics.histograms import Buckets, Merged, merge
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import BucketLayout
 
-_STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
+STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ def point_state(asked: float | None, *, stale: bool) -> PointState:
 
 def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = False) -> list[EngineSums]:
     """Per replica and step, ascending; ``whole`` takes the window as a single step. One query."""
-    rows = _rows(
+    rows = rows_of(
         f"""
         with by_engine as (
-            select replica_id, model, engine, {_STEP} as start,
+            select replica_id, model, engine, {STEP} as start,
                 sum(queries) filter (where hits is not null) as queries,
                 sum(hits) filter (where queries is not null) as hits,
                 sum(external_hits) as external_hits, sum(finished) as finished,
@@ -100,7 +100,7 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
             sum(finished)::bigint, sum(first_tokens)::bigint, sum(prompt_tokens)::bigint, max(covered_s), bool_or(stale)
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
-        _during(window, whole=whole) | {"ids": list(replica_ids)},
+        during(window, whole=whole) | {"ids": list(replica_ids)},
     )
     return [EngineSums(*row) for row in rows]
 
@@ -109,9 +109,9 @@ def router_sums(
     pools: Sequence[str] | None, window: Window, *, whole: bool = False
 ) -> tuple[list[RouterSums], list[Coverage]]:
     """Of some pools by name, or all: per pool, task group and step, ascending, and how well a step is covered."""
-    rows = _rows(
+    rows = rows_of(
         f"""
-        select pool, "group", {_STEP} as start, sum(requests)::bigint,
+        select pool, "group", {STEP} as start, sum(requests)::bigint,
             sum(case when requests is not null then
                 coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0) end)::bigint,
             sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
@@ -123,7 +123,7 @@ def router_sums(
         where at > %(start)s and at <= %(end)s and (pool = '' or %(pools)s::text[] is null or pool = any(%(pools)s))
         group by pool, "group", start order by pool, "group", start
         """,  # noqa: S608 - no part of it comes from outside
-        _during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
+        during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
     sums = [RouterSums(*row[:9]) for row in rows if row[0]]
     return sums, [Coverage(row[2], *row[9:]) for row in rows if not row[0]]
@@ -140,7 +140,7 @@ class Gauges:
 
 def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:
     """Of each replica's newest scrape in a span of time; replicas whose newest scrape failed are left out (H12)."""
-    rows = _rows(
+    rows = rows_of(
         """
         with newest as (
             select distinct on (replica_id) replica_id, at from telemetry_reading
@@ -162,10 +162,10 @@ def mean_gauge(
     if column not in {"running", "waiting", "kv_usage_ratio"}:
         raise ValueError(f"{column!r} is no gauge of a reading")
     together = "avg" if column == "kv_usage_ratio" else "sum"
-    rows = _rows(
+    rows = rows_of(
         f"""
         with by_engine as (
-            select replica_id, model, engine, {_STEP} as start, avg({column}) as value,
+            select replica_id, model, engine, {STEP} as start, avg({column}) as value,
                 bool_or(state = 'stale') as stale
             from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
             group by replica_id, model, engine, start
@@ -173,7 +173,7 @@ def mean_gauge(
         select replica_id, start, {together}(value), bool_or(stale)
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - the column is one of three
-        _during(window) | {"ids": list(replica_ids)},
+        during(window) | {"ids": list(replica_ids)},
     )
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
@@ -185,12 +185,12 @@ def engine_ttft(
     key = {None: "''", "replica": "replica_id"}[by]
     return _merged(
         f"""
-        select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
+        select {key}, {STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_reading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and ttft_layout_id is not null
         group by 1, 2, 3, 4
         """,  # noqa: S608 - the key is one of two
-        _during(window, whole=whole) | {"ids": list(replica_ids)},
+        during(window, whole=whole) | {"ids": list(replica_ids)},
     )
 
 
@@ -204,13 +204,13 @@ def router_ttft(
     key = {None: "''", "group": """array[pool, "group"]""", "replica": "array[pool, replica]"}[by]
     return _merged(
         f"""
-        select {key}, {_STEP} as start, ttft_layout_id, position, sum(n)::bigint
+        select {key}, {STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and (%(pools)s::text[] is null or pool = any(%(pools)s))
             and policy = '' and ttft_layout_id is not null
         group by 1, 2, 3, 4
         """,  # noqa: S608 - the key is one of three
-        _during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
+        during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
 
 
@@ -233,7 +233,7 @@ def _merged(sql: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], 
     """Rows of (key, start, layout, position, count) -> histograms."""
     edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
     counts: dict[tuple[Any, datetime], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-    for key, start, layout, position, count in _rows(sql, parameters):
+    for key, start, layout, position, count in rows_of(sql, parameters):
         counts[tuple(key) if isinstance(key, list) else key, start][layout][position] = count
     merged = {
         key: merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
@@ -242,12 +242,14 @@ def _merged(sql: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], 
     return {key: histogram for key, histogram in merged.items() if histogram is not None}
 
 
-def _during(window: Window, *, whole: bool = False) -> dict[str, Any]:
+def during(window: Window, *, whole: bool = False) -> dict[str, Any]:
+    """What ``STEP`` and a query's condition on ``at`` ask for."""
     step = window.length_s + 1 if whole else window.step_s
     return {"start": window.start, "end": window.end, "step": float(step)}
 
 
-def _rows(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+def rows_of(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Ask the database."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()

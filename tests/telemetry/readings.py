@@ -52,9 +52,9 @@ def route_reading(
     revision: int | None = None,
     **counters: float,
 ) -> None:
-    """One key's reading of a router; TTFT with ``revision`` is that of the revision, of all replicas together."""
+    """One key's reading of a router, of revision 1 unless told; TTFT with ``revision`` is of all replicas together."""
     histograms = {} if ttft is None else {"ttft": Buckets(ROUTER_EDGES, ttft, 1.0)}
-    key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else 1)
+    key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else revision or 1)
     if ttft and revision is not None:
         key = RouteKey(pool, group, "", "chat", revision)
     reading = RouteReading(key, Addition(ReadingState.OK, 5.0, counters, histograms))

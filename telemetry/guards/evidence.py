@@ -1,0 +1,118 @@
+"""What routers counted of both sides of a trial, out of the readings.
+
+Theory of operation. A router's figures carry the policy and the revision that placed a request, so the two sides are
+told apart by the revision alone. Both are looked at from the moment at which every router ran the present stage, plus
+the warm-up. Where the trial is bound to task groups or routers, the same groups or routers are looked at in the time
+before the trial as well, beside the others: how they differed then is not the trial's doing. Which prefixes a share
+takes in cannot be told from before: there the sides are compared as they are. Nothing is on trial for everything: a
+rollout's last stage puts the revision in force.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from controlplane.models import PolicyRevision, Replica, ReplicaState, Rollout, Router
+from controlplane.services.rollout_plans import Stage, read_stage
+from telemetry.guards.judge import Bin, Measured, Side
+from telemetry.metrics.histograms import Buckets, merge
+from telemetry.metrics.windows import Window
+from telemetry.storage.trials import Placed, Waited, placed, requests_by_replica, waited
+
+HISTORY_S = 3600.0  # how far back before a trial is looked
+SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0
+BINS = 10  # that the time of a stage is cut into, where the bins' lengths allow
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The routers and the task groups that the present stage takes in; None: all."""
+
+    routers: frozenset[int] | None
+    groups: frozenset[str] | None
+
+    def takes(self, row: Placed | Waited) -> bool:
+        """Whether a row is of a router and a group that are taken in."""
+        of_router = self.routers is None or row.router_id in self.routers
+        return of_router and (self.groups is None or row.group in self.groups)
+
+
+def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
+    """Both sides of a trial between two moments, and before it began where that can be told. Ten queries."""
+    policy, stage = rollout.revision.policy, read_stage(rollout.stages[rollout.stage])
+    step_s = bin_length_s(stage.observe_s)
+    window = _whole_bins(since, until, step_s)
+    history = _whole_bins(rollout.started_at - timedelta(seconds=HISTORY_S), rollout.started_at, step_s)
+    tried, live = rollout.revision.number, policy.live()
+    now = _Counts(placed(policy.name, window), waited(policy.pool.name, policy.name, window))
+    trial = now.bins(window, lambda row: row.revision == tried)
+    baseline = now.bins(window, lambda row: live is not None and row.revision == live.number)
+    load = (_load(policy.pool_id, policy.pool.name, window), _load(policy.pool_id, policy.pool.name, history))
+    if stage.share < 1:
+        return Measured(Side(trial), Side(baseline), *load)
+    reach = _reach(stage)
+    before = _Counts(placed(policy.name, history), waited(policy.pool.name, "", history)).placed_by(live)
+    before_in, before_out = (before.bins(history, side) for side in (reach.takes, lambda row: not reach.takes(row)))
+    return Measured(Side(trial, before_in), Side(baseline, before_out), *load)
+
+
+def _reach(stage: Stage) -> Reach:
+    """Of a stage; a query where it names routers."""
+    ids = None
+    if stage.routers is not None:
+        ids = frozenset(Router.objects.filter(name__in=stage.routers).values_list("pk", flat=True))
+    return Reach(ids, None if stage.groups is None else frozenset(stage.groups))
+
+
+def bin_length_s(observe_s: float) -> float:
+    """A minute, or less where a stage is to be over before ten of them."""
+    return float(math.floor(min(max(observe_s / BINS, SHORTEST_BIN_S), LONGEST_BIN_S)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    placed: Sequence[Placed]
+    waited: Sequence[Waited]
+
+    def placed_by(self, revision: PolicyRevision | None) -> _Counts:
+        """Those of one revision; of TTFT that is not told apart, those of the groups where it placed anything."""
+        kept = [row for row in self.placed if revision is not None and row.revision == revision.number]
+        groups = {row.group for row in kept}
+        return _Counts(kept, [row for row in self.waited if row.group in groups])
+
+    def bins(self, window: Window, belongs: Callable[[Placed | Waited], bool]) -> list[Bin]:
+        """What belongs to one side, in every bin of a window; empty for a side without a request."""
+        sums: dict[datetime, Counter[str]] = defaultdict(Counter)
+        waits: dict[datetime, list[Buckets]] = defaultdict(list)
+        for row in filter(belongs, self.placed):
+            sums[row.start].update({name: getattr(row, name) for name in _COUNTED})
+        for wait in filter(belongs, self.waited):
+            waits[wait.start].append(wait.ttft)
+        return [_bin(start, sums[start], waits[start]) for start in window.starts()] if sums else []
+
+
+_COUNTED = ("requests", "answered", "failed", "prompt_tokens", "cached_tokens")
+
+
+def _bin(start: datetime, sums: Counter[str], waits: Sequence[Buckets]) -> Bin:
+    merged = merge(waits)
+    return Bin(start, **{name: sums[name] for name in _COUNTED}, ttft=merged.buckets if merged else None)
+
+
+def _whole_bins(since: datetime, until: datetime, step_s: float) -> Window:
+    """From ``since`` on as many bins as are over; at least one, which may be cut short."""
+    count = max(math.floor((until - since).total_seconds() / step_s), 1)
+    return Window(
+        since, min(since + timedelta(seconds=count * step_s), max(until, since + timedelta(seconds=1))), step_s
+    )
+
+
+def _load(pool_id: int, pool: str, window: Window) -> Mapping[str, float]:
+    """Requests by unit of weight, of each replica that is to serve; those that got none count too."""
+    counts = requests_by_replica(pool, window)
+    active = Replica.objects.filter(pool_id=pool_id, state=ReplicaState.ACTIVE).values_list("name", "weight")
+    return {name: counts.get(name, 0) / weight for name, weight in active}

@@ -1,0 +1,97 @@
+"""What routers counted by the revision of a policy that placed a request: sums of readings, for the guard of a trial.
+
+The steps and the sums are those of ``sums``; a row here says which router and which task group it is of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+
+from telemetry.metrics.histograms import Buckets, merge
+from telemetry.metrics.windows import Window
+from telemetry.models import BucketLayout
+from telemetry.storage.sums import STEP, during, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Additions of one router for one task group and revision over one step."""
+
+    start: datetime
+    router_id: int
+    group: str
+    revision: int
+    requests: int
+    answered: int  # those that ended well or by our fault: not the client's, not cancelled
+    failed: int  # by a replica's or the router's fault
+    prompt_tokens: int  # of answers that reported their cached tokens (H16)
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """TTFT by one router's clock for one task group over one step; ``revision`` is None where it was not told apart."""
+
+    start: datetime
+    router_id: int
+    group: str
+    revision: int | None
+    ttft: Buckets
+
+
+def placed(policy: str, window: Window) -> list[Placed]:
+    """What the revisions of a policy placed, ascending by step. One query."""
+    rows = rows_of(
+        f"""
+        select {STEP} as start, router_id, "group", revision, sum(requests)::bigint,
+            sum(coalesce(ok_requests, 0) + coalesce(replica_error_requests, 0)
+                + coalesce(router_error_requests, 0))::bigint,
+            sum(coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0))::bigint,
+            coalesce(sum(prompt_tokens) filter (where usage_reported > 0), 0)::bigint,
+            coalesce(sum(cached_tokens) filter (where usage_reported > 0), 0)::bigint
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and policy = %(policy)s and requests is not null
+        group by start, router_id, "group", revision order by start, router_id, "group", revision
+        """,  # noqa: S608 - no part of it comes from outside
+        during(window) | {"policy": policy},
+    )
+    return [Placed(*row) for row in rows]
+
+
+def waited(pool: str, policy: str, window: Window) -> list[Waited]:
+    """TTFT of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
+    edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
+    counts: dict[tuple[datetime, int, str, int], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    rows = rows_of(
+        f"""
+        select {STEP} as start, router_id, "group", revision, ttft_layout_id, position, sum(n)::bigint
+        from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
+        where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
+            and ttft_layout_id is not null
+        group by 1, 2, 3, 4, 5, 6 order by 1, 2, 3, 4
+        """,  # noqa: S608 - no part of it comes from outside
+        during(window) | {"pool": pool, "policy": policy},
+    )
+    for start, router_id, group, revision, layout, position, count in rows:
+        counts[start, router_id, group, revision][layout][position] = count
+    found: list[Waited] = []
+    for (start, router_id, group, revision), layouts in counts.items():
+        merged = merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
+        if merged is not None:
+            found.append(Waited(start, router_id, group, revision if policy else None, merged.buckets))
+    return found
+
+
+def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
+    """Requests that a pool's replicas were given. One query."""
+    rows = rows_of(
+        """
+        select replica, sum(requests)::bigint from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica <> '' and requests is not null
+        group by replica
+        """,
+        during(window) | {"pool": pool},
+    )
+    return dict(rows)

@@ -1,0 +1,79 @@
+"""Bounds that hold however often one looks."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.guards.confidence import Estimate, Part, difference_of_ratios, ratio_of_sums, reach, with_chance
+
+parts = st.lists(
+    st.integers(0, 10_000).flatmap(lambda of: st.integers(0, of).map(lambda counted: Part(counted, of))), max_size=30
+)
+
+
+def test_the_truth_stays_within_the_margin_at_all_looks_in_at_least_19_of_20_runs() -> None:
+    lost = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        bins: list[Part] = []
+        for _ in range(100):
+            of = rng.randint(20, 100)
+            bins.append(Part(sum(rng.random() < 0.3 for _ in range(of)), of))
+            estimate = ratio_of_sums(bins)
+            assert estimate is not None
+            if len(bins) >= 5 and abs(estimate.value - 0.3) > estimate.margin:
+                lost += 1
+                break
+    assert lost <= 10
+
+
+@given(parts)
+def test_a_ratio_is_the_sums_ratio_and_never_a_mean_of_rates(bins: list[Part]) -> None:
+    estimate = ratio_of_sums(bins)
+    total = sum(part.of for part in bins)
+    if total == 0:
+        assert estimate is None
+    else:
+        assert estimate is not None
+        assert estimate.value == pytest.approx(sum(part.counted for part in bins) / total)
+        assert estimate.variance >= 0
+
+
+@given(parts)
+def test_a_share_of_events_is_never_held_for_certain(bins: list[Part]) -> None:
+    estimate = ratio_of_sums(bins)
+    assert estimate is None or with_chance(estimate, bins).variance > 0
+
+
+def test_what_moves_both_sides_in_the_same_minute_is_no_difference() -> None:
+    rng = random.Random(3)
+    moods = [rng.uniform(0.2, 0.8) for _ in range(20)]
+    ones, others = [Part(1000 * mood, 1000) for mood in moods], [Part(2000 * mood - 100, 2000) for mood in moods]
+    together = difference_of_ratios(ones, others)
+    one, other = ratio_of_sums(ones), ratio_of_sums(others)
+    assert one is not None
+    assert other is not None
+    assert together is not None
+    assert together.value == pytest.approx((one - other).value) == pytest.approx(0.05)
+    assert together.margin < 1e-9 < (one - other).margin
+
+
+def test_sides_of_unlike_length_are_no_pairs() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        difference_of_ratios([Part(1, 2)] * 3, [Part(1, 2)] * 2)
+
+
+def test_bounds_tighten_with_bins_and_say_nothing_for_two() -> None:
+    assert reach(3) > reach(10) > reach(100) > reach(1000)
+    assert Estimate(0.5, 0.01, 2).margin == inf
+    assert Estimate(0.5, 0.01, 3).margin < inf
+
+
+def test_the_difference_of_two_adds_their_variances() -> None:
+    difference = Estimate(0.5, 0.02, 8) - Estimate(0.3, 0.01, 5)
+    assert (difference.value, difference.variance, difference.bins) == (pytest.approx(0.2), pytest.approx(0.03), 5)

@@ -1,0 +1,220 @@
+"""From readings to a rollout that goes on, holds or is rolled back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from threading import Thread
+
+import pytest
+from django.db import connection
+
+from controlplane.models import ConfigSnapshot, RolloutState
+from controlplane.services.guard_limits import GuardLimits
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.replicas import add_replica
+from controlplane.services.rollout_plans import RolloutPlan, make_plan
+from controlplane.services.rollouts import Verdict, pause_rollout
+from controlplane.services.routers import announce, record_ack
+from controlplane.services.task_groups import create_task_group
+from telemetry.guards.evidence import bin_length_s, measure
+from telemetry.services.guards import judge_rollouts
+from telemetry.storage.locks import GUARD, only_one
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import route_reading
+
+pytestmark = pytest.mark.django_db
+BEFORE = T0 - timedelta(minutes=30)  # when the trial's history begins
+GUARD_LIMITS = {"warm_up_s": 60, "min_requests": 100}
+FAST, SLOW = {48: 50, 50: 45, 52: 5}, {50: 60, 90: 40}  # TTFT by bucket: some 0.01 s; 0.08 s
+
+
+@pytest.fixture
+def routers(pool, time_machine):
+    """Two routers that run whatever is newest."""
+    time_machine.move_to(T0, tick=False)
+    for name in ("r1", "r2"):
+        add_replica(pool, name=name, url=f"http://10.0.0.{name[1]}:8000")
+    return [announce(name=f"router-{n}", boot="b", version="1", admin_url=f"http://10.1.0.{n}:8081") for n in (1, 2)]
+
+
+def converge(routers):
+    newest = ConfigSnapshot.objects.order_by("-number").first()
+    for router in routers:
+        record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+
+
+@pytest.fixture
+def begin(pool, routers, time_machine):
+    """Publishes revision 2 of pool ``chat`` by a plan, at T0, and has every router run its first stage."""
+
+    def publish(plan: RolloutPlan):
+        policy = pool.policies.get(group=None)
+        rollout = publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk, plan=plan)
+        converge(routers)
+        rollout.refresh_from_db()
+        assert (rollout.state, rollout.stage_converged_at) == (RolloutState.PROGRESSING, T0)
+        return rollout
+
+    return publish
+
+
+def by_share(pool, **guard):
+    stages = [{"share": 0.25, "observe_s": 600}]
+    return make_plan(pool.policies.get(group=None), stages=stages, guard={**GUARD_LIMITS, **guard})
+
+
+def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, group="", replicas=(50, 50)):
+    """A minute that ended so many minutes after T0: 100 requests, and how long they waited."""
+    at = T0 + timedelta(minutes=minute)
+    for replica, requests in zip(("r1", "r2"), replicas, strict=True):
+        # Every other minute is a little better, so that nothing is known for certain.
+        cached = requests * 100 * (hit_rate + 0.01 * (minute % 2))
+        counters = {"requests": requests, "ok_requests": requests - failed / 2, "replica_error_requests": failed / 2}
+        tokens = {"usage_reported": requests, "prompt_tokens": requests * 100, "cached_tokens": cached}
+        route_reading(router, at, revision=revision, group=group, replica=replica, **counters, **tokens)
+    route_reading(router, at, revision=revision, group=group, ttft=ttft or FAST)
+
+
+def judged(rollout, time_machine, minute):
+    time_machine.move_to(T0 + timedelta(minutes=minute), tick=False)
+    assert judge_rollouts(T0 + timedelta(minutes=minute)) == 1
+    rollout.refresh_from_db()
+    return {reading["name"]: reading for reading in rollout.readings}
+
+
+def test_nothing_is_judged_before_the_caches_had_their_time(pool, routers, begin, time_machine):
+    rollout = begin(by_share(pool, warm_up_s=300))
+    for minute in range(1, 5):
+        traffic(routers[0], minute, 1)
+        traffic(routers[0], minute, 2, hit_rate=0.0, failed=50)
+    assert judged(rollout, time_machine, 4) == {}
+    assert (rollout.state, rollout.readings_at) == (RolloutState.PROGRESSING, T0 + timedelta(minutes=4))
+
+
+def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers, begin, time_machine):
+    rollout = begin(by_share(pool))
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 1)
+        traffic(routers[1], minute, 2, hit_rate=0.3)
+    readings = judged(rollout, time_machine, 8)
+    assert rollout.state == RolloutState.ROLLED_BACK
+    hits = readings["hit_rate"]
+    assert hits["verdict"] == Verdict.BREACHED
+    assert (hits["baseline"], hits["trial"]) == (pytest.approx(0.605, abs=0.01), pytest.approx(0.305, abs=0.01))
+    assert hits["limit"] == pytest.approx(0.555, abs=0.01)
+    assert readings["ttft_p95_s"]["verdict"] == Verdict.PASSED
+    assert rollout.steps.order_by("-pk").first().evidence == rollout.readings
+    assert pool.policies.get(group=None).live().number == 1
+
+
+@pytest.mark.parametrize(
+    "harmful", [("error_ratio", {"failed": 20}), ("ttft_p95_s", {"ttft": SLOW})], ids=["errors", "ttft"]
+)
+def test_errors_and_waiting_roll_back_too(pool, routers, begin, time_machine, harmful):
+    (name, harm), rollout = harmful, begin(by_share(pool))
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 1)
+        traffic(routers[0], minute, 2, **harm)
+    assert judged(rollout, time_machine, 8)[name]["verdict"] == Verdict.BREACHED
+    assert rollout.state == RolloutState.ROLLED_BACK
+
+
+def test_load_that_piles_up_at_one_replica_rolls_back(pool, routers, begin, time_machine):
+    rollout = begin(by_share(pool))
+    for minute in range(-10, 0):
+        traffic(routers[0], minute, 1)
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 1)
+        traffic(routers[0], minute, 2, replicas=(900, 10))
+    readings = judged(rollout, time_machine, 8)
+    assert (readings["load_skew"]["verdict"], readings["load_skew"]["baseline"]) == (Verdict.BREACHED, 1.0)
+    assert readings["load_skew"]["trial"] == pytest.approx(950 / 505, abs=0.02)
+
+
+def test_a_trial_that_does_no_harm_goes_on_when_its_time_is_over(pool, routers, begin, time_machine):
+    rollout = begin(by_share(pool, max_error_ratio=0.05))
+    for minute in range(1, 12):
+        traffic(routers[0], minute, 1)
+        traffic(routers[1], minute, 2)
+    readings = judged(rollout, time_machine, 9)
+    assert {reading["verdict"] for reading in readings.values()} == {Verdict.PASSED}
+    assert (rollout.state, rollout.stage) == (RolloutState.PROGRESSING, 0)
+    judged(rollout, time_machine, 11)
+    assert rollout.stage == 1
+    assert pool.policies.get(group=None).live().number == 2
+
+
+def test_too_little_traffic_holds_when_the_time_is_over_and_a_pause_is_watched_too(
+    pool, routers, begin, time_machine, admin_user
+):
+    rollout = begin(by_share(pool))
+    traffic(routers[0], 5, 1)
+    readings = judged(rollout, time_machine, 11)
+    assert rollout.state == RolloutState.HOLDING
+    assert "the trial has 0 of the 100 requests" in readings["hit_rate"]["detail"]
+    pause_rollout(rollout.pk, by=admin_user)
+    for minute in range(12, 20):
+        traffic(routers[0], minute, 1)
+        traffic(routers[0], minute, 2, hit_rate=0.1)
+    judged(rollout, time_machine, 20)
+    assert rollout.state == RolloutState.ROLLED_BACK
+
+
+def test_a_group_that_always_hit_less_is_compared_with_itself(pool, routers, begin, time_machine):
+    create_task_group(pool, "cold")
+    create_task_group(pool, "warm")
+    stages = [{"groups": ["cold"], "observe_s": 600}]
+    rollout = begin(
+        make_plan(pool.policies.get(group=None), stages=stages, guard={**GUARD_LIMITS, "max_error_ratio": 0.05})
+    )
+    for minute in range(-20, 0):
+        traffic(routers[0], minute, 1, group="cold", hit_rate=0.2)
+        traffic(routers[0], minute, 1, group="warm", hit_rate=0.8)
+    for minute in range(1, 12):
+        traffic(routers[0], minute, 2, group="cold", hit_rate=0.2)
+        traffic(routers[0], minute, 1, group="warm", hit_rate=0.8)
+    readings = judged(rollout, time_machine, 9)
+    assert readings["hit_rate"]["verdict"] == Verdict.PASSED
+    assert readings["hit_rate"]["limit"] == pytest.approx(0.155, abs=0.01)
+
+
+def test_a_router_of_the_stage_is_compared_with_the_others_and_with_itself_before(pool, routers, begin, time_machine):
+    stages = [{"routers": ["router-1"], "observe_s": 600}]
+    rollout = begin(make_plan(pool.policies.get(group=None), stages=stages, guard=GUARD_LIMITS))
+    for minute in range(-20, 0):
+        for router in routers:
+            traffic(router, minute, 1)
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 2, hit_rate=0.3)
+        traffic(routers[1], minute, 1)
+    measured = measure(rollout, since=T0 + timedelta(minutes=1), until=T0 + timedelta(minutes=8))
+    assert [len(side) for side in (measured.trial.now, measured.trial.before, measured.baseline.before)] == [7, 60, 60]
+    assert sum(one.requests for one in measured.trial.before) == 2000
+    assert judged(rollout, time_machine, 8)["hit_rate"]["verdict"] == Verdict.BREACHED
+
+
+def test_a_rollout_without_a_guard_or_without_stages_is_nobodys_to_judge(pool, routers, begin, time_machine):
+    begin(make_plan(pool.policies.get(group=None), stages=[{"share": 0.5, "observe_s": 600}], guard=None))
+    assert judge_rollouts(T0 + timedelta(minutes=5)) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_workers_do_not_judge_at_once(pool, routers, begin):
+    begin(by_share(pool))
+    counted = []
+
+    def another():
+        counted.append(judge_rollouts(T0 + timedelta(minutes=5)))
+        connection.close()
+
+    with only_one(GUARD) as ours:
+        assert ours
+        thread = Thread(target=another)
+        thread.start()
+        thread.join(20)
+    assert counted == [0]
+
+
+def test_bins_are_minutes_and_shorter_where_a_stage_is():
+    assert [bin_length_s(observe_s) for observe_s in (0, 60, 300, 600, 86_400)] == [10.0, 10.0, 30.0, 60.0, 60.0]
+    assert GuardLimits().warm_up_s == 120

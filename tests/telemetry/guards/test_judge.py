@@ -1,0 +1,149 @@
+"""What the guard says of two sides whose truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.services.guard_limits import GuardLimits
+from controlplane.services.rollouts import Verdict
+from telemetry.guards.judge import Bin, Measured, Side, chance_of_skew, judge, overall, skew
+from tests.telemetry.guards.sides import minutes
+
+LIMITS = GuardLimits(max_load_skew=None)
+
+
+def verdicts(measured: Measured, limits: GuardLimits = LIMITS) -> tuple[Verdict, dict[str, Any]]:
+    verdict, figures = judge(limits, measured)
+    return verdict, {figure["name"]: figure for figure in figures}
+
+
+def two_sides(seed: int, count: int, **trial: Any) -> Measured:
+    return Measured(Side(minutes(seed, count, **trial)), Side(minutes(seed + 10_000, count)))
+
+
+def busy_sides(seed: int, count: int) -> Measured:
+    trial, baseline = (minutes(start, count, requests=300, unrest=0.1) for start in (seed, seed + 10_000))
+    return Measured(Side(trial), Side(baseline))
+
+
+def test_a_harmless_trial_is_hardly_ever_breached_however_often_one_looks() -> None:
+    looked = 0
+    breached = 0
+    for seed in range(60):
+        trial, baseline = minutes(seed, 40), minutes(seed + 10_000, 40)
+        looks = [verdicts(Measured(Side(trial[:n]), Side(baseline[:n])))[0] for n in range(4, 41)]
+        breached += Verdict.BREACHED in looks
+        looked += 1
+    assert breached <= looked * 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("hit_rate", {"hit_rate": 0.35}),
+        ("ttft_p95_s", {"ttft_s": 0.6}),
+        ("error_ratio", {"error_ratio": 0.1}),
+    ],
+)
+def test_a_harmful_trial_is_breached_within_a_quarter_of_an_hour(name: str, harm: dict[str, float]) -> None:
+    found = [verdicts(two_sides(seed, 15, **harm)) for seed in range(20)]
+    assert sum(figures[name]["verdict"] == Verdict.BREACHED for _, figures in found) >= 18
+    assert all(verdict == Verdict.BREACHED for verdict, figures in found if figures[name]["verdict"] == "breached")
+
+
+def test_a_harmless_trial_passes_in_the_end() -> None:
+    passed = [verdicts(busy_sides(seed, 60))[0] for seed in range(20)]
+    assert passed.count(Verdict.PASSED) >= 19
+    assert Verdict.BREACHED not in passed
+
+
+def test_a_better_trial_passes_sooner() -> None:
+    assert verdicts(two_sides(3, 8, hit_rate=0.9, ttft_s=0.15))[0] == Verdict.PASSED
+
+
+def test_what_differed_before_the_trial_is_not_its_doing() -> None:
+    """The trial's groups always hit less: beside the others it looks harmful, beside themselves it is not."""
+    calm = {"requests": 400, "unrest": 0.1}
+    now, others = minutes(1, 60, **calm, hit_rate=0.4, ttft_s=0.6), minutes(2, 60, **calm, hit_rate=0.7)
+    before, others_before = minutes(3, 60, **calm, hit_rate=0.4, ttft_s=0.6), minutes(4, 60, **calm, hit_rate=0.7)
+    blind, _ = verdicts(Measured(Side(now), Side(others)))
+    fair, figures = verdicts(Measured(Side(now, before), Side(others, others_before)))
+    assert (blind, fair) == (Verdict.BREACHED, Verdict.PASSED)
+    assert figures["hit_rate"]["limit"] == pytest.approx(0.4 - 0.05, abs=0.03)
+
+
+def test_what_got_worse_shows_even_where_the_sides_always_differed() -> None:
+    now, others = minutes(1, 30, hit_rate=0.4), minutes(2, 30, hit_rate=0.4)
+    before, others_before = minutes(3, 60, hit_rate=0.7), minutes(4, 60, hit_rate=0.4)
+    verdict, figures = verdicts(Measured(Side(now, before), Side(others, others_before)))
+    assert (verdict, figures["hit_rate"]["verdict"]) == (Verdict.BREACHED, Verdict.BREACHED)
+
+
+@pytest.mark.parametrize(("trial", "baseline"), [(1, 40), (40, 1), (0, 40), (40, 0), (2, 2)])
+def test_too_little_traffic_on_either_side_says_nothing(trial: int, baseline: int) -> None:
+    verdict, figures = verdicts(Measured(Side(minutes(1, trial, hit_rate=0.1)), Side(minutes(2, baseline))))
+    assert verdict == Verdict.INCONCLUSIVE
+    assert {figure["verdict"] for figure in figures.values() if figure["name"] != "load_skew"} == {"inconclusive"}
+    assert "requests that are needed" in figures["hit_rate"]["detail"]
+
+
+def test_many_requests_in_two_bins_are_no_ground_for_a_verdict() -> None:
+    measured = Measured(Side(minutes(1, 2, requests=500, hit_rate=0.1)), Side(minutes(2, 2, requests=500)))
+    verdict, figures = verdicts(measured)
+    assert verdict == Verdict.INCONCLUSIVE
+    assert figures["hit_rate"]["detail"].startswith("fewer than 3 bins")
+
+
+def test_a_limit_that_is_off_is_shown_and_never_breached() -> None:
+    off = GuardLimits(max_hit_rate_drop=None, max_ttft_p95_growth=None, max_error_ratio=None, max_load_skew=None)
+    verdict, figures = verdicts(two_sides(1, 30, hit_rate=0.1, ttft_s=3.0, error_ratio=0.5), off)
+    assert verdict == Verdict.PASSED
+    assert {figure["verdict"] for figure in figures.values()} == {"off"}
+    assert figures["hit_rate"]["trial"] == pytest.approx(0.1, abs=0.05)
+
+
+def test_answers_that_told_no_cached_tokens_leave_the_hit_rate_open() -> None:
+    mute = [Bin(one.start, one.requests, one.answered, 0, 0, 0, one.ttft) for one in minutes(1, 40)]
+    verdict, figures = verdicts(Measured(Side(mute), Side(minutes(2, 40))))
+    assert verdict == Verdict.INCONCLUSIVE
+    assert figures["hit_rate"]["trial"] is None
+    assert figures["hit_rate"]["detail"] == "nothing was measured yet"
+    assert figures["ttft_p95_s"]["verdict"] == "passed"
+
+
+def test_no_failure_in_a_few_requests_is_not_proof_of_none() -> None:
+    measured = Measured(Side(minutes(1, 4, requests=60)), Side(minutes(2, 4, requests=60)))
+    assert verdicts(measured)[1]["error_ratio"]["verdict"] == "inconclusive"
+
+
+def test_load_that_piles_up_breaches_and_load_that_was_always_uneven_does_not() -> None:
+    limits = GuardLimits(max_hit_rate_drop=None, max_ttft_p95_growth=None, max_error_ratio=None, max_load_skew=1.5)
+    even, piled = {"a": 1000.0, "b": 1010.0, "c": 990.0}, {"a": 2400.0, "b": 300.0, "c": 300.0}
+    sides = (Side(minutes(1, 30)), Side(minutes(2, 30)))
+    assert judge(limits, Measured(*sides, piled, even))[0] == Verdict.BREACHED
+    assert judge(limits, Measured(*sides, piled, piled))[0] == Verdict.PASSED
+    assert judge(limits, Measured(*sides, even, even))[0] == Verdict.PASSED
+    assert judge(limits, Measured(*sides, {}, even))[0] == Verdict.INCONCLUSIVE
+
+
+def test_skew_is_the_greatest_over_the_mean_and_chance_is_allowed_for() -> None:
+    assert skew({"a": 30.0, "b": 10.0}) == 1.5
+    assert skew({}) is None
+    assert skew({"a": 0.0, "b": 0.0}) is None
+    assert chance_of_skew({"a": 1e6, "b": 1e6}) < 0.01 < chance_of_skew({"a": 100.0, "b": 100.0}) < 0.2
+    assert chance_of_skew({"a": 5.0}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["passed", "off"], Verdict.PASSED),
+        (["off"], Verdict.PASSED),
+        (["passed", "inconclusive"], Verdict.INCONCLUSIVE),
+        (["passed", "inconclusive", "breached"], Verdict.BREACHED),
+    ],
+)
+def test_one_breach_breaches_all_and_all_must_pass(found: list[str], expected: Verdict) -> None:
+    assert overall(found) == expected
