@@ -13,6 +13,7 @@ from controlplane.services.snapshots import snapshot_document
 from routing import schema
 from routing.schema.base import HIDDEN
 
+from .draft_warnings import DraftWarning, warnings_of
 from .effects import Effect, compare_configs, with_settings
 
 _NO_SECRET = "0" * 32  # pages need none: no comparison of policies depends on it
@@ -32,6 +33,15 @@ def effects_of_settings(
     fleet = present_fleet() if fleet is None else fleet
     former = fleet if before is None else _in_force(fleet, policy, before)
     return compare_configs(former, _in_force(fleet, policy, after))
+
+
+def warnings_of_settings(
+    policy: RoutingPolicy, settings: dict[str, Any], *, fleet: schema.RouterConfig | None = None
+) -> list[DraftWarning]:
+    """What to look at before these settings go live in the fleet as it is now. Queries as ``effects_of_settings``."""
+    fleet = present_fleet() if fleet is None else fleet
+    group = policy.group.name if policy.group else None
+    return warnings_of(_in_force(fleet, policy, settings), policy.pool.name, group)
 
 
 def effects_of_revisions(before: PolicyRevision, after: PolicyRevision) -> list[Effect]:

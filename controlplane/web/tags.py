@@ -11,7 +11,7 @@ from typing import Any
 
 from django import template
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.access.asker import asker_of
@@ -116,6 +116,15 @@ def claims(match: dict[str, list[str]] | None) -> str:
         if values:
             said.append(f"{noun} {values[0]}" if len(values) == 1 else f"{len(values)} {readable(field)}")
     return ", ".join(said)
+
+
+@register.filter
+def code_words(text: str) -> SafeString:
+    """A document's paragraph, `names` in it set as code."""
+    pieces = text.split("`")
+    return format_html_join(
+        "", "{}", (((format_html("<code>{}</code>", one) if at % 2 else one),) for at, one in enumerate(pieces))
+    )
 
 
 def spreadsheet_safe(text: str) -> str:

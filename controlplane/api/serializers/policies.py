@@ -113,6 +113,16 @@ class EffectSerializer(serializers.Serializer[Any]):
     moved_ratio = serializers.FloatField(allow_null=True, min_value=0, max_value=1)
 
 
+class DraftWarningSerializer(serializers.Serializer[Any]):
+    """Something to look at before publishing: what is likely wrong, what works all the same, what to do."""
+
+    id = serializers.CharField()
+    field = serializers.CharField(allow_blank=True)
+    text = serializers.CharField()
+    still_safe = serializers.CharField()
+    to_do = serializers.CharField()
+
+
 class DiffSerializer(serializers.Serializer[Any]):
     """What going live would change. ``before`` is null where nothing is live yet."""
 
@@ -121,6 +131,7 @@ class DiffSerializer(serializers.Serializer[Any]):
     digest = serializers.CharField()
     changes = SettingChangeSerializer(many=True)
     effects = EffectSerializer(many=True)
+    warnings = DraftWarningSerializer(many=True)
 
 
 class RevisionsAsked(serializers.Serializer[Any]):

@@ -21,7 +21,12 @@ from controlplane.api.serializers.rollouts import RolloutSerializer
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
 from controlplane.services import policies
-from controlplane.services.comparisons import effects_of_revisions, effects_of_settings
+from controlplane.services.comparisons import (
+    effects_of_revisions,
+    effects_of_settings,
+    present_fleet,
+    warnings_of_settings,
+)
 from controlplane.services.policy_settings import diff_settings, policy_catalogue
 from controlplane.services.revisions import revert_policy
 
@@ -74,13 +79,14 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     def diff(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """What publishing the draft would change, and what that does for whom; 409 if there is no draft."""
         policy = self.get_object()
-        live, draft = policy.live(), self._draft(policy)
+        live, draft, fleet = policy.live(), self._draft(policy), present_fleet()
         answer = {
             "before": live.number if live else None,
             "after": draft.number,
             "digest": draft.digest,
             "changes": diff_settings(live.settings if live else None, draft.settings),
-            "effects": effects_of_settings(policy, live.settings if live else None, draft.settings),
+            "effects": effects_of_settings(policy, live.settings if live else None, draft.settings, fleet=fleet),
+            "warnings": warnings_of_settings(policy, draft.settings, fleet=fleet),
         }
         return Response(s.DiffSerializer(answer).data)
 

@@ -30,6 +30,10 @@ class SettingsForm(Form):
         """Each setting with its field, in the schema's order."""
         return ((info, self[info.field]) for info in self.strategy.settings)
 
+    def rebase(self, live: int) -> None:
+        """Have the next save be over another live revision than the one that the form was opened on."""
+        self.data = {**{name: self.data[name] for name in self.data}, "based_on": str(live)}
+
     def settings(self) -> dict[str, Any]:
         """What was filled in; an empty field takes the default."""
         names = [info.field for info in self.strategy.settings]

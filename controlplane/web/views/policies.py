@@ -15,9 +15,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
-from controlplane.services.comparisons import effects_of_settings
+from controlplane.services.comparisons import effects_of_settings, present_fleet, warnings_of_settings
 from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
 from controlplane.services.policy_settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
+from controlplane.services.strategy_documents import strategy_document
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.base import ReasonForm
@@ -69,7 +70,9 @@ def policy_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
         "draft": draft,
         "form": form,
         "strategy": strategy,
+        "document": strategy_document(strategy.name),
         "catalogue": policy_catalogue(),
+        **_meanwhile(policy, form, live),
     }
     return render(request, "controlplane/policy_edit.html", context, status=422 if form.errors else 200)
 
@@ -83,9 +86,7 @@ def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
     form, live = SettingsForm(strategy, request.POST), policy.live()
     context: dict[str, Any] = {"form": form, "live": live}
     if form.is_valid():
-        before, after = live.settings if live else None, canonical_settings(form.settings())
-        context["changes"] = diff_settings(before, after)
-        context["effects"] = effects_of_settings(policy, before, after)
+        context |= _judged(policy, live, canonical_settings(form.settings()))
     return render(request, "controlplane/policy_check.html", context)
 
 
@@ -179,11 +180,20 @@ def _facts(policy: RoutingPolicy) -> dict[str, Any]:
         "live_help": strategy_named(live.strategy) if live else None,
         "live_settings": _shown_settings(live) if live else [],
         "draft": draft,
-        "changes": diff_settings(live.settings if live else None, draft.settings) if draft else [],
-        "effects": effects_of_settings(policy, live.settings if live else None, draft.settings) if draft else [],
         "publish_form": ReasonForm(initial={"reason": draft.reason, "digest": draft.digest}) if draft else None,
         "history": history,
+        **(_judged(policy, live, draft.settings) if draft else {}),
         **_rollout(policy),
+    }
+
+
+def _judged(policy: RoutingPolicy, live: PolicyRevision | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """What settings say and do instead of what runs, and what to look at first."""
+    fleet, before = present_fleet(), live.settings if live else None
+    return {
+        "changes": diff_settings(before, settings),
+        "effects": effects_of_settings(policy, before, settings, fleet=fleet),
+        "warnings": warnings_of_settings(policy, settings, fleet=fleet),
     }
 
 
@@ -207,6 +217,16 @@ def _starting_values(strategy: StrategyInfo, base: PolicyRevision | None) -> dic
     """The values a form starts from: those of the base where it knows the setting, else the defaults."""
     known = base.settings if base else {}
     return {info.field: known.get(info.field, info.default) for info in strategy.settings}
+
+
+def _meanwhile(policy: RoutingPolicy, form: SettingsForm, live: PolicyRevision | None) -> dict[str, Any]:
+    """What somebody else published while the form was being filled in; the next save is over their revision."""
+    based_on = form.cleaned_data.get("based_on") if form.is_bound else None
+    if live is None or based_on is None or based_on == live.number:
+        return {}
+    form.rebase(live.number)
+    seen = policy.revisions.filter(number=based_on).first()
+    return {"theirs": live, "their_changes": diff_settings(seen.settings if seen else None, live.settings)}
 
 
 def _saved(request: HttpRequest, policy: RoutingPolicy, form: SettingsForm) -> bool:

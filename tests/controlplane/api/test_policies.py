@@ -69,11 +69,23 @@ def test_a_diff_says_what_it_does_and_for_whom(api, pool):
         api.post("/api/v1/replicas", {"pool": "default", "name": f"r{number}", "url": f"http://10.0.0.{number + 1}:80"})
     api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
 
-    (effect,) = api.get("/api/v1/policies/default/diff").data["effects"]
+    diff = api.get("/api/v1/policies/default/diff").data
+    (effect,) = diff["effects"]
 
     assert effect["who"] == ["pool default"]
     assert "placed by prefix_hash instead of round_robin" in effect["text"]
     assert (effect["impact"], effect["resets"], effect["moved_ratio"]) == ("reset", True, 0.75)
+    assert diff["warnings"] == []
+
+
+def test_a_diff_says_what_to_look_at_first(api, pool):
+    api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
+
+    (warning,) = api.get("/api/v1/policies/default/diff").data["warnings"]
+
+    assert (warning["id"], warning["text"]) == ("no-replica", "Pool default has no replica.")
+    assert warning["still_safe"]
+    assert warning["to_do"]
 
 
 def publish(api, **settings):

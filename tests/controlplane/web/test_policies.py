@@ -2,7 +2,9 @@ import pytest
 
 from controlplane.models import ConfigSnapshot, RevisionState, RoutingPolicy
 from controlplane.services.policies import create_policy, publish_revision, save_draft
+from controlplane.services.policy_settings import policy_catalogue
 from controlplane.services.routers import announce, record_ack, record_nack
+from controlplane.services.strategy_documents import strategy_document
 from controlplane.services.task_groups import create_task_group
 
 
@@ -187,4 +189,40 @@ def test_a_draft_is_told_by_what_it_does_before_its_settings(visitor, policy):
 def test_the_check_says_what_saving_would_do(visitor, policy):
     assert (
         "placed by prefix_hash instead of round_robin" in visitor.post(path(policy, "check/?strategy=prefix_hash")).text
+    )
+
+
+def test_what_is_likely_a_mistake_is_said_before_publishing(visitor, policy, replica):
+    check = visitor.post(path(policy, "check/?strategy=prefix_hash"), {"load_factor": "1"}).text
+    save_draft(policy, {"strategy": "prefix_hash"})
+
+    for text in (check, visitor.get(path(policy)).text):
+        assert "have one active replica, r1: there is nothing to choose." in text
+        assert "Still safe:" in text
+
+
+def test_a_conflict_shows_what_the_other_one_changed_and_keeps_what_was_filled_in(visitor, policy, operator):
+    publish_revision(save_draft(policy, {"strategy": "least_load"}, by=operator).pk, by=operator, reason="uneven load")
+    edit = path(policy, "edit/?strategy=prefix_hash")
+
+    answer = visitor.post(edit, {"based_on": 1, "load_factor": "1.75"})
+
+    assert answer.status_code == 422
+    assert "Meanwhile olga published revision 2" in answer.text
+    assert "uneven load" in answer.text
+    assert "<ins>least_load</ins>" in answer.text
+    assert 'name="load_factor" value="1.75"' in answer.text
+    assert 'name="based_on" value="2"' in answer.text
+    assert policy.draft() is None
+    assert visitor.post(edit, {"based_on": 2, "load_factor": "1.75"}).status_code == 302
+    assert policy.draft().settings["load_factor"] == 1.75
+
+
+@pytest.mark.parametrize("strategy", [info.name for info in policy_catalogue()])
+def test_every_strategy_says_when_to_use_it_in_its_documents_words(visitor, policy, strategy):
+    text = visitor.get(path(policy, f"edit/?strategy={strategy}")).text
+
+    assert "When to use" in text
+    assert strategy_document(strategy).when[0][:20].replace("`", "") in text.replace("<code>", "").replace(
+        "</code>", ""
     )
