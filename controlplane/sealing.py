@@ -32,6 +32,16 @@ def unseal(sealed: bytes | memoryview) -> bytes:
         ) from None
 
 
+def reseal(sealed: bytes | memoryview) -> bytes | None:
+    """The same sealed under the present key; None where it is already, SealBrokenError as for ``unseal``."""
+    present = _fernets()[0]
+    try:
+        present.decrypt(bytes(sealed))
+    except InvalidToken:
+        return present.encrypt(unseal(sealed))
+    return None
+
+
 def keyed_digest(purpose: str, value: str) -> str:
     """HMAC-SHA256 in hex, for values that are recognised and never shown again."""
     return next(_digests(purpose, value))
@@ -49,7 +59,11 @@ def _digests(purpose: str, value: str) -> Iterator[str]:
 
 
 def _fernet() -> MultiFernet:
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in _keys("at rest")])
+    return MultiFernet(_fernets())
+
+
+def _fernets() -> list[Fernet]:
+    return [Fernet(base64.urlsafe_b64encode(key)) for key in _keys("at rest")]
 
 
 def _keys(purpose: str) -> Iterator[bytes]:

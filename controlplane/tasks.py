@@ -14,12 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from celery import shared_task
 from django.conf import settings
+from django.utils import timezone
 
 from controlplane.discovery import Found, LookError, look_at
 from controlplane.egress import fleet_rules, guarded_client
 from controlplane.models import ConfigSnapshot, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
+from controlplane.services.audit_checks import check_audit_daily
 from controlplane.services.feed import adopt_foreign_events
 from controlplane.services.kept_answers import forget_answers
 from controlplane.services.looks import claim_looks, record_failure, record_found
@@ -54,6 +56,12 @@ def tidy() -> None:
     """Drop what was kept for repeated requests longer than a day; bring restored events into order."""
     forget_answers()
     adopt_foreign_events()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def check_audit_log() -> None:
+    """Once a day, walk along the audit log's chain."""
+    check_audit_daily(timezone.now())
 
 
 def _push(router_id: int | None) -> None:

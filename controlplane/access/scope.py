@@ -24,6 +24,7 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.ConfigSnapshot": None,
     "controlplane.ApiToken": None,
     "controlplane.AuditEntry": None,
+    "controlplane.AuditCheck": None,
     "controlplane.RoleAssignment": None,
     "controlplane.SignInLock": None,
     "auth.User": None,

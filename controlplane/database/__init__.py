@@ -1,1 +1,1 @@
-"""PostgreSQL as a server that may go away, or say nothing: a Django backend that waits for it only so long."""
+"""Two database roles: an owner, which migrates, and the application's, which cannot touch what must not change."""

@@ -1,6 +1,7 @@
 """What the control plane knows, one noun per file. Only ``services`` write these rows."""
 
 from .api_token import ApiToken, Scope
+from .audit_check import AuditCheck
 from .audit_entry import AuditEntry
 from .config_snapshot import ConfigSnapshot
 from .discovered_replica import DiscoveredReplica, DiscoveredState, TargetCondition
@@ -22,6 +23,7 @@ __all__ = [
     "OPEN_ROLLOUTS",
     "Adoption",
     "ApiToken",
+    "AuditCheck",
     "AuditEntry",
     "ConfigSnapshot",
     "DiscoveredReplica",

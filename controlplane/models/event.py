@@ -57,6 +57,8 @@ class EventKind(models.TextChoices):
     USER_ADDED = "user_added", "Person added"
     USER_CHANGED = "user_changed", "Person changed"
     ROLE_CHANGED = "role_changed", "Role changed"
+    AUDIT_BROKEN = "audit_broken", "Audit log broken"
+    SECRETS_ROTATED = "secrets_rotated", "Secrets rotated"
     SIGN_IN_LOCKED = "sign_in_locked", "Sign-in locked"
     SIGN_IN_UNLOCKED = "sign_in_unlocked", "Sign-in unlocked"
     SECOND_FACTOR_CHANGED = "second_factor_changed", "Second factor changed"

@@ -12,6 +12,7 @@ from .audit import append_entry
 # What was merely observed; everything else changed what the fleet should be, or who may change it.
 OBSERVED = frozenset(
     {
+        EventKind.AUDIT_BROKEN,  # to what is broken nothing is added
         EventKind.CONFIG_APPLIED,
         EventKind.CONFIG_REFUSED,
         EventKind.ROLLOUT_BEGUN,

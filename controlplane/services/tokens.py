@@ -59,7 +59,10 @@ def find_token(text: str) -> ApiToken | None:
     key_id, secret = match.groups()
     token = ApiToken.objects.select_related("user").filter(key_id=key_id).first()
     matches = matches_digest(PURPOSE, secret, token.digest if token else _NOBODY)
-    return token if token and matches and _is_valid(token) else None
+    if token is None or not matches or not _is_valid(token):
+        return None
+    _bring_over(token, secret)
+    return token
 
 
 def token_in_force(token_id: int) -> ApiToken | None:
@@ -74,6 +77,13 @@ def note_use(token: ApiToken) -> None:
     unnoted = Q(last_used_at=None) | Q(last_used_at__lt=now - timedelta(minutes=1))
     if token.last_used_at is None or now - token.last_used_at >= timedelta(minutes=1):
         ApiToken.objects.filter(unnoted, pk=token.pk).update(last_used_at=now)
+
+
+def _bring_over(token: ApiToken, secret: str) -> None:
+    """Keep the digest under the present key from now on, so that a former one can go."""
+    present = keyed_digest(PURPOSE, secret)
+    if token.digest != present:
+        ApiToken.objects.filter(pk=token.pk, digest=token.digest).update(digest=present)
 
 
 def _is_valid(token: ApiToken) -> bool:

@@ -162,11 +162,13 @@ CELERY_BEAT_SCHEDULE = {
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
     "tidy": _every("controlplane.tasks.tidy", 600),
+    "audit": _every("controlplane.tasks.check_audit_log", 3600),
     "discover": _every("controlplane.tasks.look_at_sources", 5),
 }
 
 # --- Warmpath -------------------------------------------------------------------------------------------
 
+DATABASE_OWNER: dict[str, object] = {}  # how migrations connect where that is not as everything else does
 BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to be believed about its clients
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))

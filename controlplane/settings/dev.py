@@ -12,6 +12,9 @@ ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DI
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 
 DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
+_embedded_owner = "" if env.text("DATABASE_URL", "") else places.postgres_url(DATA_DIR, "postgres")
+if owner := env.text("DATABASE_OWNER_URL", _embedded_owner):
+    DATABASE_OWNER = env.database(owner)
 CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
 
 STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to be there

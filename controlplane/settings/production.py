@@ -15,6 +15,8 @@ ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN")
 DATABASES = {
     "default": env.database(env.text("DATABASE_URL"), pool=int(env.number("DATABASE_POOL", 16, low=0, high=1000)))
 }
+if owner := env.text("DATABASE_OWNER_URL", ""):
+    DATABASE_OWNER = env.database(owner)
 CELERY_BROKER_URL = env.text("REDIS_URL")
 
 SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)

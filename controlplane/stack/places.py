@@ -53,9 +53,9 @@ def socket_dir(data_dir: Path, name: str) -> Path:
     return Path("/tmp") / f"warmpath-{os.getuid()}-{_digest(data_dir)}-{name}"  # noqa: S108 - made 0700, owner checked
 
 
-def postgres_url(data_dir: Path) -> str:
-    """URL of the embedded PostgreSQL, which listens on a socket alone."""
-    return f"postgresql://postgres@/warmpath?host={quote(str(socket_dir(data_dir, 'postgres')), safe='')}"
+def postgres_url(data_dir: Path, role: str = "warmpath") -> str:
+    """URL of the embedded PostgreSQL, which listens on a socket alone; ``postgres`` is its owner."""
+    return f"postgresql://{role}@/warmpath?host={quote(str(socket_dir(data_dir, 'postgres')), safe='')}"
 
 
 def valkey_socket(data_dir: Path) -> Path:

@@ -33,7 +33,7 @@ _TONES = {
 
 
 _EVENT_TONES = {
-    "replica_down": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
+    "replica_down": "bad", "audit_broken": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
     "replica_restarted": "cold", "policy_published": "ember",
 }  # fmt: skip

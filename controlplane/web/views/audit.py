@@ -10,8 +10,10 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
 from controlplane.models.audit_entry import SAID
+from controlplane.services.audit_checks import last_check
 from controlplane.services.sign_ins import REFUSED, SIGNED_IN
 from controlplane.web.tags import spreadsheet_safe
 
@@ -34,6 +36,8 @@ def audit(request: HttpRequest) -> HttpResponse:
         "kind": request.GET.get("kind", ""),
         "actor": request.GET.get("actor", ""),
         "filtered": bool(request.GET),
+        "check": last_check(),
+        "is_open": can_alter_audit(),
     }
     return render(request, "controlplane/audit.html", context)
 

@@ -41,5 +41,6 @@ def _session(readme: str) -> list[str]:
     return (ROOT / readme).read_text().partition("```sh\n")[2].partition("\n```")[0].splitlines()
 
 
+EXECUTED_BY["python manage.py rotate_secrets"] = "tests/controlplane/test_secret_rotation.py"
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/api/README.md"), "tests/controlplane/api/test_readme.py")
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/cli/README.md"), "tests/controlplane/cli/test_readme.py")

@@ -1,0 +1,86 @@
+"""What the application's database role may do.
+
+Theory of operation. The owner's role owns every table and runs migrations; processes serve with a role that may read
+and write rows and no more. The audit log it may only read and add to: it owns neither the table nor the trigger, so it
+can neither alter an entry nor switch off what refuses. The partitioned tables of readings are its own, because their
+daily partitions are made and dropped while it serves. Without an owner's URL the application's role owns everything,
+and only the trigger and the chain of digests protect the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, connection, connections
+from psycopg import sql
+
+AUDIT = "controlplane_auditentry"
+READ_ONLY = ("django_migrations",)
+
+PARTITIONED = """
+select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = current_schema() and (c.relkind = 'p' or c.relispartition) and c.relkind in ('p', 'r')
+    and pg_get_userbyid(c.relowner) <> %s
+"""
+
+
+@contextmanager
+def owner_connection() -> Iterator[str | None]:
+    """Connect as the owner for the length of a block; the name of the application's role, None without an owner."""
+    owner = settings.DATABASE_OWNER
+    if not owner:
+        yield None
+        return
+    application = connections.settings[DEFAULT_DB_ALIAS]
+    _connect_as({**application, **owner})
+    try:
+        yield str(application["USER"])
+    finally:
+        _connect_as(application)
+
+
+def grant_application(role: str) -> None:
+    """Give the application's role what it needs, and take the rest. Run by the owner, after migrations; idempotent.
+
+    Makes the role if there is none and the owner may; it then has no password, as on the local stack.
+    """
+    name = sql.Identifier(role)
+    with connection.cursor() as cursor:
+        cursor.execute("select 1 from pg_roles where rolname = %s", [role])
+        if cursor.fetchone() is None:
+            cursor.execute(sql.SQL("create role {} login").format(name))
+        for statement in (
+            "grant usage, create on schema public to {role}",
+            "grant select, insert, update, delete on all tables in schema public to {role}",
+            "grant usage, select, update on all sequences in schema public to {role}",
+            "revoke all on {audit} from public, {role}",
+            "grant select, insert on {audit} to {role}",
+            *(f"revoke insert, update, delete on {table} from {{role}}" for table in READ_ONLY),
+        ):
+            cursor.execute(sql.SQL(statement).format(role=name, audit=sql.Identifier(AUDIT)))
+        cursor.execute(PARTITIONED, [role])
+        for (table,) in cursor.fetchall():
+            cursor.execute(sql.SQL("alter table {} owner to {}").format(sql.SQL(table), name))
+
+
+def can_alter_audit() -> bool:
+    """Whether the role that this process serves with could alter the audit log: it owns it, or was granted it."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select pg_has_role(c.relowner, 'member')"
+            " or has_table_privilege(c.oid, 'update, delete, truncate, trigger')"
+            " from pg_class c where c.oid = %s::regclass",
+            [AUDIT],
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def _connect_as(entry: dict[str, object]) -> None:
+    present: Any = connections[DEFAULT_DB_ALIAS]
+    present.close()
+    present.close_pool()  # kept by the alias, not by the connection
+    connections.settings[DEFAULT_DB_ALIAS] = entry
+    del connections[DEFAULT_DB_ALIAS]

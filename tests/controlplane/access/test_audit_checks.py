@@ -1,0 +1,78 @@
+"""The audit log is looked at once a day, and what was found can be seen."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection
+
+from controlplane.models import AuditCheck, AuditEntry, Event
+from controlplane.services.audit import FIRST, append_entry, digest_of
+from controlplane.services.audit_checks import check_audit, check_audit_daily
+from controlplane.tasks import check_audit_log
+
+NIGHT = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def entries():
+    return [append_entry("a", f"entry {number}") for number in range(4)]
+
+
+def behind_the_trigger(statement, *values):
+    with connection.cursor() as cursor:
+        cursor.execute("alter table controlplane_auditentry disable trigger audit_append_only")
+        cursor.execute(statement, values)
+        cursor.execute("alter table controlplane_auditentry enable trigger audit_append_only")
+
+
+def test_a_whole_log_is_noted_with_its_newest_digest(entries):
+    check = check_audit(NIGHT)
+    assert (check.fault, check.entries, check.digest) == ("", 4, entries[-1].digest)
+    assert not Event.objects.filter(kind="audit_broken").exists()
+
+
+def test_an_altered_entry_is_an_event_and_nothing_is_added_to_the_log(entries):
+    behind_the_trigger("update controlplane_auditentry set summary = 'nothing' where number = 2")
+    check = check_audit(NIGHT)
+    assert check.fault == "Entry 2 was altered: nothing"
+    assert Event.objects.get(kind="audit_broken").summary.startswith("The audit log was tampered with. Entry 2")
+    assert AuditEntry.objects.count() == 4
+
+
+def test_a_chain_that_was_written_anew_as_a_whole_is_found_by_the_digest_of_the_day_before(entries):
+    check_audit(NIGHT)
+    previous = FIRST
+    for entry in AuditEntry.objects.order_by("number"):
+        entry.summary, entry.previous = f"harmless {entry.number}", previous
+        entry.digest = previous = digest_of(entry)
+        behind_the_trigger(
+            "update controlplane_auditentry set summary = %s, previous = %s, digest = %s where number = %s",
+            *(entry.summary, entry.previous, entry.digest, entry.number),
+        )
+    assert "was written anew" in check_audit(NIGHT + timedelta(days=1)).fault
+
+
+def test_a_log_that_was_cut_short_is_found_too(entries):
+    check_audit(NIGHT)
+    behind_the_trigger("delete from controlplane_auditentry where number > 2")
+    assert "Entry 4 is missing" in check_audit(NIGHT + timedelta(days=1)).fault
+
+
+def test_it_is_looked_at_once_a_day_however_often_it_is_asked_for(entries):
+    assert check_audit_daily(NIGHT) is not None
+    assert check_audit_daily(NIGHT + timedelta(hours=1)) is None
+    assert check_audit_daily(NIGHT + timedelta(days=1)) is not None
+    check_audit_log()
+    assert AuditCheck.objects.count() >= 2
+
+
+def test_the_page_says_what_was_found(client, entries, here, person_with):
+    client.force_login(person_with("admin", everywhere=True))
+    assert "Found whole" not in client.get("/audit/").text
+    check_audit(NIGHT)
+    assert "Found whole" in client.get("/audit/").text
+    assert "WARMPATH_DATABASE_OWNER_URL" in client.get("/audit/").text, "tests run as a superuser"
+    behind_the_trigger("delete from controlplane_auditentry where number = 1")
+    check_audit(NIGHT + timedelta(days=1))
+    assert "Tampered with:" in client.get("/audit/").text

@@ -1,0 +1,87 @@
+"""A new secret key: everything at rest is brought under it, and the former one can go."""
+
+import pytest
+from allauth.mfa.models import Authenticator
+from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
+from allauth.mfa.totp.internal.auth import TOTP
+from django.apps import apps
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, transaction
+from django.db.models import BinaryField
+
+from controlplane.models import AuditEntry, ConfigSnapshot, Scope
+from controlplane.sealing import unseal
+from controlplane.services.secret_rotation import sealed_fields
+from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.services.tokens import create_token, find_token
+from telemetry.services.channels import create_channel
+
+NEW = "a-new-key-for-tests-only-" * 3
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def secrets_at_rest(replica, operator):
+    """A fleet, a channel, a second factor and a token."""
+    create_channel("on-call", config={"url": "https://hooks.example/x"})
+    TOTP.activate(operator, "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP")
+    RecoveryCodes.activate(operator)
+    return create_token(operator, name="deploy", scopes=[Scope.READ])[1]
+
+
+def opened():
+    """Every secret that there is, as the present keys read it."""
+    found = {
+        (model, field, row.pk): getattr(row, field) for model, field in sealed_fields() for row in model.objects.all()
+    }
+    return {key: unseal(sealed) for key, sealed in found.items() if sealed is not None}
+
+
+def test_everything_is_read_with_the_new_key_alone(secrets_at_rest, settings, capsys):
+    plain, codes = opened(), Authenticator.objects.get(type="recovery_codes").wrap().generate_codes()
+    assert len(plain) >= 3
+    former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
+    settings.SECRET_KEY_FALLBACKS = [former]
+    call_command("rotate_secrets")
+    assert find_token(secrets_at_rest) is not None, "used once while both keys are there"
+    settings.SECRET_KEY_FALLBACKS = []
+    assert opened() == plain
+    assert Authenticator.objects.get(type="recovery_codes").wrap().generate_codes() == codes
+    assert Authenticator.objects.get(type="totp").wrap().validate_code("000000") in {True, False}
+    assert find_token(secrets_at_rest) is not None
+    assert snapshot_document(newest_snapshot())
+    assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
+    assert "controlplane.FleetSecret.sealed" in capsys.readouterr().out
+
+
+def test_a_second_run_changes_nothing(secrets_at_rest, settings):
+    former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
+    settings.SECRET_KEY_FALLBACKS = [former]
+    call_command("rotate_secrets")
+    before = [bytes(row.sealed) for row in ConfigSnapshot.objects.all()]
+    call_command("rotate_secrets")
+    assert [bytes(row.sealed) for row in ConfigSnapshot.objects.all()] == before
+    assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
+
+
+def test_without_the_former_key_it_says_what_is_missing(secrets_at_rest, settings):
+    settings.SECRET_KEY = NEW
+    with pytest.raises(CommandError, match="WARMPATH_SECRET_KEY_FALLBACKS"):
+        call_command("rotate_secrets")
+
+
+def test_every_binary_field_is_found_by_its_name():
+    ours = [model for model in apps.get_models() if model._meta.app_label in {"controlplane", "telemetry"}]
+    binary = {
+        (model, field.name) for model in ours for field in model._meta.concrete_fields if isinstance(field, BinaryField)
+    }
+    assert binary == {(model, field) for model, field in sealed_fields() if model in ours}
+    assert len(binary) >= 4
+
+
+def test_of_a_snapshot_nothing_but_its_seal_changes(secrets_at_rest):
+    for change in ("document = '{}'", "number = number + 100", "sha256 = ''", "sealed = '', reason = 'x'"):
+        with pytest.raises(IntegrityError, match="never changes"), transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"update controlplane_configsnapshot set {change}")
+    with connection.cursor() as cursor:
+        cursor.execute("update controlplane_configsnapshot set sealed = sealed")
