@@ -10,12 +10,23 @@ from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
 
-from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, Router
+from controlplane.models import (
+    ConfigSnapshot,
+    DiscoveredReplica,
+    DiscoveredState,
+    Event,
+    EventKind,
+    Pool,
+    Replica,
+    ReplicaSource,
+    Router,
+)
 from controlplane.services.events import record_event
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.pools import create_pool
 from controlplane.services.replicas import add_replica, record_engine_facts
 from controlplane.services.routers import announce, record_ack
+from controlplane.services.sources import create_source
 from controlplane.services.task_groups import create_task_group
 from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict
 from telemetry.alerts.message import describe_drop, summary_of
@@ -143,3 +154,36 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
     )  # fmt: skip
     notify(alert, NotificationKind.FIRING, at)
     return alert
+
+
+def sources_at_work(pool: Pool, now: datetime) -> None:
+    """A source with proposals, a replica that it misses and one that it dismissed, and another that fails."""
+    found = create_source(
+        pool, name="cluster", kind="kubernetes", settings={"service": "vllm", "api_url": "https://10.0.0.1"}
+    )
+    row = {
+        "found": 7,
+        "new": 2,
+        "vanished": 1,
+        "looked_at": now,
+        "succeeded_at": now,
+        "refused": ["vllm-x: link-local."],
+    }
+    ReplicaSource.objects.filter(pk=found.pk).update(**row, next_look_at=now + timedelta(hours=1))
+    for number, condition in ((21, "ready"), (22, "ready"), (23, "not_ready")):
+        _discovered(
+            found, f"vllm-7d9c5b8f6d-{number}", number, condition=condition, labels={"node": f"gpu-node-{number}"}
+        )
+    _discovered(found, "vllm-7d9c5b8f6d-24", 24, state=DiscoveredState.DISMISSED)
+    missed = _discovered(found, "gpu-8", 8, state=DiscoveredState.ADOPTED, replica=pool.replicas.get(name="gpu-8"))
+    DiscoveredReplica.objects.filter(pk=missed.pk).update(missing_since=now - timedelta(seconds=40))
+    failing = create_source(pool, name="names", kind="dns", settings={"host": "vllm.example"}, adoption="adopt")
+    error = "No name server answered within 10 s."
+    ReplicaSource.objects.filter(pk=failing.pk).update(
+        looked_at=now, error=error, next_look_at=now + timedelta(hours=1)
+    )
+
+
+def _discovered(source: ReplicaSource, key: str, number: int, **facts: object) -> DiscoveredReplica:
+    url = f"http://10.0.0.{number}:8000"
+    return DiscoveredReplica.objects.create(source=source, key=key, name=key, url=url, **facts)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from controlplane.errors import InvalidError
+from controlplane.schema_fields import settings_of
 
 from .dns import DnsKind
 from .file import FileKind
@@ -46,9 +47,19 @@ def canonical_settings(kind: SourceKind, settings: Mapping[str, Any]) -> dict[st
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         path = place.rstrip("`") or _missing(reason)
-        raise InvalidError(f"$.settings{path}", reason) from None
+        raise InvalidError(f"$.settings{path}", _meant(kind, path, reason)) from None
 
 
 def _missing(reason: str) -> str:
     """The field that msgspec misses, or does not know: it names those in words only."""
     return "." + reason.split("`")[1] if "field `" in reason else ""
+
+
+def _meant(kind: SourceKind, path: str, reason: str) -> str:
+    """A reason in words: nobody reads a pattern."""
+    if "missing required field" in reason:
+        return "this is needed"
+    if "matching regex" not in reason:
+        return reason
+    help_text = next((info.help for info in settings_of(kind.settings) if f".{info.field}" == path), "")
+    return f"this has another form. Expected: {help_text}"

@@ -25,7 +25,8 @@ _TONES = {
     "up": "good", "active": "good", "live": "ember", "complete": "good", "ack": "good", "delivered": "good",
     "resolved": "good", "in sync": "good", "enabled": "good", "ok": "good", "sent": "good",
     "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn", "unknown": "",
-    "draft": "warn", "waiting": "warn", "muted": "",
+    "draft": "warn", "proposed": "ember", "not_ready": "", "terminating": "warn", "missing": "warn", "holding": "warn",
+    "failing": "bad", "new": "", "paused": "", "waiting": "warn", "muted": "",
     "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",
     "unreachable": "bad",
     "cold": "cold",
@@ -33,6 +34,7 @@ _TONES = {
 
 
 _EVENT_TONES = {
+    "source_failing": "bad", "source_recovered": "good", "source_holding": "bad", "replicas_missing": "cold",
     "replica_down": "bad", "audit_broken": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
     "replica_restarted": "cold", "policy_published": "ember",

@@ -119,11 +119,12 @@ def full(site, operator):
     """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
     from controlplane.services.policies import save_draft
     from telemetry.services.channels import create_channel
-    from tests.fleet_history import drop_alert, warm_fleet
+    from tests.fleet_history import drop_alert, sources_at_work, warm_fleet
 
     now = timezone.now()
     pool = warm_fleet(now, seconds=600, replicas=8, by=operator)
     create_channel("on-call", config={"url": "http://127.0.0.1:1/hook"})
     drop_alert(pool, now)
     save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "load_factor": 1.5}, by=operator)
+    sources_at_work(pool, now)
     return pool

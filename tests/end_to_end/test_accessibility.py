@@ -107,6 +107,9 @@ def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
         f"/fleet/pools/{full.pk}/replicas/new/",
         f"/fleet/pools/{full.pk}/",
         f"/fleet/replicas/{replica.pk}/",
+        f"/fleet/pools/{full.pk}/sources/new/?kind=kubernetes",
+        f"/fleet/sources/{full.sources.first().pk}/",
+        f"/fleet/sources/{full.sources.first().pk}/remove/",
         f"/alerts/rules/{rule.pk}/",
         f"/people/{policy.draft().author_id}/",
     )

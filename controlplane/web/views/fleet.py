@@ -17,6 +17,7 @@ from controlplane.web.doors import form_page, mine, refusals_as_messages, signed
 from controlplane.web.forms.pools import PoolForm, PoolSettingsForm
 from controlplane.web.forms.replicas import ReplicaForm
 from controlplane.web.sorting import asked_sort
+from controlplane.web.source_lines import source_lines, with_sources
 
 COLUMNS = ("name", "state", "url", "weight", "block_tokens", "capacity_blocks")
 CONSEQUENCES = {
@@ -34,9 +35,11 @@ def fleet(request: HttpRequest) -> HttpResponse:
     """Every pool with its replicas, sorted by plain links."""
     sort = asked_sort(request, COLUMNS)
     pools = mine(request, Pool.objects.select_related("project")).prefetch_related(
-        Prefetch("replicas", Replica.objects.order_by("name"))
+        Prefetch("replicas", Replica.objects.order_by("name")), with_sources()
     )
-    rows = [{"pool": pool, "replicas": sort.apply(pool.replicas.all())} for pool in pools]
+    rows = [
+        {"pool": pool, "replicas": sort.apply(pool.replicas.all()), "sources": source_lines(pool)} for pool in pools
+    ]
     return render(request, "controlplane/fleet.html", {"pools": rows, "sort": sort})
 
 

@@ -10,7 +10,7 @@ def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert
     for number in range(12):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
 
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(6):
         text = visitor.get("/fleet/").text
 
     assert "http://10.0.0.11:8000" in text
