@@ -25,6 +25,8 @@ from routing.proxy.collector import spare_the_collector
 from routing.proxy.configuration.announce import Announcement, keep_announcing
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.store import NackError
+from routing.proxy.events.observer import Observer
+from routing.proxy.events.spool import Spool
 from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
@@ -110,19 +112,23 @@ class Server:
 async def running(settings: ServeSettings) -> AsyncIterator[Server]:
     """A server that has loaded what configuration it can and has opened its ports."""
     server = Server(settings, _data_side(settings))
-    announcing: asyncio.Task[None] | None = None
+    beside: list[asyncio.Task[None]] = []
     try:
         await server.open()
         if settings.control_plane_url:
             what = Announcement(
                 settings.control_plane_url, server.admin_url, server.data_url, __version__, settings.admin_token
             )
-            announcing = asyncio.create_task(keep_announcing(server.data.view, what))
+            view = server.data.view
+            spool = Spool(settings.state_dir, view.boot)
+            beside.append(asyncio.create_task(Observer(view, spool, __version__).keep_looking()))
+            beside.append(asyncio.create_task(keep_announcing(view, what, spool)))
         yield server
     finally:
-        if announcing is not None:
-            announcing.cancel()
-            await asyncio.wait([announcing])
+        for task in beside:
+            task.cancel()
+        if beside:
+            await asyncio.wait(beside)
         await server.close()
 
 

@@ -15,6 +15,7 @@ from .replica import Replica, ReplicaState
 from .role import Role, RoleAssignment
 from .rollout import OPEN_ROLLOUTS, HeldBy, Rollout, RolloutState, RolloutStep
 from .router import Router
+from .router_report import RouterReport
 from .sign_in_lock import SignInLock
 from .source import Adoption, ReplicaSource, SourceStatus
 from .task_group import TaskGroup
@@ -46,6 +47,7 @@ __all__ = [
     "RolloutState",
     "RolloutStep",
     "Router",
+    "RouterReport",
     "RoutingPolicy",
     "Scope",
     "SignInLock",

@@ -73,6 +73,13 @@ class EventKind(models.TextChoices):
     ROUTER_JOINED = "router_joined", "Router joined"
     ROUTER_LOST = "router_lost", "Router lost"
     ROUTER_REMOVED = "router_removed", "Router removed"
+    ROUTER_STARTED = "router_started", "Router started"
+    ROUTER_REPORTED = "router_reported", "Router reported"  # by a newer one, in words that this release has not
+    CONFIG_LOADED = "config_loaded", "Configuration loaded"
+    REPLICA_EJECTED = "replica_ejected", "Replica ejected"
+    REPLICA_READMITTED = "replica_readmitted", "Replica readmitted"
+    REPLICA_UNREACHABLE = "replica_unreachable", "Replica unreachable"
+    REPLICA_REACHABLE = "replica_reachable", "Replica reachable"
     REPLICA_DOWN = "replica_down", "Replica down"
     REPLICA_UP = "replica_up", "Replica up"
     REPLICA_RESTARTED = "replica_restarted", "Replica restarted"

@@ -1,5 +1,6 @@
 """Recording what happened: in the timeline, and in the audit log where it was a change."""
 
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -21,6 +22,13 @@ OBSERVED = frozenset(
         EventKind.ROLLOUT_RELEASED,
         EventKind.ROUTER_JOINED,
         EventKind.ROUTER_LOST,
+        EventKind.ROUTER_STARTED,
+        EventKind.ROUTER_REPORTED,
+        EventKind.CONFIG_LOADED,
+        EventKind.REPLICA_EJECTED,
+        EventKind.REPLICA_READMITTED,
+        EventKind.REPLICA_UNREACHABLE,
+        EventKind.REPLICA_REACHABLE,
         EventKind.REPLICA_DOWN,
         EventKind.REPLICA_UP,
         EventKind.REPLICA_RESTARTED,
@@ -46,8 +54,10 @@ def record_event(
     by: User | None = None,
     detail: dict[str, Any] | None = None,
     reason: str = "",
+    at: datetime | None = None,
 ) -> Event:
-    """Record one event, in the transaction of what it tells of. ``by`` is None where the system acted by itself.
+    """Record one event, in the transaction of what it tells of. ``by`` is None where the system acted by itself, and
+    ``at`` where it is happening now.
 
     ``detail`` holds JSON: ``before`` and ``after`` where something was changed, and never a secret. ``project`` is
     the pool's where there is a pool. Whoever calls this holds the locks on rows that it needs: the audit log's comes
@@ -67,7 +77,7 @@ def record_event(
             after=detail.get("after", None if "before" in detail else detail or None),
         )
     return Event.objects.create(
-        at=timezone.now(),
+        at=at or timezone.now(),
         kind=kind,
         summary=summary[:500],
         pool=pool,

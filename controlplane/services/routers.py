@@ -8,6 +8,7 @@ sent again; a newer number never waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from routing.schema import ConfigError, check_base_url
 from .checks import check_name
 from .events import record_event
 from .rollouts import advance_rollouts
+from .router_reports import record_reports
 from .snapshots import freeze_snapshot, newest_snapshot
 
 LOST_AFTER_S = 30.0  # of silence
@@ -45,8 +47,11 @@ def announce(
     version: str = "",
     revision: int | None = None,
     sha256: str | None = None,
+    events: Sequence[Any] = (),
+    sent_at: float | None = None,
 ) -> Router:
-    """Note a router's heartbeat; a new one gets its row here, and one that runs something else is pushed to at once.
+    """Note a router's heartbeat, and take what it tells of; a new one gets its row here, and one that runs something
+    else is pushed to at once.
 
     InvalidError for a name or URL that cannot be one.
     """
@@ -67,6 +72,7 @@ def announce(
     if restarted or router.push_failures:
         router.push_after = None  # it is here now, whatever kept it from answering before
     router.save()
+    record_reports(router, events, sent_at=sent_at)
     _wake_push(router)
     advance_rollouts()
     return router

@@ -37,6 +37,7 @@ _EVENT_TONES = {
     "source_failing": "bad", "source_recovered": "good", "source_holding": "bad", "replicas_missing": "cold",
     "replica_down": "bad", "audit_broken": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
+    "replica_ejected": "bad", "replica_unreachable": "bad", "replica_readmitted": "good", "replica_reachable": "good",
     "replica_restarted": "cold", "policy_published": "ember",
 }  # fmt: skip
 

@@ -62,6 +62,11 @@ class WorkersView:
         total = supervisor.counts.total([*present, parse("\n".join(metrics.process_lines()))], supervisor.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
 
+    @property
+    def health_epoch(self) -> int | None:
+        """Workers have one each, and tell none."""
+        return None
+
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
         await self._supervisor.look(LOOK_S)

@@ -72,12 +72,20 @@ class AnnounceInput(serializers.Serializer[Any]):
     data_url = serializers.CharField(max_length=2048, allow_blank=True, required=False)
     revision = serializers.IntegerField(min_value=1, max_value=2**53, allow_null=True, required=False)
     sha256 = serializers.RegexField(r"^[0-9a-f]{64}$", allow_null=True, required=False)
+    sent_at = serializers.FloatField(required=False, help_text="Unix time by the router's clock.")
+    events = serializers.ListField(
+        child=serializers.JSONField(),
+        required=False,
+        max_length=500,
+        help_text="What happened at the router: boot, seq, at, kind, facts. Told until it is taken; each is kept once.",
+    )
 
 
 class AnnouncedSerializer(serializers.Serializer[Any]):
     """What the router should run; it is pushed to its admin port."""
 
     desired_revision = serializers.IntegerField(allow_null=True)
+    events_taken = serializers.IntegerField(help_text="Those that were told, and need not be told again.")
 
 
 class ExplainInput(serializers.Serializer[Any]):

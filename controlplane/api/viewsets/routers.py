@@ -57,6 +57,8 @@ class AnnounceView(Exchange):
     @extend_schema(request=s.AnnounceInput, responses=s.AnnouncedSerializer)
     def post(self, request: Request) -> Response:
         """Note a heartbeat; the answer is the number to run, which is then pushed to the admin port."""
-        routers.announce(**parsed(s.AnnounceInput, request))
+        told = parsed(s.AnnounceInput, request)
+        routers.announce(**told)
         desired = newest_snapshot()
-        return Response({"desired_revision": desired.number if desired else None})
+        taken = len(told.get("events", ()))
+        return Response({"desired_revision": desired.number if desired else None, "events_taken": taken})

@@ -10,17 +10,23 @@ import asyncio
 import logging
 import random
 import socket
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
+import msgspec
 
+from routing.proxy.events.spool import Spool
 from routing.proxy.figures.view import View
 from routing.proxy.log import event
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
+NEWS_PAUSE_S = 1.0  # at least, between two announcements that bring events
+MOST_EVENTS = 200  # in one
 FIRST_PAUSE_S = 0.5  # after a failure; doubled up to a heartbeat
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what one may be bound to, and nobody can connect to
 TIMEOUT = aiohttp.ClientTimeout(total=5.0, connect=2.0)
@@ -39,25 +45,42 @@ class Announcement:
     token: str | None
 
 
-async def keep_announcing(router: View, what: Announcement) -> None:
-    """Announce for ever; a heartbeat once the control plane has accepted."""
+async def keep_announcing(router: View, what: Announcement, spool: Spool) -> None:
+    """Announce for ever, and hand over what happened; a heartbeat once the control plane has accepted."""
     url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
     headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
     failures = 0
     said: set[str | None] = set()  # since the control plane last began or ceased to accept; None: that it accepts
     async with aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session:
         while True:
-            problem = await _announce(session, url, router, what)
+            waiting = len(spool)
+            problem = await _announce(session, url, router, what, spool)
             if problem not in said:
                 said = {None} if problem is None else {*said, problem} - {None}
                 _log(problem, failures)
             failures = 0 if problem is None else failures + 1
-            await asyncio.sleep(_pause_s(failures))
+            if failures:
+                await asyncio.sleep(_pause_s(failures))
+            else:
+                await _until_news(spool, has_more=0 < len(spool) < waiting)
 
 
-async def _announce(session: aiohttp.ClientSession, url: str, router: View, what: Announcement) -> str | None:
+async def _until_news(spool: Spool, *, has_more: bool) -> None:
+    """A heartbeat's time, or less where there are events to tell; ``has_more``: some were taken, and some are left."""
+    if not has_more:
+        spool.news.clear()
+    await asyncio.sleep(min(NEWS_PAUSE_S, HEARTBEAT_S))
+    if not has_more:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, _pause_s(0) - NEWS_PAUSE_S)):
+                await spool.news.wait()
+
+
+async def _announce(
+    session: aiohttp.ClientSession, url: str, router: View, what: Announcement, spool: Spool
+) -> str | None:
     """Say it once; why it was not accepted, or None if it was."""
-    applied = router.store.applied
+    applied, happened = router.store.applied, spool.oldest(MOST_EVENTS)
     body = {
         "name": router.name,
         "boot": router.boot,
@@ -66,14 +89,23 @@ async def _announce(session: aiohttp.ClientSession, url: str, router: View, what
         "data_url": what.data_url,
         "revision": applied.snapshot.revision if applied else None,
         "sha256": applied.snapshot.sha256 if applied else None,
+        "sent_at": time.time(),  # by which the control plane knows how our clock goes
+        "events": msgspec.to_builtins(happened),
     }
     try:
         for name in ("admin_url", "data_url"):
             body[name] = await reachable(str(body[name]), what.control_plane_url)
         async with session.post(url, json=body, allow_redirects=False) as response:
-            return None if response.status == 200 else f"status {response.status}"
+            if response.status != 200:
+                return f"status {response.status}"
+            answer = await response.json()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
         return type(error).__name__
+    if isinstance(answer, dict) and answer.get("events_taken") == len(
+        happened
+    ):  # one of before it knew events took none
+        spool.taken(happened)
+    return None
 
 
 async def reachable(url: str, control_plane_url: str) -> str:

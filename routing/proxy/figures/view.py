@@ -62,6 +62,11 @@ class View(Protocol):
         """Everything counted, as Prometheus text."""
         ...
 
+    @property
+    def health_epoch(self) -> int | None:
+        """Changes with any replica's health; None where that is only known by looking."""
+        ...
+
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
         ...
@@ -105,6 +110,11 @@ class RouterView:
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
         return "\n".join(await in_turns(chain(about_lines(self, self._version), self.figures()))) + "\n"
+
+    @property
+    def health_epoch(self) -> int | None:
+        """Changes with any replica's health."""
+        return self._router.health.epoch
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""

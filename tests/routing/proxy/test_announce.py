@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from routing.proxy.configuration import announce
 from routing.proxy.configuration.announce import Announcement, keep_announcing
+from routing.proxy.events.spool import Spool
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
 
@@ -37,18 +40,20 @@ async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[di
 
 
 async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(announce, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(announce, "FIRST_PAUSE_S", 0.01)
     async with routed(config([replica]), revision=4) as harness, control_plane([503, 401, 200]) as (url, heard):
         what = Announcement(url, "http://admin", "http://data", "1.0", "token")
-        task = asyncio.create_task(keep_announcing(harness.router, what))
+        task = asyncio.create_task(keep_announcing(harness.router, what, Spool(tmp_path, harness.router.boot)))
         await harness.until(lambda: len(heard) >= 5, "five announcements")
         task.cancel()
         assert (await harness.chat()).status == 200
     router = harness.router
+    assert abs(heard[-1].pop("sent_at") - time.time()) < 60
     assert heard[-1] == {
+        "events": [],
         "name": "tested",
         "boot": router.boot,
         "version": "1.0",
@@ -62,7 +67,8 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
 
 @contextmanager
 def announcing(harness: Harness, url: str) -> Iterator[asyncio.Task[None]]:
-    task = asyncio.create_task(keep_announcing(harness.server.data.view, Announcement(url, "a", "d", "1.0", "token")))
+    what, spool = Announcement(url, "a", "d", "1.0", "token"), Spool(Path("/nonexistent"), "boot")
+    task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
     try:
         yield task
     finally:

@@ -1,0 +1,1 @@
+"""What happened here, kept on disk until the control plane has it."""

@@ -1,0 +1,121 @@
+"""Events on disk until somebody has taken them, so that none is lost with the process or with the control plane.
+
+Theory of operation. An event is one line with its own checksum, appended when it happens; its number counts within one
+life of the router (``boot``), so that (router, boot, number) names it for ever. Events go out oldest first, and are
+dropped here once they were taken; whoever takes them may see some again, and knows them by their names. A line that is
+torn or altered is passed over. What is kept is bounded: of too many the oldest go, and the gap in the numbers says so.
+The file survives the process; after a loss of power its last lines may be missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from routing.proxy.log import event
+
+logger = logging.getLogger(__name__)
+
+CAPACITY = 1000  # events
+FILE = "events"
+
+
+class Happening(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. ``at`` is Unix time by this machine's clock; the texts are names, or a reason."""
+
+    boot: str
+    seq: int
+    at: float
+    kind: str
+    facts: dict[str, str] = {}
+
+
+class Spool:
+    """The events of this life and of those before that nobody has taken."""
+
+    def __init__(self, folder: Path, boot: str, capacity: int = CAPACITY) -> None:
+        self._path = folder / FILE
+        self._boot = boot
+        self._capacity = capacity
+        self._waiting: deque[Happening] = deque(_read(self._path), maxlen=capacity)
+        self._lines = len(self._waiting)  # in the file
+        self._seq = 0
+        self._is_on_disk = True
+        self.news = asyncio.Event()  # set when something is appended; whoever waits clears it
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, kind: str, **facts: object) -> None:
+        """Keep an event. A disk that refuses costs its keeping, not its telling."""
+        self._seq += 1
+        told = {name: str(value)[:500] for name, value in facts.items() if value is not None}
+        happening = Happening(self._boot, self._seq, time.time(), kind, told)
+        self._waiting.append(happening)
+        self.news.set()
+        if self._lines >= 2 * self._capacity:
+            self._rewrite()
+        else:
+            self._write("ab", [happening])
+
+    def oldest(self, limit: int) -> list[Happening]:
+        """What has waited the longest."""
+        return [happening for happening, _ in zip(self._waiting, range(limit), strict=False)]
+
+    def taken(self, happenings: list[Happening]) -> None:
+        """These need not be kept any more."""
+        gone = {(happening.boot, happening.seq) for happening in happenings}
+        self._waiting = deque(
+            (kept for kept in self._waiting if (kept.boot, kept.seq) not in gone), maxlen=self._capacity
+        )
+        if gone:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Put a file with what waits in the place of the old one."""
+        fresh = self._path.with_suffix(".new")
+        if self._write("wb", list(self._waiting), fresh):
+            fresh.replace(self._path)
+            self._lines = len(self._waiting)
+
+    def _write(self, mode: str, happenings: list[Happening], path: Path | None = None) -> bool:
+        try:
+            (path or self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (path or self._path).open(mode) as file:
+                file.write(b"".join(map(_line, happenings)))
+        except OSError as error:
+            if self._is_on_disk:
+                event(logger, "events_not_kept", level=logging.WARNING, reason=error.strerror)
+            self._is_on_disk = False
+            return False
+        self._is_on_disk = True
+        self._lines += len(happenings)
+        return True
+
+
+def _line(happening: Happening) -> bytes:
+    text = msgspec.json.encode(happening)
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _read(path: Path) -> list[Happening]:
+    """What the lines of a file say; those that are torn, altered or strange are left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        checksum, _, text = line.partition(b" ")
+        if checksum == b"%08x" % zlib.crc32(text):
+            try:
+                found.append(msgspec.json.decode(text, type=Happening))
+            except msgspec.MsgspecError:
+                continue
+    return found
