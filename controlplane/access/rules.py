@@ -118,7 +118,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "api:openapi": SEE,
     "api:strategies": SEE,
     "api:config": {"GET": VIEWER, "PUT": EDITOR},  # and for each action what its own address needs
-    **_named("api:project", _resource(create=ADMIN, remove=ADMIN)),
+    **_named("api:project", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
     **_named("api:pool", _resource(create=ADMIN, change=EDITOR, remove=ADMIN)),
     **_named("api:replica", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
     "api:replica-state": {"POST": OPERATOR},
@@ -136,6 +136,11 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("api:revision", _resource()),
     "api:revision-compare": SEE,
     **_named("api:rollout", _resource()),
+    "api:rollout-pause": {"POST": OPERATOR},  # what makes things safe, operators may
+    "api:rollout-abort": {"POST": OPERATOR},
+    "api:rollout-resume": {"POST": APPROVER},  # what goes on, approvers may
+    "api:rollout-promote": {"POST": APPROVER},
+    "api:rollout-approve": {"POST": APPROVER},
     "api:router-explain": {"POST": OPERATOR},
     **_named("api:configuration", _resource()),
     "api:configuration-compare": SEE,

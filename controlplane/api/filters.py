@@ -6,6 +6,7 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 
 from controlplane.models import (
+    OPEN_ROLLOUTS,
     AuditEntry,
     DiscoveredReplica,
     DiscoveredState,
@@ -106,14 +107,20 @@ class RevisionFilter(filters.FilterSet):
 
 
 class RolloutFilter(filters.FilterSet):
-    """``?policy=NAME&state=STATE``."""
+    """``?policy=NAME&pool=NAME&state=STATE&state=STATE&open=true``."""
 
     policy = filters.CharFilter(field_name="revision__policy__name")
-    state = filters.ChoiceFilter(choices=RolloutState.choices)
+    pool = filters.CharFilter(field_name="revision__policy__pool__name")
+    state = filters.MultipleChoiceFilter(choices=RolloutState.choices)
+    open = filters.BooleanFilter(method="moving")
 
     class Meta:
         model = Rollout
-        fields = ("policy", "state")
+        fields = ("policy", "pool", "state", "open")
+
+    def moving(self, rows: QuerySet[Rollout], _: str, wanted: bool) -> QuerySet[Rollout]:
+        """Those that may still move, or those that ended."""
+        return rows.filter(state__in=OPEN_ROLLOUTS) if wanted else rows.exclude(state__in=OPEN_ROLLOUTS)
 
 
 class AuditFilter(filters.FilterSet):

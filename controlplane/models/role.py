@@ -11,9 +11,9 @@ class Role(models.TextChoices):
     """What a person may do; each includes the ones before it."""
 
     VIEWER = "viewer", "Viewer"  # sees
-    OPERATOR = "operator", "Operator"  # drains and activates replicas, tries channels, sends messages again
+    OPERATOR = "operator", "Operator"  # drains replicas, pauses and aborts rollouts, tries channels
     EDITOR = "editor", "Editor"  # drafts policies; changes groups, replicas, alert rules and channels
-    APPROVER = "approver", "Approver"  # publishes
+    APPROVER = "approver", "Approver"  # publishes; resumes, promotes and approves rollouts
     ADMIN = "admin", "Admin"  # pools, people, tokens, the audit log
 
     @property

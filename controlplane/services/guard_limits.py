@@ -6,13 +6,12 @@ range are said here alone, and read from here by forms, REST and documents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from controlplane.errors import InvalidError
+from controlplane.schema_fields import SettingInfo, canonical, settings_of
 
 
 class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,10 +87,11 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 120
 
 
-def guard_limits(given: Mapping[str, Any], path: str = "$.guard") -> GuardLimits:
-    """The limits with every default filled in; InvalidError names what is wrong."""
-    try:
-        return msgspec.convert(dict(given), GuardLimits)
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).rpartition(" - at `$")
-        raise InvalidError(path + where.rstrip("`") if reason else path, reason or str(error)) from None
+def guard_limits(given: Any, path: str = "$.guard") -> GuardLimits:
+    """Limits given as JSON, with every default filled in; InvalidError names what is wrong."""
+    return msgspec.convert(canonical(GuardLimits, given, path), GuardLimits)
+
+
+def guard_catalogue() -> tuple[SettingInfo, ...]:
+    """Every limit with its unit, range, default and meaning, as forms show settings."""
+    return settings_of(GuardLimits)

@@ -23,12 +23,14 @@ def default_project() -> Project:
 
 
 @transaction.atomic
-def create_project(name: str, *, description: str = "", by: User | None = None) -> Project:
+def create_project(
+    name: str, *, description: str = "", needs_approval: bool = False, by: User | None = None
+) -> Project:
     """Create a project, which nobody but admins of everything can see yet. NameTakenError, InvalidError."""
     check_name(name, SHORT_NAME, "$.name")
     try:
         with transaction.atomic():
-            project = Project.objects.create(name=name, description=description)
+            project = Project.objects.create(name=name, description=description, needs_approval=needs_approval)
     except IntegrityError:
         raise NameTakenError("project", name) from None
     record_event(EventKind.PROJECT_CREATED, f"Project {name} was created.", project=project, by=by)

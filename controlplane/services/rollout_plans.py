@@ -15,10 +15,11 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta
 
 from controlplane.errors import InvalidError
 from controlplane.models import RevisionState, Router, RoutingPolicy, TaskGroup
+from controlplane.schema_fields import canonical
 from routing.schema import Name
 
 from .guard_limits import GuardLimits, guard_limits
@@ -95,23 +96,23 @@ def make_plan(
     policy: RoutingPolicy,
     plan: str | None = None,
     *,
-    stages: Sequence[Mapping[str, Any]] | None = None,
-    guard: Mapping[str, Any] | UnsetType | None = UNSET,
+    stages: Any = None,
+    guard: Any = UNSET,
     observe_s: int = OBSERVE_S,
     shares: Sequence[float] = SHARES,
 ) -> RolloutPlan:
     """What was asked for, checked against what there is; InvalidError names what is wrong.
 
     Without a ``plan`` it is the one that ``stages`` are, else all at once. ``observe_s`` and ``shares`` are for plans
-    that are laid out here. ``guard``: limits, where those left out take their defaults; unset: every default; None:
-    nobody watches.
+    that are laid out here. ``stages`` and ``guard`` are JSON; limits that are left out take their defaults. ``guard``
+    unset: every default; None: nobody watches.
     """
     name = _named(plan, stages)
     if name is Plan.ALL_AT_ONCE:
         if guard not in (UNSET, None):
             raise InvalidError("$.guard", "a guard compares a trial with what is in force: choose a plan with stages")
         return AT_ONCE
-    laid_out = _given(stages or ()) if name is Plan.STAGES else _laid_out(policy, name, observe_s, shares)
+    laid_out = _given(stages) if name is Plan.STAGES else _laid_out(policy, name, observe_s, shares)
     checked = _checked(policy, laid_out)
     return RolloutPlan(name, checked, guard_limits({} if guard is UNSET else guard) if guard is not None else None)
 
@@ -141,34 +142,26 @@ def groups_placed(policy: RoutingPolicy) -> list[str]:
     )
 
 
-def _named(plan: str | None, stages: Sequence[Mapping[str, Any]] | None) -> Plan:
+def _named(plan: str | None, stages: Any) -> Plan:
     try:
-        name = Plan(plan) if plan else Plan.STAGES if stages else Plan.ALL_AT_ONCE
+        name = Plan(plan) if plan else Plan.ALL_AT_ONCE if stages is None else Plan.STAGES
     except ValueError:
         raise InvalidError("$.plan", f"expected one of {', '.join(Plan)}") from None
-    if stages and name is not Plan.STAGES:
+    if stages is not None and name is not Plan.STAGES:
         raise InvalidError("$.stages", f"the plan {name} lays out its own; leave out one of both")
     if name is Plan.STAGES and not stages:
         raise InvalidError("$.stages", "expected at least one stage")
     return name
 
 
-def _given(stages: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    return [_read(stage, f"$.stages[{at}]") for at, stage in enumerate(stages)]
-
-
-def _read(stage: Mapping[str, Any], path: str) -> Stage:
-    try:
-        return msgspec.convert(dict(stage), Stage)
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).rpartition(" - at `$")
-        raise InvalidError(path + where.rstrip("`") if reason else path, reason or str(error)) from None
+def _given(stages: Any) -> list[Stage]:
+    return msgspec.convert(canonical(list[Stage], stages, "$.stages"), list[Stage])
 
 
 def _laid_out(policy: RoutingPolicy, name: Plan, observe_s: int, shares: Sequence[float]) -> list[Stage]:
     """The stages of one of the plans that need none to be given."""
     if name is Plan.BY_SHARE:
-        return [_read({"share": share, "observe_s": observe_s}, f"$.shares[{at}]") for at, share in enumerate(shares)]
+        return _given([{"share": share, "observe_s": observe_s} for share in shares])
     if name is Plan.BY_ROUTER:
         names = list(Router.objects.filter(lost_at=None).order_by("name").values_list("name", flat=True))
         if not names:

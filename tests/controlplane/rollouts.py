@@ -8,8 +8,9 @@ from controlplane.services.routers import announce, record_ack, record_nack
 
 FORMER = {"strategy": "round_robin"}
 NEXT = {"strategy": "prefix_hash"}
-BREACH = [{"name": "hit_rate", "verdict": "breached", "detail": "The hit rate fell from 60.0 % to 41.0 %."}]
-DOUBT = [{"name": "hit_rate", "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
+READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": 0.41, "limit": 0.05}
+BREACH = [{**READING, "verdict": "breached", "detail": "The hit rate fell from 60.0 % to 41.0 %."}]
+DOUBT = [{**READING, "trial": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
 
 
 def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **asked):

@@ -181,12 +181,12 @@ class _Walk:
             self.applied.actions.append(Action("remove", "policy", policy.name, group.pool.name))
 
     def _settings(self, policy: RoutingPolicy, wish: Any, path: Path) -> None:
-        """Publish what is wished for, unless it is in force."""
+        """Publish what is wished for, unless it was published already."""
         with _within(path, instead_of="$.settings"):
             settings = canonical_settings(wish)
-        live, draft = policy.live(), policy.draft()
-        if live is not None and live.settings == settings:
-            return
+        live, trial, draft = policy.live(), policy.on_trial(), policy.draft()
+        if any(one is not None and one.settings == settings for one in (live, trial)):
+            return  # it is in force, or on its way there
         if draft is not None and draft.settings != settings:
             raise ConflictError(
                 f"Policy {policy.name} has a draft that says something else; publish or discard it first."

@@ -7,8 +7,11 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName
+from controlplane.api.schema_fields import SchemaField
 from controlplane.models import PolicyRevision, RoutingPolicy, TaskGroup
 from controlplane.services.effects import Impact
+from controlplane.services.guard_limits import GuardLimits
+from controlplane.services.rollout_plans import Plan, Stage
 
 from .base import by_username
 
@@ -36,27 +39,32 @@ class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
 
 
 class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
-    """A policy with its live revision and its draft, each null where there is none."""
+    """A policy with its live revision, the one on trial and its draft, each null where there is none."""
 
     pool = ByName(read_only=True)
     group = serializers.CharField(source="group.name", default=None, read_only=True)
     live = serializers.SerializerMethodField()
+    trial = serializers.SerializerMethodField()
     draft = serializers.SerializerMethodField()
 
     class Meta:
         model = RoutingPolicy
-        fields = ("id", "name", "pool", "group", "live", "draft")
+        fields = ("id", "name", "pool", "group", "live", "trial", "draft")
 
     def get_live(self, policy: RoutingPolicy) -> dict[str, Any] | None:
         """The revision in force."""
         return self._revision(policy, "live")
+
+    def get_trial(self, policy: RoutingPolicy) -> dict[str, Any] | None:
+        """The revision that is published and not in force yet."""
+        return self._revision(policy, "trial")
 
     def get_draft(self, policy: RoutingPolicy) -> dict[str, Any] | None:
         """The revision being edited."""
         return self._revision(policy, "draft")
 
     def _revision(self, policy: RoutingPolicy, state: str) -> dict[str, Any] | None:
-        for revision in policy.revisions.all():  # the viewset fetched these two alone
+        for revision in policy.revisions.all():  # the viewset fetched these alone
             if revision.state == state:
                 return dict(RevisionSerializer(revision).data)
         return None
@@ -77,10 +85,18 @@ class DraftInput(serializers.Serializer[Any]):
 
 
 class PublishInput(serializers.Serializer[Any]):
-    """Why, and the digest of the draft that you looked at."""
+    """Why, the digest of the draft that you looked at, and how it is to come into force.
+
+    Without a plan and stages all at once. ``stages`` are laid out by you; each includes the one before it, and what
+    puts the revision in force, everything, follows the last. ``guard`` is on where there are stages, with the default
+    of every limit that is left out; null for none.
+    """
 
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
     digest = serializers.CharField(max_length=64, required=False)
+    plan = serializers.ChoiceField(choices=[(str(plan), str(plan)) for plan in Plan], required=False)
+    stages = SchemaField(tuple[Stage, ...], required=False)
+    guard = SchemaField(GuardLimits, required=False, allow_null=True)
 
 
 class RevertInput(serializers.Serializer[Any]):

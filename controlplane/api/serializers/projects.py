@@ -14,11 +14,17 @@ class ProjectSerializer(serializers.ModelSerializer[Project]):
 
     class Meta:
         model = Project
-        fields = ("name", "description", "created_at")
+        fields = ("name", "description", "needs_approval", "created_at")
 
 
-class ProjectInput(serializers.Serializer[Any]):
-    """A new project."""
+class ProjectChange(serializers.Serializer[Any]):
+    """What to change of a project. ``needs_approval``: what is published waits for a second person."""
+
+    description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
+    needs_approval = serializers.BooleanField(required=False)
+
+
+class ProjectInput(ProjectChange):
+    """A new project. Its name is for good."""
 
     name = serializers.CharField(max_length=30)
-    description = serializers.CharField(max_length=1000, allow_blank=True, required=False)

@@ -29,11 +29,12 @@ from controlplane.services.comparisons import (
 )
 from controlplane.services.policy_settings import diff_settings, policy_catalogue
 from controlplane.services.revisions import revert_policy
+from controlplane.services.rollout_plans import make_plan
 
 from .doors import NAME, NUMBER, Door, parsed
 
 COMPARED = (("from", "A revision's id: what would be replaced."), ("to", "The id of another of the same policy."))
-CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.DRAFT))
+CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.TRIAL, RevisionState.DRAFT))
 
 
 class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[RoutingPolicy]):
@@ -93,13 +94,14 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     @extend_schema(request=s.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish the draft; 202 with the rollout to watch, 409 if there is none or it was edited since."""
-        draft, asked = self._draft(self.get_object()), parsed(s.PublishInput, request)
+        """Publish the draft; 202 with the rollout to watch, 409 if there is no draft or it was edited since."""
+        policy, asked = self.get_object(), parsed(s.PublishInput, request)
         rollout = policies.publish_revision(
-            draft.pk,
+            self._draft(policy).pk,
             by=signed_in_user(request),
             reason=asked.get("reason", ""),
             expected_digest=asked.get("digest"),
+            plan=make_plan(policy, **{name: asked[name] for name in ("plan", "stages", "guard") if name in asked}),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 

@@ -29,6 +29,13 @@ class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Proj
         project = projects.create_project(**parsed(s.ProjectInput, request), by=signed_in_user(request))
         return Response(s.ProjectSerializer(project).data, status.HTTP_201_CREATED)
 
+    @extend_schema(request=s.ProjectChange, responses=s.ProjectSerializer)
+    def partial_update(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Change what is given."""
+        changes = parsed(s.ProjectChange, request, partial=True)
+        project = projects.update_project(self.get_object(), **changes, by=signed_in_user(request))
+        return Response(s.ProjectSerializer(project).data)
+
     def destroy(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Remove a project with every role in it; 409 while it has pools."""
         projects.remove_project(self.get_object(), by=signed_in_user(request))

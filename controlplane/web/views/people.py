@@ -25,9 +25,9 @@ from controlplane.web.forms.pools import ProjectForm
 
 MEANINGS = {
     Role.VIEWER: "sees pages, charts and events",
-    Role.OPERATOR: "also drains, activates and disables replicas, tries channels",
+    Role.OPERATOR: "also drains, activates and disables replicas, pauses and aborts rollouts, tries channels",
     Role.EDITOR: "also drafts policies, changes replicas, task groups, alert rules and channels",
-    Role.APPROVER: "also publishes policies",
+    Role.APPROVER: "also publishes policies; resumes, promotes and approves rollouts",
     Role.ADMIN: "also pools, people, everybody's tokens and the audit log",
 }
 

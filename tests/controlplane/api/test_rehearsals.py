@@ -7,11 +7,14 @@ from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.celery import app
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies import create_policy, publish_revision, save_draft
+from controlplane.services.projects import update_project
+from controlplane.services.rollouts import pause_rollout
 from controlplane.services.task_groups import create_task_group
 from controlplane.services.tokens import create_token
 from telemetry.models import Notification, NotificationState
 from tests.controlplane.access.conftest import furnished
+from tests.controlplane.rollouts import publish_stages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = "/api/v1/"
@@ -21,6 +24,7 @@ DRAFT = {"settings": {"strategy": "prefix_hash"}, "reason": "warmer"}
 EXAMPLES = {
     ("api:config", "PUT"): ("config", {"format": 1, "pools": [{"name": "here-pool", "description": "new"}]}),
     ("api:project-list", "POST"): ("projects", {"name": "new"}),
+    ("api:project-detail", "PATCH"): ("projects/here", {"needs_approval": True}),
     ("api:project-detail", "DELETE"): ("projects/bare", None),
     ("api:pool-list", "POST"): ("pools", {"name": "new", "models": ["m"]}),
     ("api:pool-detail", "PATCH"): ("pools/here-pool", {"description": "new"}),
@@ -38,6 +42,11 @@ EXAMPLES = {
     ("api:policy-draft", "DELETE"): ("policies/here-pool.here-group/draft", None),
     ("api:policy-publish", "POST"): ("policies/here-pool.here-group/publish", {"reason": "why not"}),
     ("api:policy-revert", "POST"): ("policies/here-pool/revert", {"revision": 1}),
+    ("api:rollout-pause", "POST"): ("rollouts/{trial}/pause", {"reason": "lunch"}),
+    ("api:rollout-abort", "POST"): ("rollouts/{trial}/abort", {"reason": "no"}),
+    ("api:rollout-resume", "POST"): ("rollouts/{paused}/resume", None),
+    ("api:rollout-promote", "POST"): ("rollouts/{paused}/promote", None),
+    ("api:rollout-approve", "POST"): ("rollouts/{awaiting}/approve", None),
     ("api:token-list", "POST"): ("tokens", {"name": "ci", "scopes": ["read"]}),
     ("api:token-detail", "DELETE"): ("tokens/{token}", None),
     ("telemetry-api:alert-rule-list", "POST"): ("alert-rules", {"pool": "here-pool", "name": "new"}),
@@ -71,10 +80,16 @@ def made(db, operator):
         row.delete()
     Notification.objects.update(state=NotificationState.FAILED)
     publish_revision(save_draft(here.pool.policies.get(group=None), {"strategy": "least_load"}).pk)
+    update_project(bare.project, needs_approval=True)
+    awaiting = publish_revision(save_draft(bare.pool.policies.get(), {"strategy": "least_load"}).pk)
+    paused = pause_rollout(publish_stages(here.pool.policies.get(group=None)).pk, by=operator)
+    own = create_policy(here.pool, create_task_group(here.pool, "own"))
+    publish_revision(save_draft(own, {"strategy": "random"}).pk)
+    rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
     keys = {name: getattr(here, name).pk for name in ("group", "rule", "channel", "sent")}
-    return {**keys, "plain": plain.pk, "token": other.pk, "bare": bare}
+    return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 
 @pytest.fixture
@@ -117,7 +132,7 @@ def filled(value, made):
 @pytest.mark.parametrize(("route", "method"), sorted(EXAMPLES))
 def test_a_rehearsal_shows_what_would_be_and_changes_nothing(script, made, broker, route, method):
     path, body = filled(EXAMPLES[route, method][0], made), filled(EXAMPLES[route, method][1], made)
-    if route == "api:project-detail":
+    if (route, method) == ("api:project-detail", "DELETE"):
         made["bare"].pool.delete()
     send, before = getattr(script, method.lower()), everything()
 

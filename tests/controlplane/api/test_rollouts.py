@@ -1,0 +1,182 @@
+"""Rollouts over REST."""
+
+import pytest
+
+from controlplane.models import Role, Rollout
+from controlplane.services.people import set_role
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.tokens import create_token
+from tests.controlplane.rollouts import BREACH, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
+from tests.rest_client import CarefulClient
+
+pytestmark = pytest.mark.django_db
+ROLLOUTS = "/api/v1/rollouts"
+
+
+def publish(api, policy, **body):
+    save_draft(policy, NEXT)
+    return api.post(f"/api/v1/policies/{policy.name}/publish", {"reason": "warmer", **body}, format="json")
+
+
+@pytest.fixture
+def client_of(django_user_model):
+    """A client of somebody with a role in all projects."""
+
+    def make(role):
+        person = django_user_model.objects.create_user(f"some-{role}")
+        set_role(person, role, None)
+        client = CarefulClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_token(person, name='t', scopes=['write'])[1]}")
+        return client
+
+    return make
+
+
+def test_the_body_of_old_publishes_all_at_once(api, policy):
+    answer = publish(api, policy)
+    assert answer.status_code == 202
+    shown = answer.json()
+    assert (shown["plan"], shown["stages"], shown["guard"], shown["state"]) == ("all_at_once", [], None, "pending")
+    assert api.get("/api/v1/policies/default").json()["live"]["number"] == 2
+
+
+def test_a_plan_is_answered_stage_by_stage_with_the_guard_on(api, policy):
+    answer = publish(api, policy, plan="by_share")
+    shown = answer.json()
+    assert answer.status_code == 202, shown
+    assert [stage["share"] for stage in shown["stages"]] == [0.05, 0.25, 1.0]
+    assert shown["guard"]["max_hit_rate_drop"] == 0.05
+    policy_shown = api.get("/api/v1/policies/default").json()
+    assert (policy_shown["live"]["number"], policy_shown["trial"]["number"]) == (1, 2)
+
+
+def test_stages_and_limits_of_ones_own(api, policy):
+    start_routers("router-1")
+    stages = [{"share": 0.5, "routers": ["router-1"], "observe_s": 30}]
+    shown = publish(api, policy, stages=stages, guard={"max_load_skew": None}).json()
+    assert shown["plan"] == "stages"
+    assert shown["stages"][0] == {"share": 0.5, "routers": ["router-1"], "groups": None, "observe_s": 30}
+    assert shown["guard"]["max_load_skew"] is None
+    assert publish(api, policy, stages=stages, guard=None).json()["guard"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"plan": "slowly"}, "#/plan"),
+        ({"stages": "all of them"}, "#/stages"),
+        ({"stages": {}}, "#/stages"),
+        ({"stages": [{"share": 2}]}, "#/stages/0/share"),
+        ({"stages": [{"groups": ["nobody"]}]}, "#/stages/0/groups/0"),
+        ({"plan": "by_share", "guard": {"min_requests": 0}}, "#/guard/min_requests"),
+        ({"plan": "by_share", "guard": "strict"}, "#/guard"),
+        ({"guard": {}}, "#/guard"),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_stands_and_the_draft_stays(api, policy, body, pointer):
+    answer = publish(api, policy, **body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+    assert policy.draft() is not None
+
+
+def test_a_rollout_shows_its_steps_and_every_router(api, policy):
+    first, second, third = start_routers("router-1", "router-2", "router-3")
+    ack()
+    rollout = publish_stages(policy, [{"routers": ["router-1"]}], guard={})
+    ack(first)
+    nack(second)
+
+    shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
+
+    assert (shown["state"], shown["held_by"]) == ("holding", "refusal")
+    assert [step["move"] for step in shown["steps"]] == ["publish", "begin", "hold"]
+    assert shown["steps"][-1]["evidence"][0]["router"] == "router-2"
+    told = {router["name"]: (router["progress"], router["on_trial"]) for router in shown["routers"]}
+    assert told == {
+        "router-1": ("acknowledged", True),
+        "router-2": ("refused", False),
+        "router-3": ("pending", False),
+    }
+    assert third.name in told
+
+
+def test_readings_are_shown_with_their_limits(api, policy):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, guard={})
+    reading = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": None, "limit": 0.05}
+    tag = api.get(f"{ROLLOUTS}/{rollout.pk}").json()["etag"]
+    verdict(rollout, "warming", [{**reading, "verdict": "inconclusive", "detail": "Too few requests."}])
+    shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
+    assert (shown["readings"][0]["baseline"], shown["readings"][0]["trial"]) == (0.6, None)
+    assert shown["etag"].partition(".")[0] == tag.partition(".")[0], "what is observed is in nobody's way"
+
+
+def test_each_move_is_an_action_with_a_reason(api, policy, operator):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    for move, state in (
+        ("pause", "paused"),
+        ("resume", "progressing"),
+        ("promote", "progressing"),
+        ("abort", "aborted"),
+    ):
+        answer = api.post(f"{ROLLOUTS}/{rollout.pk}/{move}", {"reason": f"because of {move}"}, format="json")
+        assert (answer.status_code, answer.json()["state"]) == (200, state), move
+        step = answer.json()["steps"][-1]
+        assert (step["move"], step["by"], step["reason"]) == (move, "olga", f"because of {move}")
+    assert api.post(f"{ROLLOUTS}/{rollout.pk}/abort").status_code == 409
+    assert api.post(f"{ROLLOUTS}/99999/abort").status_code == 404
+
+
+def test_a_move_can_be_rehearsed(api, policy):
+    rollout = publish_stages(policy)
+    plan = api.post(f"{ROLLOUTS}/{rollout.pk}/abort?dry_run=true").json()
+    assert (plan["result"]["state"], Rollout.objects.get().state) == ("aborted", "pending")
+
+
+def test_operators_make_things_safe_and_approvers_let_them_go_on(policy, client_of):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    operator, approver = client_of(Role.OPERATOR), client_of(Role.APPROVER)
+    path = f"{ROLLOUTS}/{rollout.pk}"
+    for move in ("resume", "promote", "approve"):
+        assert operator.post(f"{path}/{move}").status_code == 403, move
+    assert operator.post(f"{path}/pause").status_code == 200
+    assert approver.post(f"{path}/resume").status_code == 200
+    assert operator.post(f"{path}/abort").status_code == 200
+    assert client_of(Role.VIEWER).post(f"{path}/abort").status_code == 403
+
+
+def test_who_published_does_not_approve(api, policy, client_of):
+    api.patch("/api/v1/projects/default", {"needs_approval": True}, format="json")
+    shown = publish(api, policy).json()
+    assert (shown["state"], shown["snapshot"]) == ("awaiting_approval", None)
+    path = f"{ROLLOUTS}/{shown['id']}/approve"
+    own = api.post(path)
+    assert (own.status_code, "somebody else" in own.json()["detail"]) == (403, True)
+    answer = client_of(Role.APPROVER).post(path, {"reason": "read it"}, format="json")
+    assert (answer.status_code, answer.json()["approved_by"]) == (200, "some-approver")
+    assert policy.live().number == 2
+
+
+def test_lists_are_narrowed_by_policy_pool_and_state(api, policy):
+    first = publish_stages(policy)
+    second = publish_stages(policy, settings=FORMER, guard={})
+    verdict(second, "breached", BREACH)
+    third = publish_revision(save_draft(policy, NEXT).pk)
+
+    def ids(query):
+        return [row["id"] for row in api.get(f"{ROLLOUTS}?{query}").json()["results"]]
+
+    assert ids("open=true") == [third.pk]
+    assert ids("open=false") == [second.pk, first.pk]
+    assert ids("state=rolled_back&state=superseded") == [second.pk, first.pk]
+    assert ids("pool=default&policy=default") == [third.pk, second.pk, first.pk]
+    assert ids("pool=another") == []
+    assert "steps" not in api.get(ROLLOUTS).json()["results"][0]
