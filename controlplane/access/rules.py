@@ -86,6 +86,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:task-group-new": _form(EDITOR),
     "controlplane:task-group": _form(EDITOR),
     "controlplane:task-group-remove": _form(EDITOR),
+    "controlplane:limits": _form(ADMIN),
     # --- pages: deliver ---
     "controlplane:routers": SEE,
     "controlplane:router": SEE,
@@ -112,6 +113,10 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:project-remove": _form(ADMIN),
     "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
     "controlplane:token-revoke": {"POST": VIEWER},
+    "controlplane:client-keys": {"GET": VIEWER, "POST": ADMIN},
+    "controlplane:client-key": _form(ADMIN),
+    "controlplane:client-key-revoke": _form(ADMIN),
+    "controlplane:admission": _form(ADMIN),
     "controlplane:audit": {"GET": ADMIN},
     "controlplane:audit-csv": {"GET": ADMIN},
     # --- REST ---
@@ -147,6 +152,8 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("api:router", _resource(remove=EDITOR)),
     **_named("api:event", _resource()),
     "api:event-stream": SEE,
+    **_named("api:client-key", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
+    "api:fleet-settings": {"GET": VIEWER, "PATCH": ADMIN},
     "api:token-list": {"GET": ADMIN, "POST": ADMIN},
     "api:token-detail": {"GET": ADMIN, "DELETE": ADMIN},
     "api:audit-list": {"GET": ADMIN},
@@ -215,6 +222,7 @@ NAMED_BY: Mapping[str, tuple[str, str]] = {
     "policy_id": ("controlplane.RoutingPolicy", "pk"),
     "project_id": ("controlplane.Project", "pk"),
     "router_id": ("controlplane.Router", "pk"),
+    "key_id": ("controlplane.ClientKey", "pk"),
     "person_id": ("auth.User", "pk"),
     "rule_id": ("telemetry.AlertRule", "pk"),
     "channel_id": ("telemetry.Channel", "pk"),
@@ -234,6 +242,8 @@ FLEET_WIDE = frozenset(
         "controlplane:people",
         "controlplane:person-new",
         "controlplane:project-new",
+        "controlplane:limits",
+        "controlplane:admission",
         "controlplane:audit",
         "controlplane:audit-csv",
         "api:project-list",
@@ -241,6 +251,7 @@ FLEET_WIDE = frozenset(
         "api:configuration-list",
         "api:configuration-compare",
         "api:token-list",
+        "api:fleet-settings",
         "api:audit-list",
         "telemetry-api:channel-list",
     }

@@ -22,6 +22,8 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.Event": "pool__project",
     "controlplane.Router": None,
     "controlplane.ConfigSnapshot": None,
+    "controlplane.ClientKey": "project",
+    "controlplane.FleetSettings": None,
     "controlplane.ApiToken": None,
     "controlplane.AuditEntry": None,
     "controlplane.AuditCheck": None,

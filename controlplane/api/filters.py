@@ -8,6 +8,7 @@ from django_filters import rest_framework as filters
 from controlplane.models import (
     OPEN_ROLLOUTS,
     AuditEntry,
+    ClientKey,
     DiscoveredReplica,
     DiscoveredState,
     Event,
@@ -81,6 +82,17 @@ class DiscoveredReplicaFilter(filters.FilterSet):
     class Meta:
         model = DiscoveredReplica
         fields = ("pool", "source", "state", "missing")
+
+
+class ClientKeyFilter(filters.FilterSet):
+    """``?project=NAME&name=NAME&revoked=true``."""
+
+    project = filters.CharFilter(field_name="project__name")
+    revoked = filters.BooleanFilter(field_name="revoked_at", lookup_expr="isnull", exclude=True)
+
+    class Meta:
+        model = ClientKey
+        fields = ("project", "name", "revoked")
 
 
 class TaskGroupFilter(filters.FilterSet):

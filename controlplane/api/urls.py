@@ -6,10 +6,12 @@ from rest_framework.routers import SimpleRouter
 from .schema import SchemaView
 from .viewsets import (
     audit,
+    client_keys,
     config,
     configurations,
     discovered_replicas,
     events,
+    fleet_settings,
     policies,
     pools,
     projects,
@@ -35,11 +37,18 @@ addresses.register("routers", routers.RouterViewSet, "router")
 addresses.register("configurations", configurations.ConfigurationViewSet, "configuration")
 addresses.register("events", events.EventViewSet, "event")
 addresses.register("audit", audit.AuditViewSet, "audit")
+addresses.register("client-keys", client_keys.ClientKeyViewSet, "client-key")
 addresses.register("tokens", tokens.TokenViewSet, "token")
 
 app_name = "api"
 urlpatterns = [
     path("config", config.ConfigView.as_view(), name="config"),
+    path(
+        "fleet-settings",
+        fleet_settings.FleetSettingsViewSet.as_view({"get": "retrieve", "patch": "partial_update"}, detail=True),
+        {"pk": 1},
+        name="fleet-settings",
+    ),
     path("openapi.json", SchemaView.as_view(), name="openapi"),
     path("routers/announce", routers.AnnounceView.as_view(), name="announce"),
     path("strategies", policies.CatalogueView.as_view(), name="strategies"),

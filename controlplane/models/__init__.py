@@ -3,10 +3,12 @@
 from .api_token import ApiToken, Scope
 from .audit_check import AuditCheck
 from .audit_entry import AuditEntry
+from .client_key import ClientKey
 from .config_snapshot import ConfigSnapshot
 from .discovered_replica import DiscoveredReplica, DiscoveredState, TargetCondition
 from .event import Event, EventKind
 from .fleet_secret import FleetSecret
+from .fleet_settings import FleetSettings
 from .kept_answer import KeptAnswer
 from .policy import PolicyRevision, RevisionState, RoutingPolicy
 from .pool import Pool
@@ -26,12 +28,14 @@ __all__ = [
     "ApiToken",
     "AuditCheck",
     "AuditEntry",
+    "ClientKey",
     "ConfigSnapshot",
     "DiscoveredReplica",
     "DiscoveredState",
     "Event",
     "EventKind",
     "FleetSecret",
+    "FleetSettings",
     "HeldBy",
     "KeptAnswer",
     "PolicyRevision",

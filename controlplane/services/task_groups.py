@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 
 from controlplane import router_fields
 from controlplane.errors import InvalidError, NameTakenError
-from controlplane.models import EventKind, Pool, Replica, TaskGroup
+from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
 from controlplane.models.names import SHORT_NAME
 from controlplane.schema_fields import canonical, checked
 
@@ -44,6 +44,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
     check_name(name, SHORT_NAME, "$.name")
     chosen = _of_pool(pool, settings.pop("replicas", ()))
     group = TaskGroup(pool=pool, name=name, **_settings(settings))
+    _check_keys(group)
     try:
         with transaction.atomic():
             group.save()
@@ -66,6 +67,8 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
         group.replicas.set(_of_pool(group.pool, settings.pop("replicas")))
     for name, value in _settings(settings).items():
         setattr(group, name, value)
+    if group.match != before["match"]:
+        _check_keys(group)
     group.save()
     after = facts(group)
     if after != before:
@@ -115,6 +118,16 @@ def _check_hash(text: str) -> None:
         canonical(router_fields.TIER1_HASHES, [text], "$.expected_tier1")
     except InvalidError:
         raise InvalidError("$.expected_tier1", "expected 16 hex digits, as decisions show a tier-1 prefix") from None
+
+
+def _check_keys(group: TaskGroup) -> None:
+    """InvalidError unless the client keys that it claims are of its pool's project, and work."""
+    names: list[str] = (group.match or {}).get("api_keys", [])
+    known = ClientKey.objects.filter(project=group.pool.project_id, revoked_at=None, name__in=names)
+    known_names = set(known.values_list("name", flat=True)) if names else set()
+    for position, name in enumerate(names):
+        if name not in known_names:
+            raise InvalidError(f"$.match.api_keys[{position}]", f"the pool's project has no client key {name!r}")
 
 
 def _of_pool(pool: Pool, replicas: Iterable[Replica]) -> list[Replica]:

@@ -51,6 +51,7 @@ _SECTIONS = (
         "Admit",
         (
             ("People", "controlplane:people", "u"),
+            ("Client keys", "controlplane:client-keys", "y"),
             ("Tokens", "controlplane:tokens", "k"),
             ("Audit", "controlplane:audit", "d"),
         ),

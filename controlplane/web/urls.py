@@ -4,6 +4,7 @@ from django.urls import path
 
 from controlplane.web.views import (
     audit,
+    client_keys,
     configurations,
     fleet,
     people,
@@ -56,6 +57,11 @@ urlpatterns = [
     path("projects/<int:project_id>/remove/", people.project_remove, name="project-remove"),
     path("tokens/", tokens.tokens, name="tokens"),
     path("tokens/<int:token_id>/revoke/", tokens.token_revoke, name="token-revoke"),
+    path("client-keys/", client_keys.key_list, name="client-keys"),
+    path("client-keys/admission/", client_keys.admission, name="admission"),
+    path("client-keys/<int:key_id>/", client_keys.key_edit, name="client-key"),
+    path("client-keys/<int:key_id>/revoke/", client_keys.key_revoke, name="client-key-revoke"),
+    path("fleet/limits/", client_keys.limits, name="limits"),
     path("audit/", audit.audit, name="audit"),
     path("audit.csv", audit.audit_csv, name="audit-csv"),
     path("routers/", routers.router_list, name="routers"),

@@ -151,7 +151,7 @@ class SectionedForm(Form):
         unset = f"{section.field}-unset"
         held = getattr(self.row, section.field, None) is not None
         wrong = any(name in self.errors for _, name in names)
-        filled = self.is_bound and any(self[name].value() for _, name in names)
+        filled = len(self.sections) == 1 or (self.is_bound and any(self[name].value() for _, name in names))
         fields = [(info, self[name]) for info, name in names]
         return ShownSection(section, fields, self[unset] if unset in self.fields else None, held, wrong or filled)
 
@@ -206,14 +206,18 @@ def _text(info: SettingInfo, value: Any) -> str:
     return setting(value)
 
 
+def _shown(value: Any) -> str:
+    return f"{value:,.15g}" if isinstance(value, float | int) else setting(value)
+
+
 def _label(info: SettingInfo) -> str:
     """Its name as words; the unit stands beside it."""
-    suffix = {"seconds": "_s", "ratio": "_ratio"}.get(info.unit, "")
+    suffix = "_s" if info.unit == "seconds" else ""
     return info.field.removesuffix(suffix).replace("_", " ").capitalize()
 
 
 def _help(info: SettingInfo) -> str:
-    default = "" if info.default in (None, "", []) else f"default {setting(info.default)}"
+    default = "" if info.default in (None, "", []) else f"default {_shown(info.default)}"
     several = {"texts": "one a line", "pairs": "one a line, as name = model"}.get(info.kind, "")
     is_said = "null" in info.help or info.kind == "texts"
     lifted = f"{NONE}: no limit" if info.nullable and info.default is not None and not is_said else ""

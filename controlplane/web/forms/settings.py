@@ -80,10 +80,10 @@ def range_text(info: SettingInfo) -> str:
     if info.low is None and info.high is None:
         return ""
     if info.kind == "text":
-        return f"up to {info.high:,.12g} characters"
+        return f"up to {info.high:,.15g} characters"
     if info.high is None:
-        return f"at least {info.low:,.12g}"
-    return f"up to {info.high:,.12g}" if info.low is None else f"{info.low:,.12g} to {info.high:,.12g}"
+        return f"at least {info.low:,.15g}"
+    return f"up to {info.high:,.15g}" if info.low is None else f"{info.low:,.15g} to {info.high:,.15g}"
 
 
 def _field(info: SettingInfo) -> forms.Field:

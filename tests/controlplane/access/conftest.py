@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.models import DiscoveredReplica, Role
+from controlplane.services.client_keys import create_client_key
 from controlplane.services.people import set_role
 from controlplane.services.policies import create_policy, save_draft
 from controlplane.services.pools import create_pool
@@ -37,8 +38,10 @@ def furnished(name, number):
         alert=alert, channel=channel, kind="firing", payload={}, next_at=pool.created_at, created_at=pool.created_at
     )
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
+    key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
         router=router,
+        key=key,
         project=project,
         pool=pool,
         replica=replica,

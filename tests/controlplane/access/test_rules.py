@@ -93,6 +93,7 @@ def filled(address, made):
         "state": "draining",
         "slug": "hit-rate",
         "person_id": 0,
+        "key_id": made.key.pk,
         "token_id": 0,
     }
     return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda found: str(values[found[1]]), address)

@@ -47,6 +47,10 @@ EXAMPLES = {
     ("api:rollout-resume", "POST"): ("rollouts/{paused}/resume", None),
     ("api:rollout-promote", "POST"): ("rollouts/{paused}/promote", None),
     ("api:rollout-approve", "POST"): ("rollouts/{awaiting}/approve", None),
+    ("api:client-key-list", "POST"): ("client-keys", {"project": "here", "name": "new", "groups": ["here-group"]}),
+    ("api:client-key-detail", "PATCH"): ("client-keys/{key}", {"requests_per_s": 5}),
+    ("api:client-key-detail", "DELETE"): ("client-keys/{key}", None),
+    ("api:fleet-settings", "PATCH"): ("fleet-settings", {"needs_key": True}),
     ("api:token-list", "POST"): ("tokens", {"name": "ci", "scopes": ["read"]}),
     ("api:token-detail", "DELETE"): ("tokens/{token}", None),
     ("telemetry-api:alert-rule-list", "POST"): ("alert-rules", {"pool": "here-pool", "name": "new"}),
@@ -88,7 +92,7 @@ def made(db, operator):
     rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
-    keys = {name: getattr(here, name).pk for name in ("group", "rule", "channel", "sent")}
+    keys = {name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "sent")}
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 

@@ -1,0 +1,209 @@
+"""Client keys and what holds for all routers, from REST to what routers read."""
+
+import hashlib
+import logging
+
+import pytest
+
+from controlplane.models import AuditEntry, ClientKey, ConfigSnapshot, Event
+from controlplane.push.snapshot import build_config
+from controlplane.services.client_keys import create_client_key, revoke_client_key
+from controlplane.services.fleet_settings import update_fleet_settings
+from controlplane.services.pools import create_pool, update_pool
+from controlplane.services.projects import create_project
+from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.services.task_groups import create_task_group, remove_task_group, update_task_group
+from routing import schema
+
+pytestmark = pytest.mark.django_db
+KEYS, FLEET = "/api/v1/client-keys", "/api/v1/fleet-settings"
+
+
+def running() -> schema.RouterConfig:
+    """The configuration as a router reads it: through its own validation of the sealed bytes."""
+    return schema.load_snapshot(snapshot_document(ConfigSnapshot.objects.first())).config
+
+
+@pytest.fixture
+def chat(pool):
+    return create_task_group(pool, "chat")
+
+
+@pytest.fixture
+def asked_for(pool):
+    """Only clients with a key are let in."""
+    update_fleet_settings(needs_key=True)
+
+
+# --- a key's life -------------------------------------------------------------------------------------------
+
+
+def test_a_key_lives_from_making_to_revoking(api, chat, asked_for):
+    body = {"project": "default", "name": "agents", "groups": ["chat"], "requests_per_s": 5, "burst": 20}
+    made = api.post(KEYS, body, format="json")
+    assert (made.status_code, made.data["full_name"], made["Cache-Control"]) == (201, "default.agents", "no-store")
+    text = made.data["key"]
+    (key,) = running().access.keys
+    assert (key.name, key.digest) == ("default.agents", hashlib.sha256(text.encode()).hexdigest())
+    assert (key.models, key.groups, key.requests_per_s, key.burst) == (None, ("chat",), 5.0, 20)
+
+    path = f"{KEYS}/{made.data['id']}"
+    changed = api.patch(path, {"burst": None, "requests_per_s": None, "tokens_per_min": 9000}, format="json")
+    assert (changed.data["burst"], changed.data["tokens_per_min"]) == (None, 9000)
+    assert running().access.keys[0].tokens_per_min == 9000
+    assert "key" not in changed.data
+
+    assert api.delete(path).status_code == 204
+    assert running().access.keys == ()
+    assert api.delete(path).status_code == 409
+    assert api.patch(path, {"burst": None}, format="json").status_code == 409
+    assert api.post(KEYS, body, format="json").status_code == 201  # the name is free again
+    assert api.get(KEYS, {"revoked": "false"}).data["count"] == 1
+
+
+def test_a_keys_text_and_digest_are_nowhere_but_in_the_answer_that_made_it(api, chat, asked_for, caplog):
+    caplog.set_level(logging.DEBUG)
+    headers = {"Idempotency-Key": "once"}
+    made = api.post(KEYS, {"project": "default", "name": "agents"}, format="json", headers=headers)
+    digest = ClientKey.objects.get().digest
+    seen = [api.get(f"/api/v1/{path}").content.decode() for path in ("client-keys", "events", "audit", "config")]
+    seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
+    seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values())]
+    assert not [text for text in (*seen, caplog.text) if made.data["key"] in text or digest in text]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"groups": ["nobody"]}, "#/groups/0"),
+        ({"groups": []}, "#/groups"),
+        ({"models": ["gpt"]}, "#/models/0"),
+        ({"burst": 3}, "#/burst"),
+        ({"requests_per_s": 0}, "#/requests_per_s"),
+        ({"tokens_per_min": 0.5}, "#/tokens_per_min"),
+        ({"tenant": "Red Team"}, "#/tenant"),
+        ({"name": "Agents"}, "#/name"),
+        ({"project": "nowhere"}, "#/project"),
+        ({"digest": "0" * 64}, "#/digest"),
+    ],
+)
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_a_key_that_routers_would_refuse_is_refused_whether_keys_are_asked_for_or_not(
+    api, chat, body, pointer, needs_key
+):
+    update_pool(chat.pool, models=["llama"])
+    update_fleet_settings(needs_key=needs_key)
+    answer = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
+    assert (answer.status_code, [fault["pointer"] for fault in answer.data["errors"]]) == (422, [pointer])
+    assert not ClientKey.objects.exists()
+
+
+def test_a_name_belongs_to_one_key_of_a_project(api, pool):
+    other = create_project("other")
+    create_client_key(other, "agents")
+    for status in (201, 409):
+        assert api.post(KEYS, {"project": "default", "name": "agents"}, format="json").status_code == status
+
+
+# --- projects -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_good_for_its_own_projects_models_and_tenants_alone(db):
+    keys = {}
+    for name in ("red", "blue"):
+        project = create_project(name)
+        pool = create_pool(f"{name}-pool", project=project, models=[f"{name}-llm"])
+        update_pool(pool, aliases=[{"name": f"{name}-alias", "model": f"{name}-llm"}])
+        keys[name], _ = create_client_key(project, "agents", tenant="one")
+    update_fleet_settings(needs_key=True)
+    told = {key.name: key for key in running().access.keys}
+    assert told["red.agents"].models == ("red-alias", "red-llm")
+    assert told["blue.agents"].models == ("blue-alias", "blue-llm")
+    assert (told["red.agents"].tenant, told["blue.agents"].tenant) == ("red.one", "blue.one")
+
+
+def test_a_key_names_only_its_own_projects_models_and_groups(api, chat):
+    update_pool(chat.pool, models=["llama"])
+    other = create_pool("other", project=create_project("other"), models=["qwen"])
+    create_task_group(other, "batch")
+    for body, pointer in (({"groups": ["batch"]}, "#/groups/0"), ({"models": ["qwen"]}, "#/models/0")):
+        answer = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
+        assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
+
+
+def test_what_a_key_names_and_is_there_no_longer_is_left_out_and_is_in_nobodys_way(chat, asked_for):
+    batch = create_task_group(chat.pool, "batch")
+    create_client_key(chat.pool.project, "both", groups=["batch", "chat"])
+    create_client_key(chat.pool.project, "one", groups=["batch"])
+    assert [key.name for key in running().access.keys] == ["default.both", "default.one"]
+    remove_task_group(batch)
+    assert [(key.name, key.groups) for key in running().access.keys] == [("default.both", ("chat",))]
+
+
+# --- groups that are found by keys --------------------------------------------------------------------------
+
+
+def test_a_group_is_found_by_keys_of_its_project_while_they_are_let_in(chat):
+    key, _ = create_client_key(chat.pool.project, "agents")
+    update_task_group(chat, match={"api_keys": ["agents"], "api_key_prefixes": ["team-"]})
+    update_fleet_settings(needs_key=True)
+    match = running().pools[0].groups[0].match
+    assert (match.api_keys, match.api_key_prefixes) == (("default.agents",), ("default.team-",))
+
+    update_fleet_settings(needs_key=False)
+    assert (running().access, running().pools[0].groups[0].match.api_keys) == (None, ())
+    update_fleet_settings(needs_key=True)
+    revoke_client_key(key)
+    assert running().pools[0].groups[0].match.api_keys == ()
+
+
+def test_a_group_claims_no_key_that_is_not_its_projects(api, chat):
+    create_client_key(create_project("other"), "agents")
+    answer = api.patch(f"/api/v1/task-groups/{chat.pk}", {"match": {"api_keys": ["agents"]}}, format="json")
+    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/match/api_keys/0")
+
+
+# --- what holds for all routers -----------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_for_and_nothing_is_limited_until_somebody_says_so(api, pool):
+    create_client_key(pool.project, "agents")
+    before = newest_snapshot().number
+    assert api.get(FLEET).data == {"needs_key": False, "limits": None, "etag": api.get(FLEET)["ETag"]}
+    assert (running().access, running().limits) == (None, schema.Limits())
+    assert build_config("ab" * 32) == schema.RouterConfig("ab" * 32, build_config("ab" * 32).pools)
+    assert newest_snapshot().number == before
+
+
+def test_limits_reach_the_routers_and_are_taken_back(api, pool):
+    before = newest_snapshot().sha256
+    limits = {"max_in_flight": 100, "max_connections_per_address": 8, "retry_ratio": 0.0}
+    answer = api.patch(FLEET, {"limits": limits}, format="json")
+    assert answer.data["limits"] == answer.data["limits"] | limits
+    assert (running().limits.max_in_flight, running().limits.retries) == (100, 2)
+    assert api.patch(FLEET, {"limits": None}, format="json").data["limits"] is None
+    assert newest_snapshot().sha256 == before
+
+
+def test_letting_only_keys_in_is_one_configuration_and_one_event(api, pool):
+    before = newest_snapshot().number
+    for _ in range(2):
+        assert api.patch(FLEET, {"needs_key": True}, format="json").data["needs_key"] is True
+    assert newest_snapshot().number == before + 1
+    event = Event.objects.first()
+    assert (event.kind, event.summary) == ("fleet_changed", "Only clients with a key are let in.")
+    assert running().access == schema.Access()
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"limits": {"retries": 9}}, "#/limits/retries"),
+        ({"limits": {"retires": 1}}, "#/limits"),
+        ({"needs_key": None}, "#/needs_key"),
+    ],
+)
+def test_limits_that_routers_would_refuse_are_refused(api, pool, body, pointer):
+    answer = api.patch(FLEET, body, format="json")
+    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
+    assert running().limits == schema.Limits()

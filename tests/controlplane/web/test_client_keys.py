@@ -1,0 +1,103 @@
+"""Pages of client keys, of whether they are needed, and of limits."""
+
+import re
+
+import pytest
+
+from controlplane.models import ClientKey, FleetSettings, Role
+from controlplane.services.client_keys import create_client_key
+from controlplane.services.people import set_role
+from controlplane.services.projects import create_project
+from controlplane.services.task_groups import create_task_group
+
+
+@pytest.fixture
+def key(pool):
+    create_task_group(pool, "chat")
+    return create_client_key(pool.project, "agents", groups=["chat"], requests_per_s=5)[0]
+
+
+def test_a_key_is_made_and_its_text_is_shown_once(visitor, pool):
+    form = {"project": pool.project_id, "name": "agents", "requests_per_s": "5", "tenant": "red"}
+    page = visitor.post("/client-keys/", form)
+    (text,) = re.findall(r"<code>(wpk_[\w-]{43})</code>", page.text)
+    assert page["Cache-Control"].startswith("max-age=0")
+    key = ClientKey.objects.get()
+    assert (key.requests_per_s, key.tenant, key.models, key.groups) == (5.0, "red", None, None)
+    assert text not in visitor.get("/client-keys/").text + visitor.get(f"/client-keys/{key.pk}/").text
+
+
+def test_what_is_wrong_stands_beside_its_field(visitor, pool):
+    form = {"project": pool.project_id, "name": "Agents", "requests_per_s": "0", "tokens_per_min": "many"}
+    page = visitor.post("/client-keys/", form)
+    assert page.status_code == 422
+    for name in ("requests_per_s", "tokens_per_min"):
+        assert f'id="id_{name}_error"' in page.text
+    page = visitor.post("/client-keys/", {"project": pool.project_id, "name": "agents", "groups": "nobody"})
+    assert 'id="id_groups_error"' in page.text
+    assert not ClientKey.objects.exists()
+
+
+def test_a_key_is_changed_and_revoked_after_saying_what_will_happen(visitor, key):
+    page = visitor.get(f"/client-keys/{key.pk}/").text
+    assert ">chat</textarea>" in page.replace("\n", "")
+    visitor.post(f"/client-keys/{key.pk}/", {"groups": "", "requests_per_s": "7.5"})
+    key.refresh_from_db()
+    assert (key.groups, key.requests_per_s) == (None, 7.5)
+
+    assert "cannot be brought back" in visitor.get(f"/client-keys/{key.pk}/revoke/").text
+    visitor.post(f"/client-keys/{key.pk}/revoke/")
+    key.refresh_from_db()
+    assert key.revoked_at is not None
+    assert "revoked" in visitor.get("/client-keys/").text
+
+
+def test_letting_only_keys_in_says_first_what_will_happen(visitor, pool):
+    asked = visitor.get("/client-keys/admission/").text
+    assert "401" in asked
+    assert "nobody would be let in" in asked
+    create_client_key(pool.project, "agents")
+    assert "1 key is let in" in visitor.get("/client-keys/admission/").text
+    assert not FleetSettings.objects.filter(needs_key=True).exists()
+
+    visitor.post("/client-keys/admission/")
+    assert FleetSettings.objects.get().needs_key
+    assert "take requests from anybody" in visitor.get("/client-keys/admission/").text
+    visitor.post("/client-keys/admission/")
+    assert not FleetSettings.objects.get().needs_key
+
+
+def test_limits_are_set_and_taken_back(visitor, pool):
+    page = visitor.get("/fleet/limits/").text
+    assert "A request&#x27;s body; a longer one is refused with 413." in page
+    wrong = visitor.post("/fleet/limits/", {"limits-retries": "9"})
+    assert (wrong.status_code, 'id="id_limits-retries_error"' in wrong.text) == (422, True)
+    visitor.post("/fleet/limits/", {"limits-retries": "0", "limits-max_connections_per_address": "8"})
+    limits = FleetSettings.objects.get().limits
+    assert (limits["retries"], limits["max_connections_per_address"], limits["max_in_flight"]) == (0, 8, 8192)
+    visitor.post("/fleet/limits/", {"limits-unset": "on"})
+    assert FleetSettings.objects.get().limits is None
+
+
+def test_people_see_keys_of_their_own_projects_and_make_them_as_admins_alone(client, django_user_model, key):
+    create_client_key(create_project("other"), "confidential")
+    person = django_user_model.objects.create_user("eve", password="a long enough password")
+    client.force_login(person)
+    for role, can_make in ((Role.EDITOR, False), (Role.ADMIN, True)):
+        set_role(person, role, key.project)
+        page = client.get("/client-keys/").text
+        assert "default.agents" in page
+        assert "confidential" not in page
+        assert ("A new key" in page) == can_make
+        assert ("Ask for a key" in page) is False  # that is for admins of everything
+    form = {"project": key.project_id, "name": "more"}
+    assert client.post("/client-keys/", form).status_code == 200
+    assert ClientKey.objects.filter(name="more").exists()
+
+
+def test_the_list_costs_the_same_whatever_its_length(visitor, pool, django_assert_num_queries):
+    for number in range(9):
+        create_client_key(pool.project, f"key-{number}")
+    visitor.get("/client-keys/")
+    with django_assert_num_queries(7):
+        visitor.get("/client-keys/")
