@@ -11,11 +11,13 @@ import click
 import yaml
 
 from .context import Context, pass_context
+from .documents import Document
 from .output import COLUMNS, Output, text
 from .watching import DONE, watch
 
 PLAN_HAS_CHANGES = 3
 NOT_COMPLETE = 4
+BUNDLE = Document(dict, "a document with 'format' and 'pools', as 'export' writes it")
 
 
 @click.command()
@@ -48,29 +50,29 @@ def export(context: Context, file: Path) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.argument("bundle", metavar="FILE", type=BUNDLE)
 @click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
 @click.option("--exit-code", is_flag=True, help="End with 3 where there is anything to do.")
 @pass_context
-def plan(context: Context, file: Path, *, prune: bool, exit_code: bool) -> None:
+def plan(context: Context, bundle: dict[str, Any], *, prune: bool, exit_code: bool) -> None:
     """Show what applying a document would do. Changes nothing."""
-    planned = _planned(context, _read(file), _tag(context), prune=prune)
+    planned = _planned(context, bundle, _tag(context), prune=prune)
     show_actions(context.output, planned)
     if exit_code and planned["actions"]:
         sys.exit(PLAN_HAS_CHANGES)
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.argument("bundle", metavar="FILE", type=BUNDLE)
 @click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
 @click.option("--reason", help="For the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollouts that it starts.")
 @pass_context
-def apply(context: Context, file: Path, *, prune: bool, reason: str | None, yes: bool, wait: bool) -> None:
+def apply(context: Context, bundle: dict[str, Any], *, prune: bool, reason: str | None, yes: bool, wait: bool) -> None:
     """Make the fleet what a document says: shows the plan, asks, and applies it unless the fleet has moved on."""
     output, rest, match = context.output, context.rest, _tag(context)
-    bundle = {**_read(file), **({"reason": reason} if reason else {})}
+    bundle = {**bundle, **({"reason": reason} if reason else {})}
     planned = _planned(context, bundle, match, prune=prune)
     if not planned["actions"]:
         show_actions(output, planned)
@@ -114,18 +116,6 @@ def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], *,
 def _tag(context: Context) -> dict[str, str]:
     """What makes applying fail if the fleet changed in between."""
     return context.rest.tagged("config")[1]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A document, in YAML or JSON, which is YAML; a ClickException says what is wrong with it."""
-    try:
-        written = sys.stdin.read() if str(file) == "-" else file.read_text()
-        bundle = yaml.safe_load(written)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise click.ClickException(f"{file}: {error}") from None
-    if not isinstance(bundle, dict):
-        raise click.ClickException(f"{file}: expected a document with 'format' and 'pools', as 'export' writes it.")
-    return bundle
 
 
 def _yaml(bundle: dict[str, Any]) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
 from .context import Context, pass_context
+from .documents import Document
 from .fleet import NOT_COMPLETE
 from .output import text
 from .watching import DONE, watch
+
+STAGES = Document(list, "a list of stages, such as [{share: 0.05, observe_s: 600}]")
+REQUEST = Document(dict, "a request, such as {path: /v1/chat/completions, body: {...}}")
 
 
 @click.command()
@@ -46,14 +48,32 @@ def diff(context: Context, policy: str) -> None:
 @click.command()
 @click.argument("policy")
 @click.option("--reason", required=True, help="For the history.")
-@click.option("--plan", help="How: all_at_once, or one of the site's staged plans.")
+@click.option("--plan", help="How: all_at_once (the default), by_share, by_router or by_group.")
+@click.option("--stages", type=STAGES, metavar="FILE", help="A list of stages of your own, in YAML or JSON.")
+@click.option("--guard", multiple=True, metavar="LIMIT=VALUE", help="Another limit than the default; null: none.")
+@click.option("--no-guard", is_flag=True, help="Let nothing judge the stages.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
 @pass_context
-def publish(context: Context, policy: str, reason: str, plan: str | None, *, wait: bool) -> None:
+def publish(
+    context: Context,
+    policy: str,
+    *,
+    reason: str,
+    plan: str | None,
+    stages: Any,
+    guard: tuple[str, ...],
+    no_guard: bool,
+    wait: bool,
+) -> None:
     """Publish a policy's draft as it is now, and follow its rollout."""
-    digest = context.rest.get(f"policies/{policy}/diff")["digest"]
+    if guard and no_guard:
+        raise click.UsageError("--guard and --no-guard say opposite things.")
+    asked = {"plan": plan, "stages": stages, "guard": _pairs(guard) or None}
+    body = {"reason": reason, **{name: value for name, value in asked.items() if value is not None}}
+    if no_guard:
+        body["guard"] = None
+    body["digest"] = context.rest.get(f"policies/{policy}/diff")["digest"]
     _, match = context.rest.tagged(f"policies/{policy}")
-    body = {"reason": reason, "digest": digest, **({"plan": plan} if plan else {})}
     _follow(context, context.rest.send("POST", f"policies/{policy}/publish", body, match=match), wait=wait)
 
 
@@ -64,36 +84,23 @@ def publish(context: Context, policy: str, reason: str, plan: str | None, *, wai
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
 @pass_context
-def revert(context: Context, policy: str, revision: int, reason: str | None, *, yes: bool, wait: bool) -> None:
+def revert(context: Context, policy: str, revision: int, *, reason: str | None, yes: bool, wait: bool) -> None:
     """Put an earlier revision's settings into force again, as a new revision, at all routers at once."""
-    rest = context.rest
-    found = rest.every("revisions", policy=policy)
-    earlier = next((one for one in found if one["number"] == revision), None)
-    if earlier is None:
-        raise click.ClickException(f"Policy {policy} has no revision {revision}.")
+    now, match = context.rest.tagged(f"policies/{policy}")
     if not yes:
         typed = click.prompt(f"This takes {policy} back to revision {revision}. Type the policy's name", err=True)
         if typed != policy:
             raise click.ClickException("That is not its name. Nothing was changed.")
-    why = reason or f"Back to revision {revision}"
-    now, match = rest.tagged(f"policies/{policy}")
-    body = {"settings": earlier["settings"], "reason": why, "based_on": now["live"]["number"]}
-    digest = rest.send("PUT", f"policies/{policy}/draft", body, match=match)["digest"]
-    _, match = rest.tagged(f"policies/{policy}")
-    published = {"reason": why, "digest": digest}
-    _follow(context, rest.send("POST", f"policies/{policy}/publish", published, match=match), wait=wait)
+    body = {"revision": revision, "reason": reason or "", **({"live": now["live"]["number"]} if now["live"] else {})}
+    _follow(context, context.rest.send("POST", f"policies/{policy}/revert", body, match=match), wait=wait)
 
 
 @click.command()
 @click.argument("router")
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.argument("asked", metavar="FILE", type=REQUEST)
 @pass_context
-def explain(context: Context, router: str, file: Path) -> None:
+def explain(context: Context, router: str, asked: Any) -> None:
     """Where ROUTER would place the request in FILE now, and why. Nothing is sent to a replica, nothing is kept."""
-    try:
-        asked = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"{file}: {error}") from None
     context.output.row(context.rest.send("POST", f"routers/{router}/explain", asked))
 
 
@@ -106,14 +113,20 @@ def _follow(context: Context, rollout: dict[str, Any], *, wait: bool) -> None:
 
 def _settings(given: tuple[str, ...], live: dict[str, Any]) -> dict[str, Any]:
     """The settings in force with some replaced; another strategy begins with its own defaults."""
+    said = _pairs(given)
+    strategy = said.get("strategy", live.get("strategy"))
+    return {**(live if strategy == live.get("strategy") else {}), **said}
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, Any]:
+    """NAME=VALUE, the value as YAML writes it."""
     said: dict[str, Any] = {}
     for one in given:
         name, is_pair, value = one.partition("=")
         if not is_pair:
-            raise click.BadParameter(f"{one!r}: expected SETTING=VALUE")
+            raise click.BadParameter(f"{one!r}: expected NAME=VALUE")
         said[name] = yaml.safe_load(value) if value else ""
-    strategy = said.get("strategy", live.get("strategy"))
-    return {**(live if strategy == live.get("strategy") else {}), **said}
+    return said
 
 
 COMMANDS = (draft, diff, publish, revert, explain)

@@ -37,8 +37,11 @@ def sentence(rollout: dict[str, Any]) -> str:
     parts = [f"{rollout['policy']} r{rollout['revision']}: {state}"]
     if rollout["stages"]:
         parts.append(f"stage {rollout['stage'] + 1} of {len(rollout['stages'])}")
+    parts += [
+        f"{one['name']} {one['verdict']}" for one in rollout["readings"] if one["verdict"] not in {"passed", "off"}
+    ]
     if routers := rollout["routers"]:
-        parts.append(f"{sum(one['runs_it'] for one in routers)} of {len(routers)} routers run it")
+        parts.append(f"{_acknowledged(routers)} of {len(routers)} routers run it")
     if rollout["why"]:
         parts.append(rollout["why"])
     return "; ".join(parts)
@@ -49,8 +52,12 @@ def progress(rollout: dict[str, Any]) -> float:
     if rollout["state"] == DONE:
         return 1.0
     stages, routers = max(len(rollout["stages"]), 1), rollout["routers"]
-    within = sum(one["runs_it"] for one in routers) / len(routers) if routers else 0.0
+    within = _acknowledged(routers) / len(routers) if routers else 0.0
     return min((int(rollout["stage"]) + within) / stages, 0.99)
+
+
+def _acknowledged(routers: list[dict[str, Any]]) -> int:
+    return sum(one["progress"] == "acknowledged" for one in routers)
 
 
 @contextmanager

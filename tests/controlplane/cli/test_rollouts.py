@@ -1,0 +1,82 @@
+"""Publishing by stages, and stepping in, from the command line."""
+
+import pytest
+
+from controlplane.models import ConfigSnapshot, Rollout
+from controlplane.services.routers import announce, record_ack
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def draft(warmpath, policy):
+    """A draft of pool ``default``'s policy."""
+    assert warmpath("draft", "default", "-s", "strategy=prefix_hash").status == 0
+    return policy
+
+
+@pytest.fixture
+def router(draft):
+    """A router that runs whatever is newest when it is called."""
+    joined = announce(name="router-1", boot="b", version="1", admin_url="http://127.0.0.1:9")
+
+    def acknowledge():
+        newest = ConfigSnapshot.objects.order_by("-number").first()
+        record_ack(joined.pk, number=newest.number, sha256=newest.sha256)
+
+    return acknowledge
+
+
+def tried(warmpath):
+    """Publishes the draft by shares; the rollout's number."""
+    asked = ("publish", "default", "--reason", "a try", "--plan", "by_share", "--no-wait")
+    return str(warmpath("--json", *asked).json["id"])
+
+
+def test_a_revision_is_tried_paused_promoted_and_followed_to_its_end(warmpath, router, policy):
+    number = tried(warmpath)
+    router()
+    shown = warmpath("rollout", "show", number).out
+    assert "default r2: progressing; stage 1 of" in shown
+    assert "1 of 1 routers run it" in shown
+    for move, state in (("pause", "paused"), ("resume", "progressing")):
+        assert warmpath("--json", "rollout", move, number, "--reason", "looking").json["state"] == state
+    while Rollout.objects.get().is_open:
+        assert warmpath("rollout", "promote", number, "--reason", "looks good").status == 0
+        router()
+    ended = warmpath("rollout", "watch", number)
+    assert (ended.status, policy.live().number) == (0, 2)
+    assert ended.err == "default r2: complete; stage 3 of 3; 1 of 1 routers run it\n"
+
+
+def test_a_trial_that_is_aborted_ends_with_a_status_of_its_own(warmpath, router, policy):
+    number = tried(warmpath)
+    assert warmpath("rollout", "abort", number, "--reason", "it looks bad").status == 0
+    assert warmpath("rollout", "watch", number).status == 4
+    assert "it looks bad" in warmpath("rollout", "show", number).out
+    assert policy.live().number == 1
+    assert warmpath("rollout", "abort", number, "--reason", "again").status == 1
+    assert [row["state"] for row in warmpath("--json", "rollout", "list", "--policy", "default").json] == ["aborted"]
+
+
+def test_following_ends_at_the_deadline(warmpath, router):
+    number = tried(warmpath)
+    assert warmpath("rollout", "watch", number, "--for", "0").status == 4
+
+
+def test_stages_and_limits_of_ones_own_are_said_on_the_command_line(warmpath, draft, tmp_path):
+    (tmp_path / "stages.yaml").write_text("- {share: 0.1, observe_s: 60}\n")
+    stages = ("--stages", str(tmp_path / "stages.yaml"))
+    limits = ("--guard", "max_hit_rate_drop=0.1", "--guard", "max_load_skew=null")
+    done = warmpath("--json", "publish", "default", "--reason", "x", *stages, *limits, "--no-wait").json
+    assert [stage["share"] for stage in done["stages"]] == [0.1, 1.0]
+    assert (done["guard"]["max_hit_rate_drop"], done["guard"]["max_load_skew"]) == (0.1, None)
+
+    assert warmpath("publish", "default", "--reason", "x", "--no-guard", "--guard", "min_requests=1").status == 2
+    (tmp_path / "stages.yaml").write_text("share: 1\n")
+    assert warmpath("publish", "default", "--reason", "x", *stages).status == 2
+
+
+def test_nothing_judges_a_rollout_that_is_to_have_no_guard(warmpath, draft):
+    done = warmpath("--json", "publish", "default", "--reason", "x", "--plan", "by_share", "--no-guard", "--no-wait")
+    assert done.json["guard"] is None
