@@ -52,7 +52,7 @@ class Fleet:
             return self._candidates
         holders = self._holders.get(adapter)
         if holders is None:
-            names = [name for name in self._candidates if self._holds(name, adapter, health)]
+            names = [name for name in self._candidates if self.holds(name, adapter, health)]
             holders = self._holders[adapter] = self._candidates.only(names)
         return holders
 
@@ -74,6 +74,12 @@ class Fleet:
         there = ([name for name in self.ranks(replica) if name in candidates] for replica in replicas)
         return list(islice((found for found in there if found), limit))
 
+    def holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
+        """Whether a target holds an adapter: as the configuration says of its replica, else as the replica told."""
+        replica = self.targets[name].replica
+        held = replica.adapters
+        return health.holds(ReplicaId(replica.name), adapter) if held is None else adapter in held
+
     def _eligible(self, health: Health) -> Candidates:
         eligible = {
             name: replica.weight * self._share(name, health)
@@ -86,12 +92,6 @@ class Fleet:
 
     def _share(self, name: ReplicaId, health: Health) -> float:
         return health.share(ReplicaId(self.targets[name].replica.name))
-
-    def _holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
-        """By what the configuration says of the replica, else by what the replica told."""
-        replica = self.targets[name].replica
-        held = replica.adapters
-        return health.holds(ReplicaId(replica.name), adapter) if held is None else adapter in held
 
     def _settled(self, name: ReplicaId, replica: ReplicaConfig) -> Holding:
         """A target's holding, with the room that its engine told of."""

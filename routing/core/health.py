@@ -29,19 +29,24 @@ class Health(Protocol):
 
 
 class HealthBook:
-    """Replicas known to be down, replicas taken out by their breakers, and shares below 1; all others are well."""
+    """Replicas known to be down, taken out by their breakers or kept back, and shares below 1; all others are well."""
 
-    __slots__ = ("_adapters", "_down", "_out", "_shares", "epoch")
+    __slots__ = ("_adapters", "_down", "_kept_back", "_out", "_shares", "epoch")
 
     def __init__(self) -> None:
         self._down: set[ReplicaId] = set()
         self._out: set[ReplicaId] = set()
+        self._kept_back: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
         self._adapters: dict[ReplicaId, frozenset[str]] = {}  # of those that told
         self.epoch = 0
 
     def is_up(self, replica: ReplicaId) -> bool:
         """Whether requests may be sent to a replica."""
+        return not (replica in self._down or replica in self._out or replica in self._kept_back)
+
+    def will_be_up(self, replica: ReplicaId) -> bool:
+        """The same, of one that is kept back as well."""
         return replica not in self._down and replica not in self._out
 
     def share(self, replica: ReplicaId) -> float:
@@ -70,6 +75,10 @@ class HealthBook:
     def take_out(self, replica: ReplicaId, *, out: bool) -> bool:
         """Record what a breaker decided; True if that is news."""
         return self._move(self._out, replica, into=out)
+
+    def keep_back(self, replica: ReplicaId, *, back: bool) -> bool:
+        """Let a replica get no requests yet, or get them from now on; True if that is news."""
+        return self._move(self._kept_back, replica, into=back)
 
     def give_share(self, replica: ReplicaId, share: float) -> None:
         """Let a replica have this part of its weight from now on."""

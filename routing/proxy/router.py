@@ -41,6 +41,7 @@ from routing.proxy.replicas.health import HealthChecks, Target
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
 from routing.proxy.tls import Tls
+from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Placement
 
@@ -89,6 +90,8 @@ class Router:
         self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
         self.all_gates = Gates()
         self.gates: Gates | None = None  # None: no limit is configured
+        self.all_warm_ups = WarmUps(self)
+        self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.watch = Watch(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
@@ -159,13 +162,23 @@ class Router:
 
     def _returned(self, replica: ReplicaId) -> None:
         event(logger, "replica_back", replica=replica)
-        self._start_slowly(replica)
+        self.start_slowly(replica)
 
     def _came_up(self, replica: ReplicaId) -> None:
         self.breakers.came_up(replica)
-        self._start_slowly(replica)
+        self._join(replica)
 
-    def _start_slowly(self, replica: ReplicaId) -> None:
+    def _join(self, replica: ReplicaId) -> None:
+        """Its cache is empty: warm it up where the pool says so, else let it start slowly as it is."""
+        if self.warm_ups is None or not self.warm_ups.begin(replica):
+            self.start_slowly(replica)
+
+    def lets_in(self, pool: str) -> bool:
+        """Whether a replica of a pool that nobody else can replace was to warm up first, and takes traffic now."""
+        return self.warm_ups is not None and self.warm_ups.let_in(pool)
+
+    def start_slowly(self, replica: ReplicaId) -> None:
+        """Let a replica take traffic, a part of its share at first."""
         self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
 
     # --- configuration ---
@@ -244,10 +257,11 @@ class Router:
         self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})
         self.retry_budget.ratio = serving.limits.retry_ratio
         self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
+        self.warm_ups = self.all_warm_ups if self.all_warm_ups.configure(serving.config) else None
         self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
         if before:
             for name in _active(serving.config) - _active(before.config):
-                self._start_slowly(name)
+                self._join(name)
         self.watch.start()
 
     # --- the end ---
@@ -288,6 +302,7 @@ class Router:
             client.cut()
         self.checks.close()
         self.watch.close()
+        self.all_warm_ups.close()
         for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
             link.close()
         self.deadlines.close()

@@ -50,6 +50,7 @@ from routing.schema.policies import (
     Trial,
     check_trial,
 )
+from routing.schema.warm_up import WarmUp
 
 __all__ = [  # what stands in a file of its own; the rest is below
     "LEAST_URGENT",
@@ -93,6 +94,7 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "Tier1",
     "TieredSettings",
     "Trial",
+    "WarmUp",
     "without_secrets",
 ]
 
@@ -155,6 +157,7 @@ class PoolConfig(Frozen, frozen=True):
             extra={"unit": "requests"},
         ),
     ] = 500
+    warm_up: WarmUp | None = None  # of replicas that join; None: they take traffic cold
 
     @property
     def names(self) -> ModelNames:

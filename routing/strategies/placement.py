@@ -17,16 +17,18 @@ from msgspec import Struct
 
 from routing.core.candidates import Candidates
 from routing.core.group_shares import GroupShares
-from routing.core.health import Health
+from routing.core.health import Health, HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.matching import Found, Matcher, PlacementRequest
 from routing.core.models import Models, Served
+from routing.core.openings import Cut, OpeningKey
 from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
-from routing.core.targets import Target, targets_of
+from routing.core.targets import MARK, Target, targets_of
 from routing.core.trials import Verdict
 from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
-from routing.schema import PolicyConfig, ReplicaConfig, RouterConfig, Tier1
+from routing.schema import PolicyConfig, ReplicaConfig, ReplicaState, RouterConfig, Tier1
+from routing.strategies.homes import homes_among
 from routing.strategies.routes import Route, RouteBuilder, asks_residency, carry_over
 from routing.strategies.strategy import Keys, Weighed, Weighs
 
@@ -256,6 +258,35 @@ class Placement:
         _, own, by_group = self._pools[decision.pool]
         rule = by_group.get(decision.group, own).trial
         return None if rule is None else rule.verdict(request, decision.served)
+
+    def homes(self, pool: str, opening: OpeningKey, replica: str, adapter: str, health: HealthBook) -> list[ReplicaId]:
+        """Those of a replica's targets that a task group's opening will call home, once the replica takes traffic."""
+        group, prefix = opening
+        _, own, by_group = self._pools[pool]
+        route = by_group.get(group) if group else own
+        if route is None:
+            return []
+        fleet = route.fleet
+
+        def is_there(target: ReplicaId) -> bool:
+            configured = fleet.targets[target].replica
+            return (
+                configured.state is ReplicaState.ACTIVE
+                and health.will_be_up(ReplicaId(configured.name))
+                and (not adapter or fleet.holds(target, adapter, health))
+            )
+
+        return homes_among(route, prefix, self.targets.get(replica, []), is_there)
+
+    def rank(self, target: ReplicaId) -> int | None:
+        """The data-parallel rank that a target is; None where its replica has only one."""
+        name, mark, rank = target.partition(MARK)
+        return int(rank) if mark and name in self.targets else None
+
+    def warmed(self, pool: str, target: ReplicaId, cut: Cut) -> None:
+        """A target has prefilled an opening: it holds that, where the pool asks."""
+        if pool in self._asks_residency:
+            self._residency.insert(target, cut.blocks, self._loads.clock(), cut.tokens)
 
     def dispatch(self, decision: Decision) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""

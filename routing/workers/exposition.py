@@ -19,6 +19,7 @@ Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_up": min,  # a worker that holds it for down sends it nothing
     "warmpath_router_replica_out": max,  # the same
+    "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
     "process_start_time_seconds": min,
 }

@@ -15,7 +15,7 @@ from routing.core.breaker import State
 from routing.proxy.configuration.store import ConfigStore
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures import metrics
-from routing.proxy.figures.view import about_lines
+from routing.proxy.figures.view import about_lines, warming_of
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
 from routing.workers.supervisor import Supervisor
@@ -53,6 +53,11 @@ class WorkersView:
         if self.store.applied is None:
             return "no configuration yet"
         return None if self._supervisor.ready else "no worker is running"
+
+    @property
+    def warming(self) -> dict[str, dict[str, int]]:
+        """How far each replica is that warms up, by name, when the workers were last seen."""
+        return warming_of(merged_rows(member.rows for member in self._supervisor.members))
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
@@ -113,4 +118,14 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
         {name: sum(rank[name] for rank in same) for name in same[0]}
         for same in zip(*(row["ranks"] for row in rows), strict=False)
     ]
-    return worst | sums | {"ranks": ranks, "share": min(row["share"] for row in rows), "last_ok_at": last_ok_at}
+    warming = [row["warming"] for row in rows if row["warming"] is not None]
+    return (
+        worst
+        | sums
+        | {
+            "ranks": ranks,
+            "share": min(row["share"] for row in rows),
+            "warming": {name: sum(it[name] for it in warming) for name in warming[0]} if warming else None,
+            "last_ok_at": last_ok_at,
+        }
+    )

@@ -48,6 +48,7 @@ class Worker:
         self.router = Router(orders.name, tls=Tls(orders.tls))
         self.router.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
         self.router.all_gates.share = 1 / orders.workers
+        self.router.all_warm_ups.part, self.router.all_warm_ups.parts = orders.number, orders.workers
         self._orders = orders
         self._view = RouterView(self.router, "")
         self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)

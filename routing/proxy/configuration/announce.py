@@ -13,6 +13,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -81,7 +82,7 @@ async def _announce(
 ) -> str | None:
     """Say it once; why it was not accepted, or None if it was."""
     applied, happened = router.store.applied, spool.oldest(MOST_EVENTS)
-    body = {
+    body: dict[str, Any] = {
         "name": router.name,
         "boot": router.boot,
         "version": what.version,
@@ -92,6 +93,8 @@ async def _announce(
         "sent_at": time.time(),  # by which the control plane knows how our clock goes
         "events": msgspec.to_builtins(happened),
     }
+    if warming := router.warming:
+        body["warming"] = warming
     try:
         for name in ("admin_url", "data_url"):
             body[name] = await reachable(str(body[name]), what.control_plane_url)

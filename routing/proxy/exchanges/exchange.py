@@ -103,7 +103,10 @@ class Exchange:
                 self._dispatch(decision)
         except NoReplicaError as error:
             self._pool, self._group = error.pool, error.group
-            self._refuse(refusal_of(error))
+            if not self._router.lets_in(error.pool):
+                self._refuse(refusal_of(error))
+            else:
+                self.start()
         except RoutingError as error:
             self._refuse(refusal_of(error))
         except RefusalError as refusal:
@@ -124,10 +127,15 @@ class Exchange:
     def admitted(self) -> None:
         """Its turn has come: choose by what the loads are now."""
         self._enter(PLACING)
+        self._place()
+
+    def _place(self) -> None:
         try:
             self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
         except NoReplicaError as error:
-            self._refuse(refusal_of(error))
+            if not self._router.lets_in(error.pool):
+                return self._refuse(refusal_of(error))
+            self._place()
 
     @never_raises
     def not_admitted(self, refusal: RefusalError) -> None:
@@ -162,6 +170,8 @@ class Exchange:
             self._record = Record.of(decision, self._request.request_id, tokens)
             if (grant := self._request.grant) is not None:
                 grant.began(tokens)
+            if self._router.warm_ups is not None:
+                self._router.warm_ups.met(decision, self._request, self._wanted.prompt)
         self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
         if self._router.breakers.troubled:

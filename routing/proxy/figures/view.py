@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Protocol
 
@@ -58,6 +58,11 @@ class View(Protocol):
         """Why no traffic should come here; None when it may."""
         ...
 
+    @property
+    def warming(self) -> dict[str, dict[str, int]]:
+        """How far each replica is that warms up, by name."""
+        ...
+
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
         ...
@@ -106,6 +111,11 @@ class RouterView:
     def not_ready_reason(self) -> str | None:
         """Why no traffic should come here; None when it may."""
         return self._router.not_ready_reason
+
+    @property
+    def warming(self) -> dict[str, dict[str, int]]:
+        """How far each replica is that warms up, by name."""
+        return warming_of(self.replica_rows())
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
@@ -164,6 +174,7 @@ class RouterView:
         yield from router.metrics.lines()
         yield from self._failure_lines()
         yield from router.all_gates.lines()
+        yield from router.all_warm_ups.lines()
         yield from self._replica_lines()
         yield from metrics.header(
             "tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check."
@@ -188,6 +199,7 @@ class RouterView:
                     "breaker": router.breakers.state(name),
                     "reason": finding.reason or (breaker.reason if breaker else None),
                     "share": router.health.share(name),
+                    "warming": router.all_warm_ups.progress(name),
                     "running": sum(running for running, _ in ranks),
                     "waiting_tokens": sum(tokens for _, tokens in ranks),
                     "ranks": [{"running": running, "waiting_tokens": tokens} for running, tokens in ranks],
@@ -264,6 +276,11 @@ def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[s
         "hash": shown_hash(decision.keys.tier1),
         "hash_by_group": {group: shown_hash(found) for group, found in by_group.items()},
     }
+
+
+def warming_of(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Out of the replicas' rows, how far each is that warms up."""
+    return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
 
 
 def about_lines(view: View, version: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What happens by the clock: replicas that hang or crawl are found, those out are tried, shares grow, lines move.
+"""What happens by the clock: replicas that hang or crawl are found, those out are tried, shares and lines move on.
 
 Theory of operation. One timer for all, four times a second. It looks only at replicas where requests are, and reads
 what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came. So
@@ -68,6 +68,8 @@ class Watch:
             router.retry_budget.tick(now, router.requests)
             router.breakers.advance()
             router.slow_starts.advance(now)
+            if router.warm_ups is not None:
+                router.warm_ups.tick(now)
             if router.gates is not None:
                 router.gates.expire()
             if router.serving is not None:

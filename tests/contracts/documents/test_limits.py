@@ -10,10 +10,16 @@ import pytest
 from msgspec.inspect import FloatType, IntType, Metadata, NoneType, StrType, UnionType
 
 import routing.schema
-from routing.schema import BreakerConfig, ConcurrencyConfig, Frozen, HealthCheck, Limits
+from routing.schema import BreakerConfig, ConcurrencyConfig, Frozen, HealthCheck, Limits, WarmUp
 
 TEXT = (Path(routing.schema.__file__).parent / "limits.md").read_text()
-SECTIONS = {"limits": Limits, "breaker": BreakerConfig, "health": HealthCheck, "concurrency": ConcurrencyConfig}
+SECTIONS = {
+    "limits": Limits,
+    "breaker": BreakerConfig,
+    "health": HealthCheck,
+    "concurrency": ConcurrencyConfig,
+    "warm_up": WarmUp,
+}
 
 
 def rows(section: str) -> dict[str, list[str]]:

@@ -46,7 +46,8 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
     monkeypatch.setattr(announce, "FIRST_PAUSE_S", 0.01)
     async with routed(config([replica]), revision=4) as harness, control_plane([503, 401, 200]) as (url, heard):
         what = Announcement(url, "http://admin", "http://data", "1.0", "token")
-        task = asyncio.create_task(keep_announcing(harness.router, what, Spool(tmp_path, harness.router.boot)))
+        view, spool = harness.server.data.view, Spool(tmp_path, harness.router.boot)
+        task = asyncio.create_task(keep_announcing(view, what, spool))
         await harness.until(lambda: len(heard) >= 5, "five announcements")
         task.cancel()
         assert (await harness.chat()).status == 200

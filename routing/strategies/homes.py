@@ -1,0 +1,42 @@
+"""Which replicas an opening will be sent to, before it is: what warming a replica goes by.
+
+A strategy that goes by prefixes, by their hash or by what replicas hold, has a home or a few for each; under any other
+an opening comes everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import islice
+
+from routing.core.types import PrefixHash, ReplicaId
+from routing.schema import OpeningSettings, ResidencySettings, TieredSettings
+from routing.strategies.affinity_groups import AffinityGroups
+from routing.strategies.routes import Route
+
+
+def homes_among(
+    route: Route, opening: PrefixHash, some: Collection[ReplicaId], is_there: Callable[[ReplicaId], bool]
+) -> list[ReplicaId]:
+    """Those of some targets that an opening calls home, when the fleet is who ``is_there``. A short walk."""
+    count = _homes(route, opening)
+    members = set(route.shares.replicas(route.group)) if route.is_shared and route.shares is not None else None
+    targets = route.fleet.targets
+
+    def takes(target: ReplicaId) -> bool:
+        return is_there(target) and (members is None or targets[target].replica.name in members)
+
+    if count is None:
+        return [target for target in some if target in targets and takes(target)]
+    first = islice((target for target in route.fleet.ring.walk(opening) if takes(target)), count)
+    return [target for target in first if target in some]
+
+
+def _homes(route: Route, opening: PrefixHash) -> int | None:
+    """How many replicas share an opening; None: all of them."""
+    settings = route.policy.settings
+    if isinstance(settings, TieredSettings):
+        return settings.replicas
+    if isinstance(route.strategy, AffinityGroups):
+        return len(route.strategy.plan().get(opening, ())) or 1
+    return 1 if isinstance(settings, OpeningSettings | ResidencySettings) else None

@@ -1,0 +1,402 @@
+"""A replica that joins is warm before it takes traffic, whatever goes wrong takes its turn, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.proxy.configuration import announce
+from routing.proxy.configuration.announce import Announcement, keep_announcing
+from routing.proxy.events.spool import Spool
+from routing.schema import (
+    HealthCheck,
+    LowestCostSettings,
+    PrefixHashSettings,
+    RouterConfig,
+    Settings,
+    TaskGroupConfig,
+    WarmUp,
+)
+from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer
+from tests.routing.proxy.harness import Harness, config, routed
+from tests.routing.proxy.test_announce import control_plane
+from tests.routing.proxy.test_figures import samples
+
+OPENINGS = 30
+CANARY = "canary"
+QUICK = HealthCheck(interval_s=0.05, timeout_s=1.0, failures=1)
+PREFIX = b"warm-up-"
+
+
+def opening(number: int) -> str:
+    return f"You are clerk number {number} of the {CANARY}. " * 20
+
+
+def body(number: int, question: str = "And now?") -> bytes:
+    messages = [{"role": "system", "content": opening(number)}, {"role": "user", "content": question}]
+    return json.dumps({"model": "tiny", "messages": messages, "user": "ann", "max_tokens": 2}).encode()
+
+
+def warming(
+    replicas: Iterable[FakeReplica], warm_up: WarmUp | None = None, *, settings: Settings | None = None, **fields: Any
+) -> RouterConfig:
+    whole = config(replicas, settings=settings or PrefixHashSettings(), health=QUICK, **fields)
+    return replace(whole, pools=(replace(whole.pools[0], warm_up=warm_up or WarmUp()),))
+
+
+def sent_to_warm(replica: FakeReplica) -> list[Call]:
+    return [call for call in replica.calls if call.header(b"x-request-id")[0].startswith(PREFIX)]
+
+
+def asked(calls: Sequence[Call]) -> list[str]:
+    """The system prompts of requests, in order."""
+    return [json.loads(call.body)["messages"][0]["content"] for call in calls]
+
+
+async def teach(harness: Harness, numbers: Iterable[int] = range(OPENINGS), times: int = 3) -> None:
+    for number in numbers:
+        for turn in range(times):
+            assert (await harness.chat(body(number, f"Question {turn}"))).status == 200
+
+
+async def homes(harness: Harness) -> dict[str, list[int]]:
+    """Openings by the replica that gets them now."""
+    found: dict[str, list[int]] = {}
+    for number in range(OPENINGS):
+        found.setdefault((await harness.chat(body(number))).replica, []).append(number)
+    return found
+
+
+async def row(harness: Harness, name: str) -> dict[str, Any]:
+    _, shown = await harness.admin("GET", "/admin/replicas")
+    return next(row for row in shown["replicas"] if row["name"] == name)
+
+
+def is_joining(harness: Harness, name: str) -> bool:
+    return harness.router.all_warm_ups.progress(name) is not None
+
+
+async def joined(harness: Harness, name: str) -> None:
+    await harness.until(lambda: not is_joining(harness, name), f"the end of the warm-up of {name}")
+
+
+async def ended(harness: Harness, name: str) -> dict[str, float]:
+    """How its warm-ups ended, from the figures."""
+    _, text = await harness.admin("GET", "/metrics")
+    lines = samples(text).get("warmpath_router_warm_ups_total", [])
+    return {labels["ending"]: value for labels, value in lines if labels["replica"] == name}
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[list[FakeReplica]]:
+    async with fake_replicas(3) as replicas:
+        yield replicas
+
+
+@asynccontextmanager
+async def taught(
+    replicas: list[FakeReplica], warm_up: WarmUp | None = None, **fields: Any
+) -> AsyncIterator[tuple[Harness, FakeReplica]]:
+    """A router whose last replica is not configured yet, after traffic for ``OPENINGS`` openings; and that replica."""
+    *known, new = replicas
+    async with routed(warming(known, warm_up, **fields)) as harness:
+        await teach(harness)
+        yield harness, new
+
+
+async def test_a_new_replica_gets_its_openings_once_and_takes_traffic_then(three: list[FakeReplica]) -> None:
+    async with taught(three) as (harness, new):
+        assert (await harness.push(warming(three), 2))[0] == 200
+        await joined(harness, new.name)
+        warmed = sent_to_warm(new)
+        own = (await homes(harness))[new.name]
+        assert (await ended(harness, new.name)) == {"complete": 1}
+
+    assert len(own) > 1
+    assert sorted(asked(warmed)) == sorted(opening(number) for number in own)
+    for call in warmed:
+        told = json.loads(call.body)
+        assert (told["max_tokens"], told["stream"], told["priority"]) == (1, False, 1000)
+        assert set(told) == {"model", "messages", "max_tokens", "stream", "priority"}
+    assert new.calls[: len(warmed)] == warmed  # before anybody's
+
+
+async def test_no_request_goes_there_before_it_is_warm_and_none_waits(three: list[FakeReplica]) -> None:
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        await call.send(plain_answer(b"{}"))
+
+    async with taught(three) as (harness, new):
+        new.script = slow
+        await harness.push(warming(three), 2)
+        await new.wait_calls(2)
+        met = await homes(harness)
+        shown = await row(harness, new.name)
+        _, text = await harness.admin("GET", "/metrics")
+        release.set()
+        await joined(harness, new.name)
+        after = await homes(harness)
+        share = (await row(harness, new.name))["share"]
+
+    assert new.name not in met
+    assert after[new.name]
+    assert share < 1.0  # it starts slowly all the same
+    assert shown["warming"] == {
+        "prefixes_done": 0,
+        "prefixes": len(after[new.name]),
+        "tokens_done": 0,
+        "tokens": shown["warming"]["tokens"],
+    }
+    assert shown["warming"]["tokens"] > 100 * len(after[new.name])
+    gauges = {labels["replica"]: value for labels, value in samples(text)["warmpath_router_replica_warming"]}
+    assert gauges == {"replica-0": 0, "replica-1": 0, new.name: 1}
+
+
+async def test_a_replica_that_was_down_is_warmed_when_it_is_back(three: list[FakeReplica]) -> None:
+    async with routed(warming(three)) as harness:
+        await teach(harness)
+        own = (await homes(harness))["replica-2"]
+        three[2].health_status = 503
+        await harness.until(lambda: not harness.router.health.is_up("replica-2"), "the replica to be down")
+        before = len(three[2].calls)
+        three[2].health_status = 200
+        await harness.until(lambda: bool(sent_to_warm(three[2])), "the first warm-up request")
+        await joined(harness, "replica-2")
+        warmed = three[2].calls[before:]
+
+    assert sorted(asked(warmed)) == sorted(opening(number) for number in own)
+
+
+async def test_a_replica_that_stays_is_never_warmed(three: list[FakeReplica]) -> None:
+    async with routed(warming(three)) as harness:
+        await teach(harness)
+        await harness.push(warming(three, WarmUp(max_prefixes=3)), 2)
+        await teach(harness)
+
+    assert not any(map(sent_to_warm, three))
+
+
+async def test_the_budget_is_kept(three: list[FakeReplica]) -> None:
+    tight = WarmUp(max_prefixes=2, concurrency=1)
+    async with taught(three, tight) as (harness, new):
+        await harness.push(warming(three, tight), 2)
+        await joined(harness, new.name)
+        few = len(sent_to_warm(new))
+        await harness.push(warming(three[:2], tight), 3)
+        short = WarmUp(max_tokens=1024)  # of openings of some 200 tokens
+        await harness.push(warming(three, short), 4)
+        await joined(harness, new.name)
+        chosen = sent_to_warm(new)[few:]
+
+    assert few == 2
+    assert sum(len(text) for text in asked(chosen)) <= 4 * 1024
+
+
+async def test_at_its_time_limit_a_replica_takes_traffic_and_its_warm_up_is_dropped(three: list[FakeReplica]) -> None:
+    async def hanging_on_warm_ups(call: Call) -> None:
+        if call in sent_to_warm(three[2]):
+            await call.wait_gone()
+        else:
+            await call.send(plain_answer(b"{}"))
+
+    async with taught(three) as (harness, new):
+        new.script = hanging_on_warm_ups
+        await harness.push(warming(three, WarmUp(time_limit_s=0.3)), 2)
+        await new.wait_calls(2)
+        await joined(harness, new.name)
+        met = await homes(harness)
+        await asyncio.gather(*(asyncio.wait_for(call.gone.wait(), 10) for call in sent_to_warm(new)))
+        assert (await ended(harness, new.name)) == {"time_limit": 1}
+        await harness.at_rest()
+
+    assert met[new.name]
+
+
+@pytest.mark.parametrize("script", [answering(b"{}", status=500), answering(b"{}", status=401)])
+async def test_a_replica_that_fails_its_warm_up_takes_traffic_after_three(
+    three: list[FakeReplica], script: Script
+) -> None:
+    async with taught(three) as (harness, new):
+        new.script = script
+        await harness.push(warming(three, WarmUp(concurrency=1)), 2)
+        await joined(harness, new.name)
+        assert (await ended(harness, new.name)) == {"failing": 1}
+        new.script = answering()
+        assert (await homes(harness))[new.name]
+
+    assert len(sent_to_warm(new)) == 3
+
+
+async def test_one_that_goes_down_meanwhile_begins_anew_when_it_is_back(three: list[FakeReplica]) -> None:
+    async with taught(three) as (harness, new):
+        new.script = Call.wait_gone
+        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
+        await new.wait_calls(2)
+        new.health_status = 503
+        await joined(harness, new.name)
+        assert new.name not in await homes(harness)
+        new.script, new.health_status = answering(), 200
+        before = len(new.calls)
+        await harness.until(lambda: len(new.calls) > before, "a second warm-up")
+        await joined(harness, new.name)
+        own = (await homes(harness))[new.name]
+        assert (await ended(harness, new.name)) == {"withdrawn": 1, "complete": 1}
+
+    assert sorted(asked(sent_to_warm(new)[2:])) == sorted(opening(number) for number in own)
+
+
+async def test_where_nobody_else_can_serve_it_takes_traffic_at_once(three: list[FakeReplica]) -> None:
+    only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
+    async with taught(three) as (harness, new):
+
+        async def hanging_on_warm_ups(call: Call) -> None:
+            if call in sent_to_warm(new):
+                await call.wait_gone()
+            else:
+                await call.send(plain_answer(b"{}"))
+
+        new.script = hanging_on_warm_ups
+        await harness.push(warming(three, WarmUp(time_limit_s=600), groups=only), 2)
+        await new.wait_calls(2)
+        answer = await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])
+        assert (answer.status, answer.replica) == (200, "replica-2")
+        assert (await ended(harness, new.name)) == {"needed": 1}
+
+
+async def test_the_only_replica_of_a_pool_is_not_kept_back(three: list[FakeReplica]) -> None:
+    async with routed(warming(three[:1])) as harness:
+        await teach(harness)
+        three[0].health_status = 503
+        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "the replica to be down")
+        three[0].health_status = 200
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "the replica to be up")
+        assert not is_joining(harness, "replica-0")
+    assert not sent_to_warm(three[0])
+
+
+async def test_an_engine_that_takes_no_priority_is_asked_without(three: list[FakeReplica]) -> None:
+    async def strict(call: Call) -> None:
+        if b'"priority"' in call.body:
+            said = b'{"error":{"message":"Got priority 1000 but Priority scheduling is not enabled.","code":400}}'
+            await call.send(plain_answer(said, status=400))
+        else:
+            await call.send(plain_answer(b"{}"))
+
+    async with taught(three) as (harness, new):
+        new.script = strict
+        await harness.push(warming(three, WarmUp(concurrency=1)), 2)
+        await joined(harness, new.name)
+        warmed = sent_to_warm(new)
+        own = (await homes(harness))[new.name]
+        assert (await ended(harness, new.name)) == {"complete": 1}
+
+    assert [b'"priority"' in call.body for call in warmed] == [True] + [False] * len(own)
+    assert sorted(asked(warmed[1:])) == sorted(opening(number) for number in own)
+
+
+async def test_what_was_warmed_counts_as_held(three: list[FakeReplica]) -> None:
+    async with taught(three, settings=LowestCostSettings()) as (harness, new):
+        await harness.push(warming(three, settings=LowestCostSettings()), 2)
+        await joined(harness, new.name)
+        warmed = asked(sent_to_warm(new))
+        number = next(number for number in range(OPENINGS) if opening(number) in warmed)
+        asked_for = json.dumps({"path": "/v1/chat/completions", "body": json.loads(body(number))})
+        _, explained = await harness.admin("POST", "/admin/explain", data=asked_for)
+
+    held = {candidate["replica"]: candidate["hit_tokens"] for candidate in explained["candidates"]}
+    assert held[new.name] > 100
+
+
+async def test_without_the_setting_nothing_is_kept_or_sent(three: list[FakeReplica]) -> None:
+    cold = config(three, settings=PrefixHashSettings(), health=QUICK)
+    async with routed(config(three[:2], settings=PrefixHashSettings(), health=QUICK)) as harness:
+        await teach(harness)
+        assert harness.router.warm_ups is None
+        await harness.push(cold, 2)
+        assert (await homes(harness))["replica-2"]  # at once
+        _, text = await harness.admin("GET", "/metrics")
+        assert "warm" not in text.replace("warmpath", "")
+        assert (await row(harness, "replica-2"))["warming"] is None
+
+        await harness.push(warming(three), 3)
+        await teach(harness)
+        await harness.push(cold, 4)
+        assert harness.router.all_warm_ups._openings == {}  # switched off, it lets go of what it had
+        await harness.push(warming(three), 5)
+        assert harness.router.all_warm_ups._openings["chat"].bytes == 0
+    assert not any(map(sent_to_warm, three))
+
+
+async def test_memory_stays_within_its_limit(three: list[FakeReplica]) -> None:
+    small = WarmUp(memory_bytes=1 << 16)
+    async with routed(warming(three[:2], small)) as harness:
+        kept = harness.router.all_warm_ups._openings["chat"]
+        highest = 0
+        for number in range(120):
+            for _ in range(2):
+                await harness.chat(body(number))
+            highest = max(highest, kept.bytes)
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert (1 << 15) < highest <= (1 << 16)
+    assert samples(text)["warmpath_router_warm_up_kept_bytes"] == [({"pool": "chat"}, kept.bytes)]
+
+
+async def test_no_text_of_a_prompt_is_shown_or_logged(
+    three: list[FakeReplica], caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    *known, new = three
+    async with routed(warming(known), state_dir=tmp_path) as harness:
+        await teach(harness)
+        new.script = answering(b"{}", status=400)
+        await harness.push(warming(three, WarmUp(concurrency=1)), 2)
+        await joined(harness, new.name)
+        shown = [await harness.admin("GET", path) for path in ("/metrics", "/admin/replicas", "/admin/decisions")]
+        shown.append(await harness.admin("GET", "/admin/config"))
+
+    assert CANARY in str(asked(sent_to_warm(new)))
+    assert "warm_up_ended" in caplog.text
+    assert CANARY not in caplog.text
+    assert CANARY not in json.dumps(shown)
+    assert not any(CANARY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+async def test_the_control_plane_hears_how_far_it_is(three: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce, "HEARTBEAT_S", 0.02)
+    async with taught(three) as (harness, new), control_plane([200]) as (url, heard):
+        new.script = Call.wait_gone
+        what = Announcement(url, "http://admin", "http://data", "1.0", None)
+        spool = Spool(Path("/nonexistent"), "boot")
+        task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+        await harness.until(lambda: bool(heard), "a heartbeat")
+        assert "warming" not in heard[-1]
+        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
+        await harness.until(lambda: heard[-1].get("warming"), "news of the warm-up")
+        [(name, progress)] = heard[-1]["warming"].items()
+        task.cancel()
+
+    assert name == new.name
+    assert set(progress) == {"prefixes_done", "prefixes", "tokens_done", "tokens"}
+
+
+async def test_a_group_that_has_its_own_replicas_warms_only_those(three: list[FakeReplica]) -> None:
+    groups = (TaskGroupConfig(name="apart", replicas=("replica-0", "replica-1")),)
+    async with routed(warming(three[:2], groups=groups)) as harness:
+        for number in range(OPENINGS):
+            for _ in range(3):
+                await harness.chat(body(number), headers=[b"X-Task-Group: apart"])
+        await harness.push(warming(three, groups=groups), 2)
+        await joined(harness, "replica-2")
+
+    assert sent_to_warm(three[2]) == []

@@ -1,0 +1,151 @@
+"""What a replica is warmed for is what it gets, once it takes traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.core.health import HealthBook
+from routing.core.load import LoadBook
+from routing.core.types import ReplicaId
+from routing.schema import (
+    Adapter,
+    AffinityGroupsSettings,
+    LeastLoadSettings,
+    LowestCostSettings,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    ReplicaState,
+    Settings,
+    TaskGroupConfig,
+    TieredSettings,
+)
+from routing.strategies.placement import Decision, Placement
+from tests.routing.building import config, names, pool, replicas, request
+
+JOINING = names(4)[3]
+PROMPTS = [f"prompt {number}" for number in range(60)]
+
+
+def placement(settings: Settings, **fields: Any) -> Placement:
+    return Placement(config(pool(settings, **fields)), LoadBook())
+
+
+def joining() -> HealthBook:
+    """Everybody is well, and one is kept back."""
+    health = HealthBook()
+    health.keep_back(JOINING, back=True)
+    return health
+
+
+def decided(where: Placement, text: str, health: HealthBook, **what: Any) -> Decision:
+    return where.decide(request(text, **what), health)
+
+
+def is_home(where: Placement, text: str, health: HealthBook, group: str = "", replica: str = JOINING) -> bool:
+    prefix = decided(where, text, health, group=group or None).prefix
+    assert prefix is not None
+    return bool(where.homes("chat", (group, prefix), replica, "", health))
+
+
+def test_a_home_is_where_the_prefix_goes_when_the_replica_takes_traffic() -> None:
+    where, before, after = placement(PrefixHashSettings()), joining(), HealthBook()
+    expected = {text for text in PROMPTS if decided(where, text, after).replica.name == JOINING}
+
+    assert expected
+    assert {text for text in PROMPTS if is_home(where, text, before)} == expected
+    assert not any(decided(where, text, before).replica.name == JOINING for text in PROMPTS)
+
+
+def test_a_tiered_opening_has_several_homes() -> None:
+    where, before, after = placement(TieredSettings(replicas=2)), joining(), HealthBook()
+    owned = {text for text in PROMPTS if is_home(where, text, before)}
+    met = {
+        text
+        for text in PROMPTS
+        for session in map(str, range(12))
+        if decided(where, text, after, session=session).replica.name == JOINING
+    }
+
+    assert met == owned
+    assert len(owned) > len({text for text in PROMPTS if is_home(placement(PrefixHashSettings()), text, before)})
+
+
+def test_what_replicas_hold_follows_the_home_order_too() -> None:
+    before = joining()
+    by_hash, by_cost = placement(PrefixHashSettings()), placement(LowestCostSettings())
+
+    assert [is_home(by_cost, text, before) for text in PROMPTS] == [is_home(by_hash, text, before) for text in PROMPTS]
+
+
+def test_without_affinity_every_replica_is_a_home() -> None:
+    assert all(is_home(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
+
+
+def test_a_hot_opening_has_as_many_homes_as_replicas_of_its_own() -> None:
+    where, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthBook()
+    for _ in range(400):
+        decided(where, "hot", before)
+    prefix = decided(where, "hot", before).prefix
+    assert prefix is not None
+
+    homes = [name for name in names(8) if where.homes("chat", ("", prefix), name, "", before)]
+    assert len(homes) >= 7
+
+
+def test_who_is_down_or_leaving_is_passed_over() -> None:
+    where, before = placement(PrefixHashSettings()), joining()
+    others = [name for name in names(4) if name != JOINING]
+    for name in others[:2]:
+        before.mark(name, up=False)
+    left = sum(is_home(where, text, before) for text in PROMPTS)
+    draining = (
+        *replicas(4)[:2],
+        *(replace(it, state=ReplicaState.DRAINING) for it in replicas(4)[2:3]),
+        replicas(4)[3],
+    )
+
+    assert left > sum(is_home(where, text, joining()) for text in PROMPTS)
+    assert sum(is_home(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
+
+
+def test_a_group_knows_only_its_own_replicas() -> None:
+    groups = (TaskGroupConfig(name="apart", replicas=tuple(names(3))),)
+    where = placement(PrefixHashSettings(), groups=groups)
+
+    assert not any(is_home(where, text, joining(), group="apart") for text in PROMPTS)
+    assert any(is_home(where, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
+    assert where.homes("chat", ("gone", decided(where, "a", joining()).prefix or 0), JOINING, "", joining()) == []
+
+
+@pytest.mark.parametrize(("held", "is_warmed"), [(("sql",), True), ((), False)])
+def test_an_adapters_opening_goes_only_to_who_holds_it(held: tuple[str, ...], is_warmed: bool) -> None:
+    members = (replace(replicas(1)[0], adapters=("sql",)), replace(replicas(4)[3], adapters=held))
+    serving = PoolConfig(
+        name="chat",
+        policy=pool(PrefixHashSettings()).policy,
+        models=("llama",),
+        adapters=(Adapter(name="sql", model="llama"),),
+        replicas=members,
+    )
+    where, health = Placement(config(serving), LoadBook()), HealthBook()
+    prefixes = [where.decide(request(text, model="sql"), health).prefix or 0 for text in PROMPTS]
+
+    assert any(where.homes("chat", ("", prefix), JOINING, "sql", health) for prefix in prefixes) is is_warmed
+
+
+def test_each_rank_of_a_replica_is_a_home_of_its_own() -> None:
+    wide = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=4)
+    where, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadBook()), HealthBook()
+    found = {}
+    for text in PROMPTS:
+        decision = decided(where, text, health)
+        [home] = where.homes("chat", ("", decision.prefix or 0), "wide", "", health)
+        assert home == decision.target.id
+        found[home] = where.rank(home)
+
+    assert sorted(found.values()) == [0, 1, 2, 3]
+    assert placement(PrefixHashSettings()).rank(ReplicaId("replica-0")) is None

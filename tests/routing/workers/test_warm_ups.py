@@ -1,0 +1,60 @@
+"""Several workers warm a replica up together: each opening once, and figures of all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from routing.schema import WarmUp
+from routing.workers.view import merged_rows
+from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.test_warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming
+from tests.routing.workers.harness import serving
+
+TURNS = 24  # so that whichever worker an opening is of meets it twice
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[list[FakeReplica]]:
+    async with fake_replicas(3) as replicas:
+        yield replicas
+
+
+async def test_workers_share_the_openings_among_them(three: list[FakeReplica], tmp_path: Path) -> None:
+    *known, new = three
+    async with serving(tmp_path, warming(known), "--workers=2") as router:
+        for _ in range(TURNS):
+            for number in range(OPENINGS):
+                assert (await router.chat(body(number))).status == 200
+        assert (await router.push(warming(three, WarmUp(time_limit_s=600)), 2))[0] == 200
+
+        async def both_are_done() -> bool:
+            _, text = await router.admin("GET", "/metrics")
+            seen = samples(text)
+            endings = seen.get("warmpath_router_warm_ups_total", [])
+            return sum(value for labels, value in endings if labels["ending"] == "complete") == 2
+
+        await router.until(both_are_done, "the warm-ups of both workers")
+        own = [number for number in range(OPENINGS) if (await router.chat(body(number))).replica == new.name]
+        warmed = sent_to_warm(new)
+
+    assert len(own) > 4
+    assert len({call.header(b"x-request-id")[0].split(b"-")[2] for call in warmed}) == 2
+    assert len(asked(warmed)) == len(set(asked(warmed)))
+    assert set(asked(warmed)) == {opening(number) for number in own}
+
+
+def test_progress_is_the_sum_of_workers_that_warm() -> None:
+    def row(**fields: object) -> dict[str, object]:
+        base = {"pool": "p", "name": "a", "health": "up", "breaker": "closed", "ranks": [], "share": 1.0}
+        return {**base, "running": 0, "waiting_tokens": 0, "connections": 0, "last_ok_at": None, **fields}
+
+    one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
+    two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
+    both = merged_rows([[row(warming=one)], [row(warming=two)], [row(warming=None)]])[0]["warming"]
+
+    assert both == {"prefixes_done": 1, "prefixes": 5, "tokens_done": 100, "tokens": 800}
+    assert merged_rows([[row(warming=None)], [row(warming=None)]])[0]["warming"] is None
