@@ -19,6 +19,8 @@ class Router(models.Model):
     last_seen_at = models.DateTimeField()  # it announced itself, or answered us
     lost_at = models.DateTimeField(null=True, blank=True)  # when its silence was noticed; None while it is present
 
+    warming = models.JSONField(default=dict, blank=True)  # by replica that it warms up: prefixes and tokens, and done
+
     running_number = models.PositiveBigIntegerField(null=True, blank=True)  # a ConfigSnapshot's; None: nothing yet
     running_sha256 = models.CharField(max_length=64, blank=True)
     last_ack_at = models.DateTimeField(null=True, blank=True)

@@ -8,7 +8,7 @@ sent again; a newer number never waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -49,11 +49,13 @@ def announce(
     sha256: str | None = None,
     events: Sequence[Any] = (),
     sent_at: float | None = None,
+    warming: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Router:
     """Note a router's heartbeat, and take what it tells of; a new one gets its row here, and one that runs something
     else is pushed to at once.
 
-    InvalidError for a name or URL that cannot be one.
+    ``warming`` is how far each replica is that it warms up; None: it warms none. InvalidError for a name or URL that
+    cannot be one.
     """
     check_name(name, LONG_NAME, "$.name")
     _check_urls(admin_url, data_url)
@@ -66,6 +68,7 @@ def announce(
     restarted = router.boot != boot
     for field, value in told.items():
         setattr(router, field, value)
+    router.warming = dict(warming or {})
     _seen(router)
     if restarted or _may_be_told(router, revision):
         _note_running(router, revision, sha256 or "")

@@ -49,6 +49,7 @@ class RouterSerializer(serializers.ModelSerializer[Router]):
             "last_ack_at",
             "last_nack",
             "last_error",
+            "warming",
         )
 
     def get_desired_number(self, router: Router) -> int | None:  # noqa: ARG002 - the same for every router
@@ -60,6 +61,15 @@ class RouterSerializer(serializers.ModelSerializer[Router]):
         """Whether it runs the newest configuration, as far as it told us."""
         desired: ConfigSnapshot | None = self.context.get("desired")
         return desired is not None and router.runs(desired.number, desired.sha256)
+
+
+class WarmingSerializer(serializers.Serializer[Any]):
+    """How far a replica is that a router warms up before it takes traffic; tokens are estimated."""
+
+    prefixes_done = serializers.IntegerField(min_value=0, max_value=2**53)
+    prefixes = serializers.IntegerField(min_value=0, max_value=2**53)
+    tokens_done = serializers.IntegerField(min_value=0, max_value=2**53)
+    tokens = serializers.IntegerField(min_value=0, max_value=2**53)
 
 
 class AnnounceInput(serializers.Serializer[Any]):
@@ -79,6 +89,7 @@ class AnnounceInput(serializers.Serializer[Any]):
         max_length=500,
         help_text="What happened at the router: boot, seq, at, kind, facts. Told until it is taken; each is kept once.",
     )
+    warming = serializers.DictField(child=WarmingSerializer(), required=False)  # by replica
 
 
 class AnnouncedSerializer(serializers.Serializer[Any]):

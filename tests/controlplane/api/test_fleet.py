@@ -92,6 +92,14 @@ def test_a_router_that_announces_itself_is_listed_with_what_it_should_run(router
     assert (listed["desired_number"], listed["running_number"], listed["in_sync"]) == (desired, None, False)
 
 
+def test_a_router_tells_how_far_the_replicas_are_that_it_warms_up(router_api, api, pool):
+    progress = {"gpu-7": {"prefixes_done": 1, "prefixes": 9, "tokens_done": 800, "tokens": 9000}}
+    assert router_api(ANNOUNCEMENT | {"warming": progress}).status_code == 200
+    assert api.get("/api/v1/routers/router-1").data["warming"] == progress
+    assert router_api(ANNOUNCEMENT).status_code == 200
+    assert api.get("/api/v1/routers/router-1").data["warming"] == {}
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "router-token-for-test", "r\xf6uter"])
 def test_only_the_routers_token_announces(router_api, token, db):
     assert router_api(ANNOUNCEMENT, token=token).status_code == 401
@@ -120,6 +128,8 @@ def test_without_a_shared_token_nobody_is_a_router(router_api, settings, db):
         ({"data_url": "nonsense"}, "#/data_url"),
         ({"revision": 0}, "#/revision"),
         ({"sha256": "x"}, "#/sha256"),
+        ({"warming": []}, "#/warming"),
+        ({"warming": {"gpu-7": {"prefixes": 1}}}, "#/warming/gpu-7/prefixes_done"),
     ],
 )
 def test_a_malformed_announcement_is_refused(router_api, change, pointer, db):

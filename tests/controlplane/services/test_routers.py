@@ -25,6 +25,14 @@ def test_a_router_without_a_usable_name_or_address_is_refused(change, db):
     assert not Router.objects.exists()
 
 
+def test_what_a_router_warms_up_is_known_until_it_no_longer_says_so(pool):
+    progress = {"gpu-7": {"prefixes_done": 1, "prefixes": 9, "tokens_done": 800, "tokens": 9000}}
+    announce(**TOLD, warming=progress)
+    assert Router.objects.get().warming == progress
+    announce(**TOLD)
+    assert Router.objects.get().warming == {}
+
+
 def test_a_router_that_moved_is_pushed_to_where_it_is_now(pool):
     announce(**TOLD)
     announce(**{**TOLD, "admin_url": "http://127.0.0.1:9999", "boot": "b2"})

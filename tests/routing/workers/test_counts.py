@@ -81,9 +81,9 @@ def test_gauges_add_up_but_a_replica_is_up_only_where_all_find_it_so() -> None:
 def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
     def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
         said = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
-        counted = {"running": running, "waiting_tokens": 10 * running, "connections": 1}
+        counted = {"running": running, "waiting_tokens": 10 * running, "connections": 1, "warming": None}
         ranks = [{"running": running, "waiting_tokens": 10 * running}, {"running": 0, "waiting_tokens": 0}]
-        return {"pool": "chat", "name": "a", "warming": None, **said, **counted, "ranks": ranks, "last_ok_at": last_ok_at}
+        return {"pool": "chat", "name": "a", **said, **counted, "ranks": ranks, "last_ok_at": last_ok_at}
 
     up, out = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
     down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
