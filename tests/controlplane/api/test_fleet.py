@@ -87,7 +87,7 @@ def router_api(client):
 
 def test_a_router_that_announces_itself_is_listed_with_what_it_should_run(router_api, api, pool):
     desired = ConfigSnapshot.objects.first().number
-    assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired}
+    assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired, "events_taken": 0}
     listed = api.get("/api/v1/routers/router-1").data
     assert (listed["desired_number"], listed["running_number"], listed["in_sync"]) == (desired, None, False)
 
