@@ -132,7 +132,7 @@ def code_words(text: str) -> SafeString:
 
 def spreadsheet_safe(text: str) -> str:
     """A text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 @register.simple_tag(takes_context=True)
