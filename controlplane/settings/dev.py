@@ -1,5 +1,7 @@
 """The local stack of ``make run``: loopback, plain HTTP, embedded servers unless others are named."""
 
+from django.core.exceptions import ImproperlyConfigured
+
 from controlplane.stack import places
 
 from . import env
@@ -10,6 +12,11 @@ DEBUG = env.flag("DEBUG", default=False)
 SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DIR, "router_admin_token")
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
+if DEBUG and (strangers := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost", "[::1]"})):
+    raise ImproperlyConfigured(
+        f"WARMPATH_DEBUG: its pages tell settings and code to whoever asks, so it is for this machine alone; "
+        f"WARMPATH_ALLOWED_HOSTS names {', '.join(strangers)}"
+    )
 
 DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
 _embedded_owner = "" if env.text("DATABASE_URL", "") else places.postgres_url(DATA_DIR, "postgres")

@@ -1,0 +1,124 @@
+"""Secrets given through every door are found nowhere: in no table, no log line, no page, no answer, no export."""
+
+import base64
+import logging
+import re
+from urllib.parse import urlencode
+
+import pytest
+from allauth.mfa.models import Authenticator
+from django.db import connection
+from django.test import Client
+from psycopg import sql
+from rest_framework.test import APIClient
+
+from controlplane.services.people import add_person
+from controlplane.tasks import reconcile_routers
+from telemetry.tasks import deliver_notifications
+
+PASSWORD = "canary-password-7f3a91"
+WRONG = "canary-typed-5b1c22"
+API_KEY = "canary-engine-key-90ad44"
+WEBHOOK = "canary-webhook-path-1177ee"
+SECRET = base64.b64encode(b"canary-signing-secret-1c9f03-1234567").decode()
+PAGES = ("/fleet/", "/channels/", "/tokens/", "/people/", "/audit/", "/events/", "/audit.csv", "/routers/")
+LISTS = ("replicas", "channels", "deliveries", "tokens", "audit", "events", "config")
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def said(caplog):
+    """Everything that is logged with ``WARMPATH_LOG_LEVEL=DEBUG``; what has a level of its own in LOGGING keeps it."""
+    caplog.set_level(logging.DEBUG)
+    return caplog
+
+
+@pytest.fixture
+def planted(operator, pool, said):
+    """(the secrets, what was answered) of a morning's work, refusals among it."""
+    answers = []
+    person, rest = Client(raise_request_exception=False), APIClient(raise_request_exception=False)
+    person.force_login(operator)
+    rest.force_login(operator)
+
+    def web(path, **fields):
+        answers.append(person.post(path, fields))
+        return answers[-1].text
+
+    def api(method, path, body):
+        answers.append(getattr(rest, method)(path, body, headers={"If-Match": "*"}))
+        return answers[-1].text
+
+    web("/people/new/", username="ada", password=PASSWORD)
+    web("/people/new/", username="not a name", password=PASSWORD)
+    for fields in ({"login": "ada", "password": WRONG}, {"login": "ada", "password": PASSWORD}):
+        answers += [Client().post("/accounts/login/", fields)]
+    answers.append(Client().post("/accounts/login/", {"login": WRONG, "password": "x"}))
+    add_person("bob", password=PASSWORD)
+    replica = {"pool": pool.name, "name": "r1", "url": "http://10.0.0.1:8000", "api_key": API_KEY}
+    assert '"r1"' in api("post", "/api/v1/replicas", replica)
+    api("post", "/api/v1/replicas", replica | {"name": "r2", "api_key": API_KEY + " \n"})
+    api("patch", "/api/v1/replicas/r1", {"api_key": API_KEY, "weight": -1})
+    config = {"url": f"http://127.0.0.1:1/{WEBHOOK}", "secret": f"whsec_{SECRET}"}
+    assert "on-call" in api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
+    assert answers.pop().status_code == 201  # tells the signing secret, this once
+    api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
+    api("post", "/api/v1/channels", {"name": "x", "kind": "webhook", "config": config | {"secret": SECRET[:9]}})
+    api("post", "/api/v1/channels/on-call/test", {})
+    token = re.search(r"wp_[0-9a-f]{16}\.([\w-]{43})", web("/tokens/", name="deploy", scope="write", days="7"))[1]
+    answers.pop()  # as does this page the token
+    page = person.get("/accounts/second-factor/set-up/").text
+    factor = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
+    web("/accounts/second-factor/set-up/", code="000000")
+    answers.pop()  # shows the key again, as it must
+    reconcile_routers()
+    deliver_notifications()
+    answers += [person.get(path) for path in PAGES]
+    answers += [rest.get(f"/api/v1/{path}") for path in LISTS]
+    assert not Authenticator.objects.exists()
+    return {PASSWORD, WRONG, API_KEY, WEBHOOK, SECRET, token, factor}, answers
+
+
+def spellings(secret):
+    """As somebody might keep it thinking that it is no longer it."""
+    raw = secret.encode()
+    inner = [base64.b64encode(b"\0" * pad + raw)[4 if pad else 0 : -4].decode() for pad in range(3)]
+    return {secret, raw.hex(), urlencode({"": secret})[1:], secret[::-1], *inner}
+
+
+def found_in(text, secrets):
+    return [secret for secret in secrets for spelling in spellings(secret) if spelling in text]
+
+
+def test_no_table_tells_a_secret(planted):
+    secrets, _ = planted
+    with connection.cursor() as cursor:
+        cursor.execute("select tablename from pg_tables where schemaname = 'public' order by 1")
+        tables, found, rows = [name for (name,) in cursor.fetchall()], {}, 0
+        for table in tables:
+            cursor.execute(sql.SQL("select t::text from {} t").format(sql.Identifier(table)))
+            kept = [row for (row,) in cursor.fetchall()]
+            rows += len(kept)
+            if here := found_in("\n".join(kept), secrets):
+                found[table] = here
+    assert found == {}
+    assert len(tables) > 25
+    assert rows > 50
+
+
+def test_no_log_line_tells_a_secret(planted, said):
+    secrets, _ = planted
+    records = said.get_records("setup")
+    lines = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in records)
+    assert len(records) > 4
+    assert found_in(lines, secrets) == []
+
+
+def test_no_answer_tells_a_secret(planted):
+    secrets, answers = planted
+    for answer in answers:
+        body = b"".join(answer.streaming_content) if answer.streaming else answer.content
+        # Somebody who typed a name wrongly gets back what they typed; nobody else does.
+        told = found_in(body.decode(), secrets - {WRONG})
+        assert told == [], answer.request["PATH_INFO"]
+    assert {answer.status_code for answer in answers} >= {200, 201, 302, 422}

@@ -1,0 +1,79 @@
+"""The settings of the local stack and of production, as a process reads them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.contracts.documents.reading import ROOT
+
+PRODUCTION = {
+    "WARMPATH_SECRET_KEY": "read-by-a-test-alone-0123456789-abcdefghijklmnopqrstuvwxyz",
+    "WARMPATH_ROUTER_ADMIN_TOKEN": "read-by-a-test-alone-0123456789-abc",
+    "WARMPATH_ALLOWED_HOSTS": "warmpath.example",
+    "WARMPATH_DATABASE_URL": "postgresql://app@127.0.0.1:1/warmpath",
+    "WARMPATH_REDIS_URL": "redis://127.0.0.1:1/0",
+}
+
+
+def read(which, names, **environment):
+    """(these settings, what was said instead if they cannot be read)."""
+    code = (
+        f"import json, controlplane.settings.{which} as s;"
+        f"print(json.dumps({{n: getattr(s, n, None) for n in {names!r}}}, default=str))"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        cwd=ROOT,
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return json.loads(done.stdout or "null"), done.stderr
+
+
+def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():
+    names = ("SESSION_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY", "SESSION_COOKIE_SAMESITE", "CSRF_COOKIE_SECURE")
+    names += ("CSRF_COOKIE_SAMESITE", "SECURE_HSTS_SECONDS", "SECURE_SSL_REDIRECT", "X_FRAME_OPTIONS", "DEBUG")
+    values, _ = read("production", names, **PRODUCTION, WARMPATH_DEBUG="1")
+    assert tuple(values.values()) == (True, True, "Lax", True, "Lax", 31_536_000, True, "DENY", False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WARMPATH_SECRET_KEY", "short"),
+        ("WARMPATH_SECRET_KEY", "a" * 60),
+        ("WARMPATH_ALLOWED_HOSTS", "*"),
+        ("WARMPATH_ROUTER_ADMIN_TOKEN", "short"),
+        ("WARMPATH_REQUIRE_TOTP_FOR", "king"),
+        ("WARMPATH_OIDC_ISSUER", "http://id.example"),
+        ("WARMPATH_OIDC_GROUP_ROLES", "platform"),
+        ("WARMPATH_DATABASE_OWNER_URL", "sqlite:///x"),
+    ],
+)
+def test_what_cannot_be_meant_stops_the_start_and_is_named(variable, value):
+    values, said = read("production", (), **PRODUCTION | {variable: value})
+    assert values is None
+    assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in said
+
+
+def test_debugging_is_for_this_machine_alone(tmp_path):
+    local = {"WARMPATH_DEBUG": "1", "WARMPATH_DATA_DIR": str(tmp_path)}
+    assert read("dev", ("DEBUG",), **local)[0] == {"DEBUG": True}
+    values, said = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")
+    assert values is None
+    assert "ImproperlyConfigured: WARMPATH_DEBUG" in said
+
+
+def test_the_local_stack_migrates_as_the_owner_and_serves_as_the_application(tmp_path):
+    values, _ = read("dev", ("DATABASES", "DATABASE_OWNER"), WARMPATH_DATA_DIR=str(tmp_path))
+    assert (values["DATABASES"]["default"]["USER"], values["DATABASE_OWNER"]["USER"]) == ("warmpath", "postgres")
+    own = {"WARMPATH_DATABASE_URL": "postgresql://me@/x", "WARMPATH_DATA_DIR": str(tmp_path)}
+    values, _ = read("dev", ("DATABASES", "DATABASE_OWNER"), **own)
+    assert (values["DATABASES"]["default"]["USER"], values["DATABASE_OWNER"]) == ("me", {})
