@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -23,7 +24,7 @@ from .events import record_event
 
 AT_ONCE = 16  # looks of one worker
 GRACE_S = 30.0  # a claim outlasts the look's own deadline by this
-_FOLLOWED = ("key", "name", "url", "condition", "labels", "state", "problem", "last_seen_at", "missing_since")
+_FOLLOWED = ("key", "name", "url", "condition", "labels", "state", "problem", "missing_since")
 
 
 @transaction.atomic
@@ -87,18 +88,20 @@ def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: Foun
     """Bring the rows in line with an answer; those that are new."""
     now = timezone.now()
     named = {target.key: target for target in found.targets}
+    before = {row.pk: _facts(row) for row in rows}
     known = {row.key: row for row in rows} | _handed_over(rows, found)
     for key, row in known.items():
         if target := named.get(key):
             row.key, row.url, row.condition, row.labels = key, target.url, target.condition, dict(target.labels)
-            row.last_seen_at, row.missing_since = now, None
+            row.missing_since = None
             row.name = row.name if row.replica_id else replica_name(key)
         elif row.key not in named and row.key not in found.refused_keys:
             row.missing_since = row.missing_since or now
     for row in rows:
         if row.state == DiscoveredState.ADOPTED and row.replica_id is None:  # somebody removed it, and so it stays
             row.state, row.problem = DiscoveredState.DISMISSED, ""
-    DiscoveredReplica.objects.bulk_update(rows, _FOLLOWED, batch_size=200)
+    DiscoveredReplica.objects.bulk_update([row for row in rows if _facts(row) != before[row.pk]], _FOLLOWED, 200)
+    source.discovered.filter(key__in=named).update(last_seen_at=now)
     fresh = [_discovered(source, target) for key, target in named.items() if key not in known]
     return DiscoveredReplica.objects.bulk_create(fresh)
 
@@ -108,6 +111,10 @@ def _handed_over(rows: Sequence[DiscoveredReplica], found: Found) -> dict[str, D
     known, present = {row.key for row in rows}, {target.key for target in found.targets} | found.refused_keys
     left = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
     return {target.key: left[target.url] for target in found.targets if target.key not in known and target.url in left}
+
+
+def _facts(row: DiscoveredReplica) -> list[Any]:
+    return [getattr(row, name) for name in _FOLLOWED]
 
 
 def _discovered(source: ReplicaSource, target: Target) -> DiscoveredReplica:

@@ -1,8 +1,8 @@
 """Bringing replicas in line with what their sources know.
 
 Theory of operation. Level-triggered, after each answer that counted: what should happen follows from the rows alone, so
-it does not matter which earlier step was lost, or whether two workers do this at once. Each step is a transaction of
-its own that looks again under the locks on its rows (the replica before what was discovered; the logs after both).
+it does not matter which earlier step was lost, or whether two workers do this at once. Each step looks again under the
+locks on its rows (the replica before what was discovered; the logs after both), and one refused undoes no other.
 
 | what the source says of an adopted engine | what happens |
 | --- | --- |
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from django.db import transaction
 from django.db.models import Count, Q
@@ -42,8 +43,13 @@ from .discovered_replicas import adopt
 from .events import record_event
 from .looks import counted
 from .replicas import remove_replica, set_replica_state, update_replica
+from .snapshots import one_configuration
 
+TOGETHER = 50  # steps in one transaction: it keeps others who change the fleet waiting
 REMEMBER_DISMISSED = timedelta(days=7)  # after it was last seen
+
+
+Step = tuple[DiscoveredReplica, Callable[[DiscoveredReplica], object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +131,13 @@ def _for_s(since: datetime | None, now: datetime) -> float:
 def _join(source_id: int) -> None:
     source, rows = _known(source_id)
     there = [row for row in rows if row.missing_since is None]
-    _follow([row for row in there if row.replica and row.replica.url != row.url])
-    for row in there:
-        if row.replica and row.drained_at and row.condition == TargetCondition.READY:
-            _try(row, _take_back)
+    moved = [row for row in there if row.replica and row.replica.url != row.url]
+    _gathered(source, moved, partial(_follow, moved))
+    ready = [row for row in there if row.condition == TargetCondition.READY]
+    steps: list[Step] = [(row, _take_back) for row in ready if row.replica and row.drained_at]
     if source.adoption == Adoption.ADOPT:
-        for row in there:
-            if row.state == DiscoveredState.PROPOSED and row.condition == TargetCondition.READY:
-                _try(row, adopt)
+        steps += [(row, adopt) for row in ready if row.state == DiscoveredState.PROPOSED]
+    _take(source, steps)
 
 
 def _follow(moved: Sequence[DiscoveredReplica]) -> None:
@@ -192,10 +197,7 @@ def _leave(source_id: int) -> None:
     if missing:
         summary = f"Source {source.name} does not find {counted(missing)}. Their replicas drain."
         record_event(EventKind.REPLICAS_MISSING, summary, pool=source.pool)
-    for row in plan.drain:
-        _try(row, _drain)
-    for row in plan.remove:
-        _try(row, _remove)
+    _take(source, [*((row, _drain) for row in plan.drain), *((row, _remove) for row in plan.remove)])
     _note_held(source, plan.held)
 
 
@@ -248,6 +250,41 @@ def _forget(source_id: int) -> None:
     forgotten = {row.pk for row in (*old, *gone[source.max_targets :])}
     if forgotten:
         DiscoveredReplica.objects.filter(pk__in=forgotten, missing_since__isnull=False, replica=None).delete()
+
+
+def _take(source: ReplicaSource, steps: Sequence[Step]) -> None:
+    """Take every step, so many at a time in one configuration: routers need not see a fleet grow one by one."""
+    for begin in range(0, len(steps), TOGETHER):
+        some = steps[begin : begin + TOGETHER]
+        _gathered(source, [row for row, _ in some], partial(_take_each, some))
+
+
+def _take_each(steps: Sequence[Step]) -> None:
+    for row, step in steps:
+        _try(row, step)
+
+
+def _gathered(source: ReplicaSource, rows: Sequence[DiscoveredReplica], work: Callable[[], object]) -> None:
+    """Do some work on rows in one transaction and one configuration; where that is refused, piece by piece.
+
+    All rows are locked before anything is changed: the logs, whose locks come after those of rows, are written in
+    between.
+    """
+    if not rows:
+        return
+    try:
+        with one_configuration(reason=f"source {source.name} was followed"):
+            _lock_all(rows)
+            work()
+    except ControlPlaneError:
+        work()
+
+
+def _lock_all(rows: Sequence[DiscoveredReplica]) -> None:
+    replicas = Replica.objects.select_for_update(no_key=True).filter(pk__in=[row.replica_id or 0 for row in rows])
+    list(replicas.order_by("pk").values_list("pk"))
+    known = DiscoveredReplica.objects.select_for_update().filter(pk__in=[row.pk for row in rows])
+    list(known.order_by("pk").values_list("pk"))
 
 
 def _known(source_id: int) -> tuple[ReplicaSource, list[DiscoveredReplica]]:

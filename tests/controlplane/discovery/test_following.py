@@ -38,6 +38,17 @@ def test_looking_again_at_the_same_changes_nothing(cluster):
     assert cluster.row.new == 0
 
 
+def test_a_fleet_that_comes_up_at_once_is_few_configurations(cluster):
+    add_replica(cluster.row.pool, name="by-hand", url="http://10.0.0.7:8000")
+    before = ConfigSnapshot.objects.count()
+    cluster.answers(*[f"vllm-{n}" for n in range(1, 61)])
+    assert len(cluster.replicas) == 60  # one is served by hand, and is in nobody's way
+    assert ConfigSnapshot.objects.count() == before + 2
+    cluster.answers(*[(f"vllm-{n}", f"10.3.0.{n}") for n in range(1, 61)])
+    assert Replica.objects.get(name="vllm-60").url == "http://10.3.0.60:8000"
+    assert ConfigSnapshot.objects.count() == before + 4  # all that moved, and the one whose address is free now
+
+
 def test_where_the_policy_is_to_propose_a_person_decides_about_each(cluster, operator):
     update_source(cluster.row, adoption="propose")
     cluster.answers("vllm-1", "vllm-2")
