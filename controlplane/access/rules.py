@@ -50,6 +50,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:chart-csv": SEE,
     "telemetry:chart-json": SEE,
     "telemetry:events": SEE,
+    "telemetry:events-csv": SEE,
     "telemetry:alerts": SEE,
     "telemetry:rule-new": _form(EDITOR),
     "telemetry:rule": _form(EDITOR),

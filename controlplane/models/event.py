@@ -125,6 +125,9 @@ class Event(models.Model):
             models.Index(fields=["pool", "-at"], name="event_pool_at"),
             models.Index(fields=["xact", "id"], name="event_xact"),
             models.Index(fields=["kind", "-at"], name="event_kind_at"),
+            models.Index(fields=["replica", "-at"], name="event_replica_at"),
+            models.Index(fields=["router", "-at"], name="event_router_at"),
+            models.Index(fields=["actor", "-at"], name="event_actor_at"),
         )
 
     def __str__(self) -> str:

@@ -6,8 +6,9 @@ Unknown stays unknown: a figure that is None becomes an en dash, never 0.
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from django import template
 from django.utils import timezone
@@ -119,6 +120,12 @@ def claims(match: dict[str, list[str]] | None) -> str:
         if values:
             said.append(f"{noun} {values[0]}" if len(values) == 1 else f"{len(values)} {readable(field)}")
     return ", ".join(said)
+
+
+@register.filter
+def shifted(at: datetime, minutes: int) -> str:
+    """A moment so many minutes later (earlier where negative), as filters in an address take it."""
+    return quote((at + timedelta(minutes=minutes)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 @register.filter

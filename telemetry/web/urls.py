@@ -23,4 +23,5 @@ urlpatterns = [
     path("channels/<int:channel_id>/remove/", channels.channel_remove, name="channel-remove"),
     path("deliveries/<uuid:notification_id>/replay/", channels.delivery_replay, name="delivery-replay"),
     path("events/", events.event_list, name="events"),
+    path("events.csv", events.event_csv, name="events-csv"),
 ]

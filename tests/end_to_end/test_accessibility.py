@@ -19,6 +19,7 @@ EVERYWHERE = (
     "/charts/hit-rate/?range=5m",
     "/alerts/",
     "/events/",
+    "/events/?kind=replica_up&kind=replica_down&after=yesterday",
     "/channels/",
     "/channels/new/",
     "/policies/",

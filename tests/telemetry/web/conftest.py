@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 import time_machine
+from django.contrib.auth.models import User
 from django.test import Client
 
 from controlplane.models import Pool
@@ -20,9 +21,15 @@ def noon():
 
 
 @pytest.fixture
-def visitor(client: Client, db, noon, django_user_model) -> Client:
+def operator(db, django_user_model) -> User:
+    """A person who may do everything."""
+    return django_user_model.objects.create_user("olga", is_superuser=True)
+
+
+@pytest.fixture
+def visitor(client: Client, noon, operator) -> Client:
     """A client that is signed in."""
-    client.force_login(django_user_model.objects.create_user("olga", is_superuser=True))
+    client.force_login(operator)
     return client
 
 

@@ -1,6 +1,19 @@
-from controlplane.models import EventKind
+import csv
+import io
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from controlplane.api.filters import EventFilter
+from controlplane.models import Event, EventKind
 from controlplane.services.events import record_event
+from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.pools import create_pool
+from controlplane.services.replicas import add_replica
+from controlplane.services.routers import announce
+from tests.fleet_history import drop_alert
 
 
 def test_events_page_by_plain_links_in_a_fixed_number_of_queries(visitor, django_assert_num_queries):
@@ -12,22 +25,93 @@ def test_events_page_by_plain_links_in_a_fixed_number_of_queries(visitor, django
 
     assert "event number 119." in first
     assert "event number 69." not in first
-    older = first[first.index("?before=") :].split('"')[0]
+    older = first[first.index("?cursor=") :].split('"')[0]
+    record_event(EventKind.REPLICA_UP, "in between.")
     second = visitor.get(f"/events/{older}").text
     assert "event number 69." in second
     assert "event number 70." not in second
 
 
-def test_events_are_filtered_by_kind_and_pool(visitor):
-    pool = create_pool("chat")
-    record_event(EventKind.REPLICA_DOWN, "gpu-1 is down.", pool=pool)
+def test_events_of_one_moment_are_neither_lost_nor_repeated_between_pages(visitor):
+    moment = timezone.now()
+    Event.objects.bulk_create(
+        [Event(at=moment, kind=EventKind.REPLICA_UP, summary=f"number {number}.") for number in range(75)]
+    )
+
+    first = visitor.get("/events/").text
+    second = visitor.get("/events/" + first[first.index("?cursor=") :].split('"')[0]).text
+
+    for number in range(75):
+        assert (f">number {number}." in first) != (f">number {number}." in second), number
+
+
+@pytest.fixture
+def busy(visitor, operator):
+    """A pool, a replica, a router and a policy that each have a history."""
+    pool = create_pool("chat", by=operator)
+    add_replica(pool, name="gpu-1", url="http://10.0.0.1:8000", by=operator)
+    announce(name="router-1", boot="b", admin_url="http://10.0.1.1:8081")
+    policy = pool.policies.get(group=None)
+    publish_revision(save_draft(policy, {"strategy": "random"}).pk, by=operator, reason="to see")
     record_event(EventKind.REPLICA_DOWN, "gpu-9 is down.")
+    return pool
 
-    text = visitor.get("/events/?kind=replica_down&pool=chat").text
 
-    assert "gpu-1 is down." in text
-    assert "gpu-9 is down." not in text
-    assert "was created" not in text
+@pytest.mark.parametrize(
+    "query",
+    [
+        "kind=replica_down",
+        "kind=replica_down&kind=router_joined",
+        "pool=chat",
+        "replica=gpu-1",
+        "router=router-1",
+        "actor=olga",
+        "pool=chat&actor=olga&kind=replica_added",
+        "after=2020-01-01T00:00Z&before=2020-01-02T00:00Z",
+        "after=2020-01-01T00:00Z",
+        "pool=nobody",
+    ],
+)
+def test_the_page_and_the_file_take_the_filters_of_rest_and_mean_the_same(visitor, busy, query):
+    over_rest = [event["summary"] for event in visitor.get(f"/api/v1/events?{query}").json()["results"]]
+
+    page = visitor.get(f"/events/?{query}").text
+    told = list(csv.DictReader(io.StringIO(visitor.get(f"/events.csv?{query}").getvalue().decode())))
+
+    assert [row["summary"] for row in told] == over_rest
+    assert page.count('<li id="event-') == len(over_rest)
+    assert ("No event matches" in page) == (not over_rest)
+
+
+@pytest.mark.parametrize("query", ["kind=no_such_kind", "after=yesterday", "before=1"])
+def test_a_filter_that_cannot_be_read_is_said_rather_than_left_out(visitor, busy, query):
+    answer = visitor.get(f"/events/?{query}")
+
+    assert 'role="alert"' in answer.text
+    assert '<li id="event-' not in answer.text
+    assert visitor.get(f"/events.csv?{query}").status_code == 422
+
+
+def test_an_event_leads_to_what_it_tells_of(visitor, busy):
+    text = visitor.get("/events/").text
+
+    policy = busy.policies.get(group=None)
+    assert f'<a href="/policies/{policy.pk}/">policy chat</a>' in text
+    assert '<a href="?replica=gpu-1">replica gpu-1</a>' in text
+    assert ">router router-1</a>" in text
+
+
+def test_topics_are_links_that_keep_the_other_filters(visitor, busy):
+    text = visitor.get("/events/?pool=chat").text
+
+    fleet = next(link for link in text.split('class="segments"')[1].split("<a ") if ">Fleet</a>" in link)
+    assert "pool=chat" in fleet
+    assert "kind=replica_down" in fleet
+    href = fleet.split('"')[1].replace("&amp;", "&")
+    narrowed = visitor.get(f"/events/{href}").text
+    assert "Replica gpu-1" in narrowed
+    assert "was published" not in narrowed
+    assert 'aria-current="true">Fleet</a>' in narrowed
 
 
 def test_an_empty_list_says_the_next_step(visitor):
@@ -35,9 +119,45 @@ def test_an_empty_list_says_the_next_step(visitor):
     assert "No event matches" in visitor.get("/events/?kind=replica_up").text
 
 
-def test_a_page_mark_that_is_no_number_is_no_error(visitor):
-    assert visitor.get("/events/?before=%27;--").status_code == 200
+@pytest.mark.parametrize("mark", ["%27;--", "1-", "9999999999999999999-1", "999999999999999999-1", "-", "12"])
+def test_a_page_mark_that_is_none_is_no_error(visitor, mark):
+    assert visitor.get(f"/events/?cursor={mark}").status_code == 200
 
 
-def test_a_filter_that_the_database_could_not_take_finds_nothing(visitor):
-    assert "No event matches" in visitor.get("/events/?pool=a%00b").text
+def test_a_filter_that_the_database_could_not_take_is_refused(visitor):
+    assert 'role="alert"' in visitor.get("/events/?pool=a%00b").text
+
+
+@pytest.mark.parametrize("query", [{"router": "router-7"}, {"actor": "olga"}, {}])
+def test_a_page_is_read_from_an_index_whatever_the_number_of_events(visitor, operator, query):
+    routers = [announce(name=f"router-{number}", boot="b", admin_url="http://10.0.1.1:8081") for number in range(20)]
+    begun = timezone.now()
+    Event.objects.bulk_create(
+        Event(
+            at=begun - timedelta(seconds=number),
+            kind=EventKind.CONFIG_APPLIED,
+            router=routers[number % 20],
+            actor=operator if number % 50 == 0 else None,
+            summary=str(number),
+        )
+        for number in range(10_000)
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("analyze controlplane_event")
+
+    plan = EventFilter(query, queryset=Event.objects.all()).qs.order_by("-at", "-pk")[:51].explain()
+
+    assert "Index" in plan, plan
+    assert "Seq Scan on controlplane_event" not in plan, plan
+
+
+def test_an_alert_leads_to_what_happened_around_it(visitor, fleet, noon):
+    drop_alert(fleet, noon)
+    alerts = visitor.get("/alerts/").text
+
+    link = alerts.split(">What happened around it<")[0].rpartition('href="')[2].split('"')[0].replace("&amp;", "&")
+    text = visitor.get(link).text
+
+    assert "pool=chat&after=2031-03-04T11" in link
+    assert "was published" in text
+    assert 'role="alert"' not in text
