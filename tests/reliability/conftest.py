@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.models import Pool, RoutingPolicy
+from controlplane.services.pools import create_pool
 from tests.reliability.stand import Stand
 
 
@@ -28,3 +30,15 @@ def stand(folder: Path) -> Iterator[Stand]:
         yield stand
     finally:
         stand.end()
+
+
+@pytest.fixture
+def pool(db) -> Pool:
+    """The pool ``default`` with a live round_robin policy and no replicas."""
+    return create_pool("default", strategy="round_robin")
+
+
+@pytest.fixture
+def policy(pool: Pool) -> RoutingPolicy:
+    """The pool's own policy."""
+    return pool.policies.get(group=None)

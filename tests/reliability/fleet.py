@@ -1,0 +1,83 @@
+"""Sixteen real routers in this process, each on sockets and a folder of its own, with faults on the way to them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from controlplane.models import Router
+from controlplane.services.routers import announce
+from routing.server import Server, running
+from routing.settings import read_settings
+from tests.fakes.fault_proxy import Fault, FaultProxy
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A router, and the address that the control plane is told."""
+
+    server: Server
+    proxy: FaultProxy
+
+    @property
+    def name(self) -> str:
+        """The router's name."""
+        return self.server.settings.name
+
+    @property
+    def revision(self) -> int | None:
+        """What it runs."""
+        return self.server.data.view.store.revision
+
+    def announce(self) -> Router:
+        """What it says of itself every 10 s, by way of the proxy."""
+        view = self.server.data.view
+        applied = view.store.applied
+        return announce(
+            name=self.name,
+            boot=view.boot,
+            admin_url=self.proxy.url,
+            revision=applied.snapshot.revision if applied else None,
+            sha256=applied.snapshot.sha256 if applied else None,
+        )
+
+
+@contextmanager
+def fleet(
+    folder: Path, count: int, token: str, *, faults: Sequence[Fault] = (Fault.NONE,), seed: int = 1
+) -> Iterator[list[Reached]]:
+    """Routers that serve until the end of the block, on an event loop in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    stack = AsyncExitStack()
+
+    def wait(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=60)
+
+    try:
+        yield [wait(_start(stack, folder / f"router-{n:02}", token, list(faults), seed + n)) for n in range(count)]
+    finally:
+        wait(stack.aclose())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=10)
+        loop.close()
+
+
+async def _start(stack: AsyncExitStack, folder: Path, token: str, faults: list[Fault], seed: int) -> Reached:
+    options = ["--name", folder.name, "--port", "0", "--admin-port", "0", "--state-dir", str(folder)]
+    settings = read_settings(
+        [*options, "--control-plane", "http://127.0.0.1:9"], {"WARMPATH_ROUTER_ADMIN_TOKEN": token}
+    )
+    server = await stack.enter_async_context(running(settings))
+    target = SimpleNamespace(name=settings.name, port=server._admin.port)
+    proxy = FaultProxy(target, seed, faults, 300, again=False)  # a fault falls anywhere in an acknowledgement
+    await proxy.start()
+    stack.push_async_callback(proxy.stop)
+    return Reached(server, proxy)

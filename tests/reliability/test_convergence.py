@@ -1,0 +1,77 @@
+"""R4: sixteen real routers run what was published, soon where nothing is in the way and surely where much is."""
+
+import statistics
+import time
+
+import pytest
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.policies import publish_revision, save_draft
+from controlplane.tasks import reconcile_routers
+from tests.conftest import wait_until
+from tests.fakes.fault_proxy import Fault
+from tests.reliability.fleet import fleet
+from tests.side_by_side import alone
+
+pytestmark = [alone, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+ROUTERS = 16
+PUBLICATIONS = 40
+SOON_S, SURELY_S = 2.0, 30.0
+HEARTBEAT_S = 10.0
+
+
+def publish(policy, number):
+    return publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.0 + number / 100}).pk)
+
+
+def newest():
+    return ConfigSnapshot.objects.first().number
+
+
+def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, settings, record_property):
+    """The worker is woken by the publication; here its task is called in its place."""
+    took = []
+    with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN) as routers:
+        for router in routers:
+            router.announce()
+        reconcile_routers()
+        for number in range(PUBLICATIONS):
+            begun = time.monotonic()
+            rollout = publish(policy, number)
+            reconcile_routers()
+            took.append(time.monotonic() - begun)
+            rollout.refresh_from_db()
+            assert rollout.state == "complete"
+            assert {router.revision for router in routers} == {newest()}
+    record_property("seconds", {"p50": statistics.median(took), "most": max(took)})
+    assert max(took) < SOON_S
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_becomes_of_pushes_and_answers_all_run_it_within_half_a_minute(policy, tmp_path, settings, seed):
+    """A third of the connections is refused, or cut in the middle of the answer, or slow; and goes on being so."""
+    faults = [Fault.NONE] * 6 + [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.TRICKLE, Fault.DELAY]
+    with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN, faults=faults, seed=seed * 100) as routers:
+        seen = dict.fromkeys(routers, 0)
+        for router in routers:
+            router.announce()
+        for number in range(5):
+            publish(policy, number)
+            reconcile_routers()
+            for router in routers:
+                assert (router.revision or 0) >= seen[router], "an older one replaced a newer one"
+                seen[router] = router.revision or 0
+        begun = time.monotonic()
+        heard_at = dict.fromkeys(routers, begun)
+
+        def converged() -> bool:
+            for router in routers:
+                if time.monotonic() - heard_at[router] > HEARTBEAT_S:
+                    heard_at[router] = time.monotonic()
+                    router.announce()
+            reconcile_routers()
+            return Router.objects.filter(running_number=newest()).count() == ROUTERS
+
+        wait_until(converged, SURELY_S, "all routers to run the newest", every_s=0.5)
+        assert {router.revision for router in routers} == {newest()}
+        assert sum(sum(router.proxy.met.values()) for router in routers) > 10, "nothing went wrong on the way"
