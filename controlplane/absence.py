@@ -1,4 +1,4 @@
-"""Saying once that something everybody needs is away, and once that it is back."""
+"""Saying once that something everybody needs is amiss, and once that it is well again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import time
 
 
 class Absence:
-    """Whether something is away. Safe in threads."""
+    """Whether something is amiss, and how to say that and its end. Safe in threads."""
 
-    def __init__(self, what: str, logger: logging.Logger) -> None:
-        self._what = what
+    def __init__(self, gone: str, back: str, logger: logging.Logger) -> None:
+        self._gone = gone
+        self._back = back
         self._logger = logger
         self._lock = threading.Lock()
         self._since_s: float | None = None  # monotonic; None: it is there
@@ -22,7 +23,7 @@ class Absence:
             if self._since_s is None:
                 self._since_s = time.monotonic()
                 line = " ".join(str(reason).split())
-                self._logger.error("%s is away (%s); what is due waits for its return", self._what, line[:300])
+                self._logger.error("%s (%s); what is due waits", self._gone, line[:300])
 
     def note_here(self, asked_at_s: float) -> None:
         """It answered who asked at this moment of the monotonic clock; what was asked before it went proves nothing."""
@@ -30,4 +31,4 @@ class Absence:
             if self._since_s is not None and asked_at_s > self._since_s:
                 away_s = time.monotonic() - self._since_s
                 self._since_s = None
-                self._logger.warning("%s is back after %.0f s", self._what, away_s)
+                self._logger.warning("%s after %.0f s", self._back, away_s)

@@ -94,7 +94,7 @@ class QuietScheduler(PersistentScheduler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._broker = Absence("the broker", log)
+        self._broker = Absence("the broker is away", "the broker is back", log)
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send what is due. A tick that is lost is made good by the next."""

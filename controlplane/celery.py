@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from celery import Celery, Task
-from django.db import InterfaceError, transaction
+from django.db import InterfaceError, connection, transaction
 from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
 
@@ -20,11 +20,17 @@ from controlplane.database.connection import is_away
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
 log = logging.getLogger(__name__)
-_database = Absence("the database", log)
+_database = Absence("the database is away", "the database is back", log)
+_clock = Absence("this worker's clock is wrong", "this worker's clock is right again", log)
+CLOCK_S = 30.0  # that a worker's clock may be off: as long as a router may be silent
 
 
 class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
-    """A task that leaves its work to the next tick while the database is away, and logs no stack for that."""
+    """A task that leaves its work to the next tick while the database is away, and logs no stack for that.
+
+    Most tasks compare the moments of rows with their own clock. A worker whose clock differs from the database's takes
+    present routers for lost and alerts for over, so it leaves the work to others.
+    """
 
     abstract = True
 
@@ -32,6 +38,8 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
         """Run. What calls it by hand hears of every error."""
         asked_at_s = time.monotonic()
         try:
+            if not (self.request.called_directly or _clock_is_right(asked_at_s)):
+                return None
             outcome = super().__call__(*args, **options)
         except (DatabaseError, InterfaceError) as error:
             if self.request.called_directly or not is_away(error):
@@ -40,6 +48,18 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
             return None
         _database.note_here(asked_at_s)
         return outcome
+
+
+def _clock_is_right(asked_at_s: float) -> bool:
+    """Whether our clock and the database's tell the same time, give or take ``CLOCK_S``. A query."""
+    with connection.cursor() as cursor:
+        cursor.execute("select extract(epoch from clock_timestamp())")
+        off_s = time.time() - float(cursor.fetchone()[0])
+    if abs(off_s) > CLOCK_S:
+        _clock.note_gone(f"{off_s:+.0f} s from the database's")
+        return False
+    _clock.note_here(asked_at_s)
+    return True
 
 
 app = Celery("warmpath", task_cls=PatientTask, amqp="controlplane.broker:EagerAMQP")
@@ -58,7 +78,7 @@ def wake(task: str, *arguments: Any) -> None:
 
 def _send(task: str, arguments: tuple[Any, ...]) -> None:
     try:
-        with app.connection_for_write(transport_options=_ONCE) as connection:
-            app.send_task(task, arguments, connection=connection, retry=False, expires=30)
+        with app.connection_for_write(transport_options=_ONCE) as broker:
+            app.send_task(task, arguments, connection=broker, retry=False, expires=30)
     except (OperationalError, OSError) as error:
         log.warning("could not wake %s (%s); the next tick does its work", task, type(error).__name__)

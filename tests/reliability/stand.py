@@ -213,9 +213,9 @@ class Stand:
         wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick")
 
     def another_worker(self, name: str, *prefix: str) -> Part:
-        """One more worker with a beat of its own; ``prefix`` goes before its command."""
+        """One more worker with a beat of its own; ``prefix`` is what runs Celery's command line."""
         _, child, _ = self._planned()
-        command = [*prefix, *child.command]
+        command = [*prefix, *child.command[3:]] if prefix else list(child.command)  # else: python -m celery
         command[command.index("--schedule") + 1] = str(self.folder / f"beat-{name}")
         return Part(
             Child(name, [*command, "--hostname", f"{name}@test"], environment=child.environment), self.environment

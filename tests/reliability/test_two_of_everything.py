@@ -1,0 +1,94 @@
+"""R17: several workers, each with a beat, and some with a clock that is an hour wrong."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import wait_until
+from tests.fakes.fake_router import FakeRouter
+from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
+from tests.reliability.stand import Part, Stand
+from tests.reliability.test_broker_away import QUICK, measured, told
+from tests.side_by_side import alone
+
+pytestmark = [alone, pytest.mark.timeout(300)]
+HOUR_S = 3600
+SKEWED = Path(__file__).with_name("skewed.py")
+
+
+@pytest.fixture(scope="module")
+def workers(stand: Stand) -> Iterator[list[Part]]:
+    """One more whose clock is right, one that is ahead and one that is behind."""
+    right = stand.another_worker("second")
+    ahead, behind = (
+        stand.another_worker(name, sys.executable, str(SKEWED), str(skew))
+        for name, skew in (("ahead", HOUR_S), ("behind", -HOUR_S))
+    )
+    started = [right, ahead, behind]
+    for worker in started:
+        worker.start()
+    yield started
+    for worker in started:
+        worker.kill()
+
+
+@pytest.fixture(scope="module")
+def rest(stand: Stand) -> Iterator[httpx.Client]:
+    with stand.rest() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def receiver(rest: httpx.Client) -> Iterator[FakeWebhookReceiver]:
+    with receiving() as receiver:
+        (rule,) = rest.get("alert-rules").json()["results"]
+        edit = rest.patch(f"alert-rules/{rule['id']}", json={"settings": QUICK}, headers={"If-Match": "*"})
+        assert edit.status_code == 200, edit.text
+        assert rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}}).status_code == 201
+        yield receiver
+
+
+def test_each_transition_is_one_row_and_one_message(stand, workers, receiver):
+    expected = ["alert.firing", "alert.resolved", "alert.firing"]
+    for number, ratio in enumerate((0.1, 0.8, 0.1), start=1):
+        measured(stand, ratio)
+        wait_until(lambda wanted=expected[:number]: told(receiver) == wanted, 40, f"{expected[:number]}, each once")
+    kinds = "select string_agg(kind, ' ' order by id) from controlplane_event where kind like 'alert%%'"
+    assert stand.ask(kinds) == "alert_firing alert_resolved alert_firing"
+    assert stand.ask("select count(*) from telemetry_notification") == 3
+
+
+def test_each_configuration_is_pushed_once_and_no_router_is_taken_for_lost(stand, workers, rest, monkeypatch):
+    token = (stand.folder / "data" / "secrets" / "router_admin_token").read_text()
+    monkeypatch.setattr("tests.fakes.fake_router.TOKEN", token)
+    headers = {"Authorization": f"Bearer {token}"}
+    with FakeRouter() as router, httpx.Client(base_url=stand.url, headers=headers, trust_env=False) as ours:
+
+        def heartbeat() -> int:
+            return ours.post("/api/v1/routers/announce", json=router.announcement()).status_code
+
+        assert heartbeat() == 200
+        for number in range(6):
+            made = rest.post("pools", json={"name": f"pool-{number}", "models": [f"model-{number}"]})
+            assert made.status_code == 201, made.text
+            newest = stand.ask("select max(number) from controlplane_configsnapshot")
+            wait_until(lambda wanted=newest: router.revision == wanted, 15, f"configuration {newest}")
+            assert heartbeat() == 200
+        done_at = time.monotonic() + 5
+        wait_until(lambda: time.monotonic() > done_at, 6, "several ticks of every worker", every_s=0.2)
+    assert set(Counter(router.pushes).values()) == {1}
+    assert stand.ask("select count(*) from controlplane_event where kind = 'router_lost'") == 0
+
+
+def test_a_worker_whose_clock_is_wrong_says_so_once_and_leaves_the_work_to_others(stand, workers):
+    right, ahead, behind = workers
+    wait_until(lambda: behind.said("clock is wrong"), 60, "the one behind to say so")
+    assert len(ahead.said(r"clock is wrong \(\+3[56]\d\d s")) == 1
+    assert len(behind.said(r"clock is wrong \(-3[56]\d\d s")) == 1
+    assert [line for part in (stand.worker, *workers) for line in part.said("Traceback")] == []
+    assert right.said("clock is wrong") == []
