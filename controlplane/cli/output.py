@@ -90,6 +90,8 @@ def text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return ", ".join(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

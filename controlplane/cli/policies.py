@@ -12,7 +12,7 @@ from .context import Context, pass_context
 from .documents import Document
 from .fleet import NOT_COMPLETE
 from .output import text
-from .watching import DONE, watch
+from .watching import DONE, present, watch
 
 STAGES = Document(list, "a list of stages, such as [{share: 0.05, observe_s: 600}]")
 REQUEST = Document(dict, "a request, such as {path: /v1/chat/completions, body: {...}}")
@@ -105,8 +105,10 @@ def explain(context: Context, router: str, asked: Any) -> None:
 
 
 def _follow(context: Context, rollout: dict[str, Any], *, wait: bool) -> None:
-    ended = watch(context.rest, context.output, rollout["id"]) if wait else rollout
-    context.output.row(ended)
+    ended = (
+        watch(context.rest, context.output, rollout["id"]) if wait else context.rest.get(f"rollouts/{rollout['id']}")
+    )
+    present(context.output, ended)
     if wait and ended["state"] != DONE:
         sys.exit(NOT_COMPLETE)
 

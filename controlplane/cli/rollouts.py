@@ -8,8 +8,7 @@ import click
 
 from .context import Context, pass_context
 from .fleet import NOT_COMPLETE
-from .output import text
-from .watching import DONE, sentence, watch
+from .watching import DONE, present, watch
 
 
 @click.group()
@@ -32,17 +31,7 @@ def list_(context: Context, policy: str | None, state: str | None, limit: int) -
 @pass_context
 def show(context: Context, rollout_id: int) -> None:
     """Show one: where it stands, what its guard read beside the limits, and every step."""
-    found = context.rest.get(f"rollouts/{rollout_id}")
-    output = context.output
-    if output.as_json:
-        output.json(found)
-        return
-    click.echo(sentence(found))
-    if found["readings"]:
-        fields = ("name", "baseline", "trial", "limit", "verdict", "detail")
-        output.table(fields, [[text(one.get(field)) for field in fields] for one in found["readings"]])
-    fields = ("at", "before", "after", "stage", "by", "reason")
-    output.table(fields, [[text(one.get(field)) for field in fields] for one in found["steps"]])
+    present(context.output, context.rest.get(f"rollouts/{rollout_id}"))
 
 
 @rollout.command("watch")
@@ -52,7 +41,7 @@ def show(context: Context, rollout_id: int) -> None:
 def follow(context: Context, rollout_id: int, deadline_s: float | None) -> None:
     """Follow one until it is over; 4 unless it ended complete."""
     ended = watch(context.rest, context.output, rollout_id, deadline_s=deadline_s)
-    context.output.row(ended)
+    present(context.output, ended)
     if ended["state"] != DONE:
         sys.exit(NOT_COMPLETE)
 
@@ -65,7 +54,7 @@ def _stepping_in(name: str, what: str) -> click.Command:
     def step_in(context: Context, rollout_id: int, reason: str) -> None:
         _, match = context.rest.tagged(f"rollouts/{rollout_id}")
         moved = context.rest.send("POST", f"rollouts/{rollout_id}/{name}", {"reason": reason}, match=match)
-        context.output.row(moved)
+        present(context.output, moved)
 
     return step_in
 

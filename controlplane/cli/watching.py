@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .output import Output
+from .output import Output, text
 from .rest import Rest
 
 INTERVAL_S = 1.0
@@ -45,6 +45,21 @@ def sentence(rollout: dict[str, Any]) -> str:
     if rollout["why"]:
         parts.append(rollout["why"])
     return "; ".join(parts)
+
+
+def present(output: Output, rollout: dict[str, Any]) -> None:
+    """A rollout: where it stands, what its guard read beside the limits, and every step."""
+    if output.as_json:
+        output.json(rollout)
+        return
+    output.console.print(sentence(rollout), markup=False, soft_wrap=True)
+    if rollout["readings"]:
+        _table(output, rollout["readings"], ("name", "baseline", "trial", "limit", "verdict", "detail"))
+    _table(output, rollout["steps"], ("at", "move", "stage", "by", "reason"))
+
+
+def _table(output: Output, rows: list[dict[str, Any]], fields: tuple[str, ...]) -> None:
+    output.table(fields, [[text(one[field]) for field in fields] for one in rows])
 
 
 def progress(rollout: dict[str, Any]) -> float:

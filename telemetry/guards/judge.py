@@ -121,18 +121,18 @@ def _compared(
     """A ratio of the trial's side beside the baseline's; ``worse`` is +1 where higher is worse, else -1."""
     trial, baseline = (_value(counting, side.now) for side in (measured.trial, measured.baseline))
     if allowed is None:
-        return Figure(name, "ratio", baseline, trial, None, OFF, "not guarded")
+        return Figure(name, "ratio", baseline, trial, None, OFF, "Not guarded.")
     before = _difference(counting, measured.trial.before, measured.baseline.before)
     offset = before if before and before.bins >= MIN_BINS else None
     limit = None if baseline is None else baseline + (offset.value if offset else 0.0) + worse * allowed
     harm, lacking = _difference(counting, measured.trial.now, measured.baseline.now), _lacking(measured, least)
     if lacking or harm is None:
-        why = lacking or "nothing was measured yet"
+        why = lacking or "Nothing was measured yet."
         return Figure(name, "ratio", baseline, trial, limit, Verdict.INCONCLUSIVE, why)
     if offset is not None:
         harm = Estimate(harm.value - offset.value, harm.variance + offset.variance, harm.bins)
     verdict = _verdict(worse * harm.value, harm.margin, allowed)
-    return Figure(name, "ratio", baseline, trial, limit, verdict, _sentence(harm))
+    return Figure(name, "ratio", baseline, trial, limit, verdict, _sentence(name, trial, baseline, harm))
 
 
 def _value(counting: Counting, bins: Sequence[Bin]) -> float | None:
@@ -167,17 +167,18 @@ def _ttft(limits: GuardLimits, measured: Measured) -> Figure:
     shown = (None if base is None else base.value, None if trial is None else trial.value)
     allowed = limits.max_ttft_p95_growth
     if allowed is None:
-        return Figure("ttft_p95_s", "seconds", *shown, None, OFF, "not guarded")
+        return Figure("ttft_p95_s", "seconds", *shown, None, OFF, "Not guarded.")
     limit = None if base is None else base.value * _former_ratio(measured) * (1 + allowed)
     slower = None if limit is None else _slower_than(limit, measured.trial.now)
     usual = None if base is None else _slower_than(base.value, measured.baseline.now)
     lacking = _lacking(measured, limits.min_requests)
     if lacking or slower is None or usual is None:
         return Figure(
-            "ttft_p95_s", "seconds", *shown, limit, Verdict.INCONCLUSIVE, lacking or "no TTFT was measured yet"
+            "ttft_p95_s", "seconds", *shown, limit, Verdict.INCONCLUSIVE, lacking or "No TTFT was measured yet."
         )
     over = slower - usual
-    detail = f"{slower.value:.1%} of the trial's requests are slower than the limit, 5 % may be (± {over.margin:.1%})"
+    slow = f"{_percent(slower.value)} of the trial's requests wait longer than {limit:.2g} s"
+    detail = f"{slow}, where {_percent(usual.value)} may (± {over.margin * 100:.1f} points)."
     verdict = _verdict(over.value, over.margin, 0.0)
     return Figure("ttft_p95_s", "seconds", *shown, limit, verdict, detail)
 
@@ -211,13 +212,15 @@ def _skew(limits: GuardLimits, measured: Measured) -> Figure:
     """Requests of the most loaded replica over the mean, of the whole pool: what the trial does to the fleet."""
     now, before, allowed = skew(measured.load_now), skew(measured.load_before), limits.max_load_skew
     if allowed is None:
-        return Figure("load_skew", "ratio", before, now, None, OFF, "not guarded")
+        return Figure("load_skew", "ratio", before, now, None, OFF, "Not guarded.")
     limit = allowed if before is None else max(allowed, before)
     lacking = _lacking(measured, limits.min_requests)
     if lacking or now is None:
-        return Figure("load_skew", "ratio", before, now, limit, Verdict.INCONCLUSIVE, lacking or "no load was measured")
+        return Figure(
+            "load_skew", "ratio", before, now, limit, Verdict.INCONCLUSIVE, lacking or "No load was measured yet."
+        )
     verdict = Verdict.PASSED if now <= limit + chance_of_skew(measured.load_now) else Verdict.BREACHED
-    detail = f"the busiest of {len(measured.load_now)} replicas has {now:.2f} times the mean"
+    detail = f"The busiest of {len(measured.load_now)} replicas has {now:.2f} times the mean."
     return Figure("load_skew", "ratio", before, now, limit, verdict, detail)
 
 
@@ -237,11 +240,21 @@ def _lacking(measured: Measured, least: int) -> str:
     """What is missing before anything can be said; "" for nothing."""
     for name, side in (("trial", measured.trial), ("baseline", measured.baseline)):
         if side.requests < least:
-            return f"the {name} has {side.requests} of the {least} requests that are needed"
+            return f"The {name} has {side.requests} of the {least} requests that are needed."
     if min(side.busy_bins for side in (measured.trial, measured.baseline)) < MIN_BINS:
-        return f"fewer than {MIN_BINS} bins of time have traffic on both sides"
+        return f"Fewer than {MIN_BINS} bins of time have traffic on both sides."
     return ""
 
 
-def _sentence(harm: Estimate) -> str:
-    return f"the trial's is {harm.value:+.1%} beside the baseline's (± {harm.margin:.1%})"
+def _sentence(name: str, trial: float | None, baseline: float | None, harm: Estimate) -> str:
+    """Both sides and what the trial makes of it, in points of 100."""
+    sides = f"{_WORDS[name]} of {_percent(trial)} beside {_percent(baseline)}"
+    points = f"{abs(harm.value) * 100:.1f} points {'more' if harm.value > 0 else 'less'}"
+    return f"{sides}: {points} (± {harm.margin * 100:.1f})."
+
+
+_WORDS = {"hit_rate": "A hit rate", "error_ratio": "Failures"}
+
+
+def _percent(ratio: float | None) -> str:
+    return "an unknown share" if ratio is None else f"{ratio * 100:.1f} %"

@@ -42,7 +42,7 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(warmpath, document):
     changed(document, lambda pool: pool["replicas"][0].update(weight=3))
     planned = warmpath("plan", str(document), "--exit-code")
     assert planned.status == 3
-    assert "weight: 1.0 -> 3.0" in planned.out
+    assert "weight: 1 -> 3" in planned.out
     assert Replica.objects.get().weight == 1.0
 
 

@@ -32,6 +32,6 @@ def test_going_back_takes_the_policys_name(warmpath, policy):
     assert (policy.live().number, policy.live().strategy, policy.live().reason) == (
         3,
         "round_robin",
-        "Back to revision 1",
+        "Back to revision 1.",
     )
     assert warmpath("revert", "default", "9", "--yes").status == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from threading import Thread
 
@@ -104,6 +105,7 @@ def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers,
     assert hits["limit"] == pytest.approx(0.555, abs=0.01)
     assert readings["ttft_p95_s"]["verdict"] == Verdict.PASSED
     assert rollout.steps.order_by("-pk").first().evidence == rollout.readings
+    assert re.fullmatch(r"A hit rate of 30\.\d % beside 60\.\d %: 30\.0 points less \(± \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
 
 
@@ -151,7 +153,7 @@ def test_too_little_traffic_holds_when_the_time_is_over_and_a_pause_is_watched_t
     traffic(routers[0], 5, 1)
     readings = judged(rollout, time_machine, 11)
     assert rollout.state == RolloutState.HOLDING
-    assert "the trial has 0 of the 100 requests" in readings["hit_rate"]["detail"]
+    assert "The trial has 0 of the 100 requests" in readings["hit_rate"]["detail"]
     pause_rollout(rollout.pk, by=admin_user)
     for minute in range(12, 20):
         traffic(routers[0], minute, 1)

@@ -93,7 +93,7 @@ def test_many_requests_in_two_bins_are_no_ground_for_a_verdict() -> None:
     measured = Measured(Side(minutes(1, 2, requests=500, hit_rate=0.1)), Side(minutes(2, 2, requests=500)))
     verdict, figures = verdicts(measured)
     assert verdict == Verdict.INCONCLUSIVE
-    assert figures["hit_rate"]["detail"].startswith("fewer than 3 bins")
+    assert figures["hit_rate"]["detail"].startswith("Fewer than 3 bins")
 
 
 def test_a_limit_that_is_off_is_shown_and_never_breached() -> None:
@@ -109,7 +109,7 @@ def test_answers_that_told_no_cached_tokens_leave_the_hit_rate_open() -> None:
     verdict, figures = verdicts(Measured(Side(mute), Side(minutes(2, 40))))
     assert verdict == Verdict.INCONCLUSIVE
     assert figures["hit_rate"]["trial"] is None
-    assert figures["hit_rate"]["detail"] == "nothing was measured yet"
+    assert figures["hit_rate"]["detail"] == "Nothing was measured yet."
     assert figures["ttft_p95_s"]["verdict"] == "passed"
 
 
