@@ -16,6 +16,7 @@ POOL = kinds_of(
     "concurrency",
     "tier1",
     "share_half_life",
+    "warm_up",
 )
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")

@@ -38,6 +38,7 @@ class PoolSettings(TypedDict, total=False):
     concurrency: Mapping[str, Any] | None
     tier1: Mapping[str, Any] | None
     share_half_life: int | None
+    warm_up: Mapping[str, Any] | None
 
 
 @transaction.atomic

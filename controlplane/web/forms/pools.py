@@ -65,6 +65,13 @@ class PoolSettingsForm(SectionedForm):
             "the routers' own",
         ),
         Section(
+            "warm_up",
+            schema.WarmUp,
+            "Warm-up of replicas that join",
+            "A replica that is new or was down first gets the openings that it will own, and then traffic.",
+            "it takes traffic cold",
+        ),
+        Section(
             "concurrency",
             schema.ConcurrencyConfig,
             "How many requests may run at once",

@@ -39,6 +39,7 @@ POOL_SETTINGS = [
     ("concurrency", {"max_running": 64}, None),
     ("tier1", {"boundary": "marker", "boundary_marker": "---"}, None),
     ("share_half_life", 2000, None),
+    ("warm_up", {"max_tokens": 50_000, "priority": None}, None),
 ]
 GROUP_SETTINGS = [
     ("match", {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["llama"]}, None),
