@@ -69,6 +69,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:policy-publish": {"POST": APPROVER},
     "controlplane:policy-remove": _form(APPROVER),
     "controlplane:fleet": SEE,
+    "controlplane:warming": SEE,
     "controlplane:pool-new": _form(ADMIN),
     "controlplane:pool": _form(EDITOR),
     "controlplane:pool-remove": _form(ADMIN),

@@ -31,6 +31,7 @@ urlpatterns = [
     path("policies/<int:policy_id>/remove/", policies.policy_remove, name="policy-remove"),
     path("task-groups/<int:group_id>/policy/", policies.policy_create, name="policy-create"),
     path("fleet/", fleet.fleet, name="fleet"),
+    path("fleet/warming/", fleet.warming, name="warming"),
     path("fleet/pools/new/", fleet.pool_new, name="pool-new"),
     path("fleet/pools/<int:pool_id>/", fleet.pool_edit, name="pool"),
     path("fleet/pools/<int:pool_id>/remove/", fleet.pool_remove, name="pool-remove"),

@@ -117,6 +117,7 @@ def complaints() -> Iterator[Complaints]:
 @pytest.fixture
 def full(site, operator):
     """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
+    from controlplane.models import Router
     from controlplane.services.policies import save_draft
     from telemetry.services.channels import create_channel
     from tests.fleet_history import drop_alert, sources_at_work, warm_fleet
@@ -127,4 +128,7 @@ def full(site, operator):
     drop_alert(pool, now)
     save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "load_factor": 1.5}, by=operator)
     sources_at_work(pool, now)
+    Router.objects.update(
+        warming={"gpu-8": {"prefixes_done": 12, "prefixes": 40, "tokens_done": 45_000, "tokens": 120_000}}
+    )
     return pool

@@ -7,6 +7,7 @@ from django.db.models import Prefetch
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
@@ -18,6 +19,7 @@ from controlplane.web.forms.pools import PoolForm, PoolSettingsForm
 from controlplane.web.forms.replicas import ReplicaForm
 from controlplane.web.sorting import asked_sort
 from controlplane.web.source_lines import source_lines, with_sources
+from controlplane.web.warming import warm_ups
 
 COLUMNS = ("name", "state", "url", "weight", "block_tokens", "capacity_blocks")
 CONSEQUENCES = {
@@ -40,7 +42,15 @@ def fleet(request: HttpRequest) -> HttpResponse:
     rows = [
         {"pool": pool, "replicas": sort.apply(pool.replicas.all()), "sources": source_lines(pool)} for pool in pools
     ]
-    return render(request, "controlplane/fleet.html", {"pools": rows, "sort": sort})
+    context = {"pools": rows, "sort": sort, "warm_ups": warm_ups(mine(request, Replica.objects.all()))}
+    return render(request, "controlplane/fleet.html", context)
+
+
+@require_GET
+@never_cache
+def warming(request: HttpRequest) -> HttpResponse:
+    """The replicas that are warmed up, for a refresh."""
+    return render(request, "controlplane/warming.html", {"warm_ups": warm_ups(mine(request, Replica.objects.all()))})
 
 
 @require_http_methods(["GET", "POST"])

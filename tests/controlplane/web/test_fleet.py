@@ -1,4 +1,5 @@
 import pytest
+from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, Router
 from controlplane.services.replicas import add_replica
@@ -10,10 +11,39 @@ def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert
     for number in range(12):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
 
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(7):
         text = visitor.get("/fleet/").text
 
     assert "http://10.0.0.11:8000" in text
+
+
+def told(name, **warming):
+    """A router's heartbeat that tells of replicas that it warms up: openings and tokens, done and in all."""
+    words = ("prefixes_done", "prefixes", "tokens_done", "tokens")
+    warming = {replica: dict(zip(words, figures, strict=True)) for replica, figures in warming.items()}
+    announce(name=name, boot="b", admin_url="http://10.0.1.1:8081", warming=warming)
+
+
+def test_a_replica_that_is_warmed_up_shows_how_far_all_routers_are_with_it(visitor, replica):
+    assert "Warming up" not in visitor.get("/fleet/").text
+    told("router-1", r1=(10, 40, 30_000, 120_000))
+    told("router-2", r1=(40, 40, 60_000, 120_000), gone=(1, 2, 3, 4))
+    told("router-3")
+    for path in ("/fleet/", "/fleet/warming/"):
+        text = visitor.get(path).text
+        assert "37.5 %" in text
+        assert "50 of 80" in text
+        assert "gone" not in text
+    assert "<html" not in visitor.get("/fleet/warming/").text
+    Router.objects.filter(name="router-2").update(lost_at=timezone.now())
+    assert "25.0 %" in visitor.get("/fleet/warming/").text
+    told("router-1")
+    assert visitor.get("/fleet/warming/").text.strip() == ""
+
+
+def test_a_warm_up_of_which_nothing_is_known_yet_is_no_division(visitor, replica):
+    told("router-1", r1=(0, 0, 0, 0))
+    assert "0.0 %" in visitor.get("/fleet/warming/").text
 
 
 def test_columns_sort_by_plain_links(visitor, pool):

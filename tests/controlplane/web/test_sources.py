@@ -146,5 +146,5 @@ def test_the_fleet_page_asks_as_often_for_many_sources_as_for_one(visitor, pool,
                 source=made, key=f"p{pod}", name=f"p{pod}", url=f"http://10.{number}.{pod}.1"
             )
     assert DiscoveredReplica.objects.filter(state=DiscoveredState.PROPOSED).count() == 30
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         visitor.get("/fleet/")
