@@ -48,12 +48,23 @@ def warnings_of(config: schema.RouterConfig, pool: str, group: str | None = None
 
     A pool's policy is looked at for the task groups that it places too; what is the same for several is said once.
     """
-    found: dict[tuple[str, str], DraftWarning] = {}
+    found: dict[str, list[str]] = {}
     for route in _routes(config, pool, group):
         for rule in RULES:
             if text := rule.look(route):
-                found.setdefault((rule.id, text), DraftWarning(rule.id, rule.field, text, rule.still_safe, rule.to_do))
-    return list(found.values())
+                found.setdefault(rule.id, []).append(text)
+    return [_warning(rule, found[rule.id]) for rule in RULES if rule.id in found]
+
+
+def _warning(rule: Rule, texts: list[str]) -> DraftWarning:
+    """What a rule says, of several routes that are not the same the first, and how many are like it."""
+    first, *others = dict.fromkeys(texts)
+    text = (
+        f"{first} {several(len(others), 'task group')} more {'is' if len(others) == 1 else 'are'} like it."
+        if others
+        else first
+    )
+    return DraftWarning(rule.id, rule.field, text, rule.still_safe, rule.to_do)
 
 
 def _routes(config: schema.RouterConfig, pool: str, group: str | None) -> Iterator[Route]:

@@ -118,3 +118,14 @@ def test_what_is_the_same_for_several_is_said_once():
     found = [warning.id for warning in warnings_of(fleet(LOWEST(), blocks=None, groups=groups), "chat")]
 
     assert found == ["capacity-unknown"]
+
+
+def test_what_is_alike_for_several_is_told_of_one_and_counted():
+    groups = tuple(schema.TaskGroupConfig(f"g{number}", replicas=(f"r{number}",)) for number in range(4))
+
+    (warning,) = warnings_of(fleet(PREFIX(), groups=groups), "chat")
+
+    assert warning.text == (
+        "Requests of task group chat.g0 have one active replica, r0: there is nothing to choose. "
+        "3 task groups more are like it."
+    )
