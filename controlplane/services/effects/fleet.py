@@ -11,7 +11,8 @@ import msgspec
 from routing import schema
 
 from .effect import Effect, Impact, Path, part, several, some
-from .placement import Left, whom
+from .leaves import Differences
+from .placement import whom
 from .routes import Route, routes_of
 from .strategies import KEPT
 
@@ -25,7 +26,9 @@ MATCHES = {
 }
 
 
-def fleet_effects(before: schema.RouterConfig | None, after: schema.RouterConfig, left: Left) -> Iterator[Effect]:
+def fleet_effects(
+    before: schema.RouterConfig | None, after: schema.RouterConfig, left: Differences
+) -> Iterator[Effect]:
     """What happens to pools, replicas and task groups."""
     old = {pool.name: pool for pool in before.pools} if before else {}
     new = {pool.name: pool for pool in after.pools}
@@ -59,7 +62,7 @@ class _Sides:
     pool: str
     before: Mapping[str, Route]  # by task group, "" for the pool's own
     after: Mapping[str, Route]
-    left: Left
+    left: Differences
 
     def share(self, replica: str, *, afterwards: bool) -> float:
         """A replica's part of the pool's homes while it is there."""
@@ -219,9 +222,9 @@ def _new_group(route: Route) -> str:
     )
 
 
-def _subset(before: Route, after: Route, left: Left, place: Path) -> Iterator[Effect]:
+def _subset(before: Route, after: Route, left: Differences, place: Path) -> Iterator[Effect]:
     """Which replicas a group may use."""
-    paths = tuple((*place, field) for field in ("replicas", "auto_replicas") if _at(left, (*place, field)))
+    paths = tuple((*place, field) for field in ("replicas", "auto_replicas") if left.under((*place, field)))
     if not paths:
         return
     moved = before.moved_to(after)
@@ -288,10 +291,6 @@ def _matches(
 
 def _of_pool(config: schema.RouterConfig | None, pool: str) -> dict[str, Route]:
     return {group: route for (name, group), route in routes_of(config).items() if name == pool}
-
-
-def _at(left: Left, place: Path) -> bool:
-    return any(path[: len(place)] == place for path in left)
 
 
 def _plain(value: Any) -> Any:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from routing import schema
 
 from .effect import Effect, Impact, Path, several, some
-from .placement import Left
+from .leaves import Differences
 
 ANYBODY, KEYS = "anybody", "API keys only"
 
 
-def front_effects(before: schema.RouterConfig | None, after: schema.RouterConfig, left: Left) -> Iterator[Effect]:
+def front_effects(
+    before: schema.RouterConfig | None, after: schema.RouterConfig, left: Differences
+) -> Iterator[Effect]:
     """The secret, access, and the names of models."""
     if before is None:
         return
@@ -26,7 +28,7 @@ def front_effects(before: schema.RouterConfig | None, after: schema.RouterConfig
     yield from _models(before, after, left)
 
 
-def _access(before: schema.Access | None, after: schema.Access | None, left: Left) -> Iterator[Effect]:
+def _access(before: schema.Access | None, after: schema.Access | None, left: Differences) -> Iterator[Effect]:
     who = ("every client",)
     if before is None or after is None:
         if ("access",) in left:
@@ -51,12 +53,12 @@ def _access(before: schema.Access | None, after: schema.Access | None, left: Lef
             yield Effect("key_secret", Impact.REFUSE, client, text, None, None, 0.0, ((*place, "digest"),))
 
 
-def _models(before: schema.RouterConfig, after: schema.RouterConfig, left: Left) -> Iterator[Effect]:
+def _models(before: schema.RouterConfig, after: schema.RouterConfig, left: Differences) -> Iterator[Effect]:
     old = {pool.name: pool for pool in before.pools}
     for pool in after.pools:
         place: Path = ("pools", pool.name)
         fields = ("models", "aliases", "adapters")
-        paths = tuple(path for path in left if path[:2] == place and len(path) > 2 and path[2] in fields)
+        paths = left.under(*((*place, field) for field in fields))
         if pool.name not in old or not paths:
             continue
         was, now = ({name: _stands_for(one, name) for name, _ in one.names} for one in (old[pool.name], pool))

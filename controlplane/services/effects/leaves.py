@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Container, Iterable
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -24,13 +26,29 @@ def leaves_of(config: schema.Frozen | None) -> dict[Path, Any]:
     return found
 
 
-def differing(before: dict[Path, Any], after: dict[Path, Any]) -> dict[Path, tuple[Any, Any]]:
+class Differences(dict[Path, tuple[Any, Any]]):
+    """Leaves that are not the same, each with its value before and after."""
+
+    def under(self, *places: Path) -> tuple[Path, ...]:
+        """Those that are one of these places, or hang on one."""
+        return tuple(dict.fromkeys(path for place in places for path in self._by_branch.get(place, ())))
+
+    @cached_property
+    def _by_branch(self) -> dict[Path, list[Path]]:
+        found: dict[Path, list[Path]] = defaultdict(list)
+        for path in self:
+            for place in (*_above(path), path):
+                found[place].append(path)
+        return found
+
+
+def differing(before: dict[Path, Any], after: dict[Path, Any]) -> Differences:
     """The leaves that are not the same, in the order of ``after``, then of ``before``; None where there is none.
 
     Where nothing (None) became a whole branch, or the other way round, that is one difference, at the branch.
     """
     branches = _branches(before) | _branches(after)
-    found: dict[Path, tuple[Any, Any]] = {}
+    found = Differences()
     for path in dict.fromkeys((*after, *before)):
         old, new = before.get(path, _MISSING), after.get(path, _MISSING)
         if old == new or (path in branches and (_is_empty(old) or _is_empty(new))):
@@ -38,13 +56,16 @@ def differing(before: dict[Path, Any], after: dict[Path, Any]) -> dict[Path, tup
         place = next(
             (up for up in _above(path) if before.get(up, _MISSING) is None or after.get(up, _MISSING) is None), path
         )
-        found[place] = (_below(before, place), _below(after, place))
+        if place in branches:
+            found[place] = (_below(before, place), _below(after, place))
+        else:
+            found[place] = (before.get(path), after.get(path))
     return found
 
 
-def explained(path: Path, by: Iterable[Path]) -> bool:
-    """Whether one of the paths is this leaf, or a branch that it hangs on."""
-    return any(path[: len(branch)] == branch for branch in by)
+def explained(path: Path, by: Container[Path]) -> bool:
+    """Whether one of the paths is this leaf, or a branch that it hangs on; ``by`` had better be a set."""
+    return path in by or any(branch in by for branch in _above(path))
 
 
 _MISSING = object()

@@ -11,10 +11,9 @@ import msgspec
 from routing import schema
 
 from .effect import Effect, Impact, Path, joined, part, shown, some
+from .leaves import Differences
 from .routes import Route, routes_of
 from .strategies import OPENING_FIELDS, Consequence, change_of_opening, change_of_setting, change_of_strategy
-
-Left = Mapping[Path, tuple[Any, Any]]  # what differs
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,9 @@ class _Change:
     paths: tuple[Path, ...]
 
 
-def placement_effects(before: schema.RouterConfig | None, after: schema.RouterConfig, left: Left) -> list[Effect]:
+def placement_effects(
+    before: schema.RouterConfig | None, after: schema.RouterConfig, left: Differences
+) -> list[Effect]:
     """One effect for each change, for all whom it concerns."""
     old, new = routes_of(before), routes_of(after)
     changes = [
@@ -44,8 +45,8 @@ def placement_effects(before: schema.RouterConfig | None, after: schema.RouterCo
     return [*told, *_trials(old, new, left), *renumbered]
 
 
-def _changes(before: Route, after: Route, knew: bool, left: Left) -> Iterator[_Change]:
-    paths = tuple(path for path in _under(left, before.policy_path, after.policy_path) if "trial" not in path)
+def _changes(before: Route, after: Route, knew: bool, left: Differences) -> Iterator[_Change]:
+    paths = tuple(path for path in left.under(before.policy_path, after.policy_path) if "trial" not in path)
     opening = _opening_paths(before, after, left)
     if before.settings.name != after.settings.name:
         consequence = change_of_strategy(before, after, knows=knew)
@@ -89,11 +90,11 @@ def _fielded(paths: tuple[Path, ...], field: str, before: Route, after: Route) -
     return tuple(path for path in paths if path[-1] == field)
 
 
-def _opening_paths(before: Route, after: Route, left: Left) -> tuple[Path, ...]:
+def _opening_paths(before: Route, after: Route, left: Differences) -> tuple[Path, ...]:
     """What differs about where a route's openings end."""
     places = [route.path for route in (before, after)] + [("pools", after.pool.name)]
-    said = _under(left, *((*place, "tier1") for place in places))
-    own = _under(left, before.policy_path, after.policy_path) if before.settings.name == after.settings.name else ()
+    said = left.under(*((*place, "tier1") for place in places))
+    own = left.under(before.policy_path, after.policy_path) if before.settings.name == after.settings.name else ()
     return said + tuple(path for path in own if path[-1] in OPENING_FIELDS and "trial" not in path)
 
 
@@ -145,10 +146,10 @@ def whom(routes: list[Route]) -> str:
 # --- trials and revisions ------------------------------------------------------------------------------
 
 
-def _trials(old: Mapping[Any, Route], new: Mapping[Any, Route], left: Left) -> Iterator[Effect]:
+def _trials(old: Mapping[Any, Route], new: Mapping[Any, Route], left: Differences) -> Iterator[Effect]:
     """A trial that begins, grows, changes or ends; told once for each policy."""
     for path, route, before in _policies(old, new):
-        paths = _under(left, (*path, "trial"))
+        paths = left.under((*path, "trial"))
         if paths:
             former = before.policy.trial if before else None
             yield _trial(route, former, route.policy.trial, paths)
@@ -178,11 +179,13 @@ def _scope(trial: schema.Trial) -> str:
     return joined(words) if len(words) < 3 else ", ".join(words)
 
 
-def _revisions(old: Mapping[Any, Route], new: Mapping[Any, Route], left: Left, told: list[Effect]) -> Iterator[Effect]:
+def _revisions(
+    old: Mapping[Any, Route], new: Mapping[Any, Route], left: Differences, told: list[Effect]
+) -> Iterator[Effect]:
     """Another number, or a policy of its own: a sentence of its own only where nothing else of the policy differs."""
     said = {path for effect in told for path in effect.paths}
     for path, route, before in _policies(old, new):
-        paths = _under(left, path)
+        paths = left.under(path)
         number = tuple(one for one in paths if one in {(*path, "revision"), path})
         if number and not any(one in said for one in paths):
             same = (
@@ -213,10 +216,6 @@ def _policies(old: Mapping[Any, Route], new: Mapping[Any, Route]) -> Iterator[tu
     for key, route in new.items():
         if route.policy_path == (*route.path, "policy"):
             yield route.policy_path, route, old.get(key)
-
-
-def _under(left: Left, *places: Path) -> tuple[Path, ...]:
-    return tuple(path for path in left if any(path[: len(place)] == place for place in places))
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,11 +67,17 @@ class Route:
         """What each of them, or each rank of it, owns on the ring."""
         return points_of({name: one.weight for one in self.replicas for name in _targets(one)})
 
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Each replica's part of the homes, 0 to 1, of all its ranks together."""
+        total, mine = sum(self.points.values()), Counter[str]()
+        for name, points in self.points.items():
+            mine[name.partition("#")[0]] += points
+        return {name: points / total for name, points in mine.items()}
+
     def share(self, replica: str) -> float:
-        """A replica's part of the homes, 0 to 1."""
-        total = sum(self.points.values())
-        mine = sum(points for name, points in self.points.items() if name.partition("#")[0] == replica)
-        return mine / total if total else 0.0
+        """A replica's part of the homes; 0 where it takes none."""
+        return self.shares.get(replica, 0.0)
 
     def moved_to(self, after: Route) -> float | None:
         """The part of the homes that is another replica's there."""

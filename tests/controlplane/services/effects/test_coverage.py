@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.services.effects import compare_configs
 from controlplane.services.effects.leaves import differing, explained, leaves_of
+from controlplane.services.effects.plain import plain_effects
 from routing import schema
 from routing.schema.base import SECRET_FIELDS
 from tests.controlplane.services.effects.configurations import configs
@@ -108,3 +109,15 @@ def test_a_field_that_nobody_has_put_into_words_has_the_schemas() -> None:
     assert effect.text == (
         "Every router: limits max in flight is 10 instead of 8,192 requests. In this router at once; beyond it 503."
     )
+
+
+def test_a_secret_that_no_rule_foresees_is_hidden() -> None:
+    alone, within = plain_effects(
+        {
+            ("pools", "a", "replicas", "r", "api_key"): (None, "s3cret"),
+            ("pools", "a", "vault"): (None, {"keys.k.digest": "s3cret", "size": 3}),
+        }
+    )
+
+    assert "s3cret" not in f"{alone} {within}"
+    assert (alone.after, within.after["size"]) == ("***", 3)
