@@ -3,8 +3,12 @@
 from django.conf import settings
 from django.db import migrations, models
 
+from controlplane.database.operations import BuildIndex
+
 
 class Migration(migrations.Migration):
+
+    atomic = False  # indexes of a large table, built beside those who write
 
     dependencies = [
         ('controlplane', '0015_router_warming'),
@@ -12,15 +16,19 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.AddIndex(
+        BuildIndex(
+            model_name='event',
+            index=models.Index(fields=['xact', 'id'], name='event_xact'),
+        ),
+        BuildIndex(
             model_name='event',
             index=models.Index(fields=['replica', '-at'], name='event_replica_at'),
         ),
-        migrations.AddIndex(
+        BuildIndex(
             model_name='event',
             index=models.Index(fields=['router', '-at'], name='event_router_at'),
         ),
-        migrations.AddIndex(
+        BuildIndex(
             model_name='event',
             index=models.Index(fields=['actor', '-at'], name='event_actor_at'),
         ),

@@ -1,0 +1,120 @@
+"""What a migration may do while everything serves, and the release before it still runs (R22).
+
+Each rule says what is wrong with an operation, or nothing. A table is big if it grows with traffic or with time: a lock
+on it is held for as long as its rows take. Code of the release before runs on for a while after a migration: what it
+reads must still be there, and what it writes must still be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from django.contrib.postgres.operations import AddConstraintNotValid
+from django.db import migrations, models
+from django.db.migrations.operations.base import Operation
+from django.db.models import Value
+
+from controlplane.database.operations import BuildIndex
+
+BIG = frozenset(
+    {
+        "event",
+        "auditentry",
+        "configsnapshot",
+        "routerreport",
+        "reading",
+        "routerreading",
+        "notification",
+        "deliveryattempt",
+        "alert",
+    }
+)
+Rule = Callable[[Operation], str | None]
+
+
+def an_index_is_built_beside_writers(operation: Operation) -> str | None:
+    """``CREATE INDEX`` keeps writers waiting until it is done; ``CONCURRENTLY`` does not."""
+    if isinstance(operation, migrations.AddIndex) and not isinstance(operation, BuildIndex):
+        return _on_big(operation.model_name, "build it by BuildIndex, in a migration of its own")
+    return None
+
+
+def a_constraint_is_checked_beside_writers(operation: Operation) -> str | None:
+    """``ADD CONSTRAINT`` reads every row under a lock; ``NOT VALID`` reads none."""
+    if isinstance(operation, migrations.AddConstraint) and not isinstance(operation, AddConstraintNotValid):
+        return _on_big(operation.model_name, "add it by AddConstraintNotValid and validate it in a later migration")
+    return None
+
+
+def a_column_is_added_without_touching_rows(operation: Operation) -> str | None:
+    """A constant default is written down once; one that is computed is written into every row, under a lock."""
+    if not isinstance(operation, migrations.AddField):
+        return None
+    field = operation.field
+    if field.unique or field.db_index:  # a foreign key has an index
+        return _on_big(operation.model_name, "add the column alone, and its index by BuildIndex")
+    if field.has_db_default() and not isinstance(field.db_default, int | str | bool | float | Value):
+        return _on_big(operation.model_name, "add it with a constant default, then alter the default")
+    return None
+
+
+def a_column_is_not_rewritten(operation: Operation) -> str | None:
+    """Most changes of a type write the table anew; a longer text or another default does not."""
+    if isinstance(operation, migrations.AlterField) and not isinstance(
+        operation.field, models.CharField | models.TextField
+    ):
+        return _on_big(operation.model_name, "add another column, fill it in batches, and drop the old one later")
+    return None
+
+
+def rows_are_not_changed_in_one_go(operation: Operation) -> str | None:
+    """Whatever runs by hand may do anything; it says why it does not."""
+    if isinstance(operation, migrations.RunPython | migrations.RunSQL) and not operation.hints.get("brief"):
+        return "say hints={'brief': 'why no lock is held for long'}"
+    return None
+
+
+def the_release_before_can_still_write(operation: Operation) -> str | None:
+    """Its ``INSERT`` does not name a new column, so the database must know what to put there."""
+    if isinstance(operation, migrations.AddField) and not (operation.field.null or operation.field.has_db_default()):
+        many = isinstance(operation.field, models.ManyToManyField)
+        return None if many else "give it db_default, or let it be null: the release before leaves it out"
+    return None
+
+
+def the_release_before_can_still_read(operation: Operation) -> str | None:
+    """It names every column of its own; a release later nobody does."""
+    gone = (migrations.RemoveField, migrations.RenameField, migrations.DeleteModel, migrations.RenameModel)
+    if isinstance(operation, gone):
+        return "first a release that does not use it, then one that removes it (SeparateDatabaseAndState)"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    an_index_is_built_beside_writers,
+    a_constraint_is_checked_beside_writers,
+    a_column_is_added_without_touching_rows,
+    a_column_is_not_rewritten,
+    rows_are_not_changed_in_one_go,
+    the_release_before_can_still_write,
+    the_release_before_can_still_read,
+)
+
+
+def faults(migration: migrations.Migration) -> Iterator[str]:
+    """What is wrong with a migration, by operation."""
+    made: set[str] = set()
+    for operation in migration.operations:
+        if isinstance(operation, migrations.CreateModel):
+            made.add(operation.name.lower())
+        elif getattr(operation, "model_name", "").lower() in made:
+            continue  # a table that is new has no rows
+        for rule in RULES:
+            if fault := rule(operation):
+                yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {fault}"
+        if isinstance(operation, BuildIndex) and migration.atomic:
+            yield f"{migration.app_label}.{migration.name}: {operation.describe()}: needs atomic = False"
+
+
+def _on_big(model_name: str, advice: str) -> str | None:
+    return advice if model_name.lower() in BIG else None
