@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.contrib import messages
 from django.contrib.auth.models import User
@@ -40,9 +40,11 @@ def mine(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
     return visible(asker_of(request), rows)
 
 
-def form_page(request: HttpRequest, form: Form, *, title: str, action: str, back: str, back_label: str) -> HttpResponse:
-    """A page that is a form and no more; 422 where something in it is wrong."""
-    context = {"form": form, "title": title, "action": action, "back": reverse(back), "back_label": back_label}
+def form_page(
+    request: HttpRequest, form: Form, *, title: str, action: str, back: str, back_label: str, **more: Any
+) -> HttpResponse:
+    """A page that is a form and no more; 422 where something in it is wrong. ``more`` goes into the page as it is."""
+    context = {"form": form, "title": title, "action": action, "back": reverse(back), "back_label": back_label, **more}
     template = "controlplane/sections.html" if isinstance(form, SectionedForm) else "controlplane/form.html"
     return render(request, template, context, status=422 if form.errors else 200)
 

@@ -1,13 +1,20 @@
 """A real router and the real control plane, over the wire: join, push, acknowledge, refuse."""
 
+import json
 import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import ClassVar
 
+import httpx
 import pytest
 from rest_framework.test import APIClient
 
 from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.client_keys import create_client_key, revoke_client_key, update_client_key
+from controlplane.services.fleet_settings import update_fleet_settings
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.pools import create_pool
 from controlplane.services.replicas import add_replica
@@ -16,6 +23,43 @@ from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
 
 ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--port", "0", "--admin-port", "0"]
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Answers every question, and keeps what it was sent as Authorization."""
+
+    heard: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        """Well, and of one model."""
+        self._say({"data": [{"id": "llama"}]})
+
+    def do_POST(self) -> None:
+        """A completion."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.heard.append(self.headers["Authorization"])
+        self._say({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})
+
+    def log_message(self, *_) -> None:
+        """Nothing."""
+
+    def _say(self, what) -> None:
+        body = json.dumps(what).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def engine():
+    """The URL of an engine; ``Engine.heard`` is what it heard."""
+    Engine.heard.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture
@@ -72,3 +116,27 @@ def test_a_router_says_where_it_would_place_a_request_and_the_prompt_is_kept_now
     router.wait(timeout=20)
     gone = api.post("/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json")
     assert (gone.status_code, "canary" in str(gone.data) + caplog.text) == (502, False)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_client_is_let_in_by_its_key_within_its_limits_and_the_engine_hears_its_own(router, engine):
+    pool = create_pool("default", models=["llama"])
+    add_replica(pool, name="r1", url=engine, api_key="sk-engine")
+    key, text = create_client_key(pool.project, "agents")
+    wait_until(Router.objects.exists, 15, "the router to announce itself", alive=router)
+
+    def sent(secret=None):
+        reconcile_routers()
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        body = {"model": "llama", "messages": [{"role": "user", "content": "hello"}]}
+        url = f"{Router.objects.get().data_url}/v1/chat/completions"
+        return httpx.post(url, json=body, headers=headers, timeout=10, trust_env=False).status_code
+
+    wait_until(lambda: sent() == 200, 15, "the replica to be found up", alive=router)  # nobody asks for a key yet
+    update_fleet_settings(needs_key=True)
+    assert (sent(), sent("wpk_" + "x" * 43), sent(text)) == (401, 401, 200)
+    update_client_key(key, requests_per_s=0.001, burst=1)
+    assert (sent(text), sent(text)) == (200, 429)
+    revoke_client_key(key)
+    assert sent(text) == 401
+    assert set(Engine.heard) == {"Bearer sk-engine"}

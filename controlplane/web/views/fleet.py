@@ -138,8 +138,8 @@ def replica_edit(request: HttpRequest, replica_id: int) -> HttpResponse:
         else:
             messages.success(request, f"Replica {replica.name} was changed; routers learn of it at once.")
             return redirect("controlplane:fleet")
-    title = f"Replica {replica.name}"
-    return form_page(request, form, title=title, action="Save", back="controlplane:fleet", back_label="Fleet")
+    title, back = f"Replica {replica.name}", "controlplane:fleet"
+    return form_page(request, form, title=title, action="Save", back=back, back_label="Fleet", replica=replica)
 
 
 @require_http_methods(["GET", "POST"])

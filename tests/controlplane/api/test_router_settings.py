@@ -4,11 +4,14 @@ import logging
 
 import pytest
 
-from controlplane.models import AuditEntry, ConfigSnapshot, Event, Pool, Replica
+from controlplane.errors import InvalidError
+from controlplane.models import AuditEntry, ConfigSnapshot, Event, KeptAnswer, Pool, Replica, Role
 from controlplane.push.snapshot import build_config
-from controlplane.services.pools import create_pool
+from controlplane.services.people import set_role
+from controlplane.services.pools import create_pool, update_pool
+from controlplane.services.projects import create_project
 from controlplane.services.replicas import add_replica
-from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.services.snapshots import newest_snapshot, one_configuration, snapshot_document
 from controlplane.services.task_groups import create_task_group
 from routing import schema
 
@@ -206,12 +209,17 @@ def test_replicas_are_found_by_their_labels(api, pool):
 
 def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica, caplog):
     caplog.set_level(logging.DEBUG)
-    answer = api.patch("/api/v1/replicas/r1", {"api_key": CANARY}, format="json")
+    headers = {"Idempotency-Key": "once"}
+    answer = api.patch("/api/v1/replicas/r1?dry_run=true", {"api_key": CANARY}, format="json")
+    seen = [answer.content.decode()]
+    answer = api.patch("/api/v1/replicas/r1", {"api_key": CANARY}, format="json", headers=headers)
     assert answer.data["api_key_set_at"] is not None
     assert running().replicas[0].api_key == CANARY
 
     api.patch("/api/v1/replicas/r1", {"api_key": CANARY + " "}, format="json")  # refused, and not repeated
-    seen = [api.get(f"/api/v1/{path}").content.decode() for path in ("replicas/r1", "replicas", "events", "audit")]
+    paths = ("replicas/r1", "replicas", "events", "audit", "config")
+    seen += [api.get(f"/api/v1/{path}").content.decode() for path in paths]
+    seen += [str(row) for row in KeptAnswer.objects.values()]
     seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
     seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values(), *Replica.objects.values())]
     seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_sealed", flat=True)]
@@ -239,10 +247,6 @@ def test_a_key_that_is_replaced_or_taken_away_is_a_change_and_the_same_again_is_
 def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_the_asker_cannot_see(
     client, django_user_model, body
 ):
-    from controlplane.models import Role
-    from controlplane.services.people import set_role
-    from controlplane.services.projects import create_project
-
     mine, secret = create_project("mine"), create_project("secret")
     create_pool("confidential", project=secret, models=["llama"])
     pool = create_pool("open", project=mine, models=["mine"])
@@ -267,6 +271,34 @@ def test_two_pools_for_any_model_are_refused_in_the_same_way(api, pool):
     answer = api.post("/api/v1/pools", {"name": "second"}, format="json")
     assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/models")
     assert Pool.objects.count() == 1
+
+
+def test_a_bundle_that_is_refused_for_another_projects_pool_does_not_name_it_either(db, django_user_model):
+    mine, secret = create_project("mine"), create_project("secret")
+    create_pool("confidential", project=secret, models=["llama"])
+    pool = create_pool("open", project=mine, models=["mine"])
+    eve = django_user_model.objects.create_user("eve", password="a long enough password")
+    set_role(eve, Role.ADMIN, mine)
+    with pytest.raises(InvalidError, match="another pool") as refusal, one_configuration(reason="all", by=eve):
+        update_pool(pool, models=["llama"], by=eve)
+    assert "confidential" not in str(refusal.value)
+
+
+def test_a_fleet_of_which_everything_is_said_is_exported_and_applied_without_a_change(api, group):
+    for path, settings in (
+        ("pools/default", POOL_SETTINGS),
+        ("replicas/r1", REPLICA_SETTINGS),
+        (f"task-groups/{group.pk}", GROUP_SETTINGS),
+    ):
+        body = {field: value for field, value, _ in settings}
+        assert api.patch(f"/api/v1/{path}", body, format="json").status_code == 200
+    api.patch("/api/v1/replicas/r1", {"api_key": CANARY, "labels": {"zone": "a"}}, format="json")
+    before = newest_snapshot().number
+    bundle = api.get("/api/v1/config").json()
+    assert (bundle["pools"][0]["breaker"]["failures"], bundle["pools"][0]["groups"][0]["priority"]) == (9, 7)
+    assert api.put("/api/v1/config?prune=true", bundle, format="json").data["actions"] == []
+    assert newest_snapshot().number == before
+    assert running().replicas[0].api_key == CANARY
 
 
 # --- the document -------------------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
     assert (replica.api_key_set_at is not None, replica.labels) == (True, {"zone": "a"})
     page = visitor.get(paths["replica"]).text
     assert "Left empty, it stays" in page
+    assert "not told yet" in page
     assert CANARY not in page + visitor.get("/fleet/").text + visitor.get("/audit/").text
 
     visitor.post(paths["replica"], filled(page) | {"without_api_key": "on"})
