@@ -10,9 +10,9 @@ from allauth.account.adapter import get_adapter
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import reverse
 
 from controlplane.access.asker import Asker
 from controlplane.access.rules import ASKS_AGAIN
@@ -37,13 +37,15 @@ def must_prove(request: HttpRequest, route: str) -> bool:
 
 
 def ask_again(request: HttpRequest) -> HttpResponse:
-    """Send somebody to prove who they are, and from there back to where they were."""
+    """Send somebody to prove who they are, and from there back to where they were; PermissionDenied without a way."""
     ways = get_adapter().get_reauthentication_methods(request.user)
+    if not ways:
+        raise PermissionDenied("There is no way left for you to prove who you are; ask an admin for a password.")
     back = request.get_full_path()
     if request.method != "GET":
         back = _page_before(request)
         messages.info(request, "Thank you. Nothing was changed yet: ask for it once more.")
-    url = ways[0]["url"] if ways else reverse("account_login")
+    url = ways[0]["url"]
     return redirect(f"{url}{'&' if '?' in url else '?'}{urlencode({'next': back})}")
 
 

@@ -178,6 +178,7 @@ OPEN = frozenset(
         "account_logout",
         "account_inactive",
         "account_change_password",
+        "account_set_password",
         "account_reauthenticate",
         "openid_connect_login",
         "openid_connect_callback",

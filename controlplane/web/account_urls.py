@@ -16,6 +16,7 @@ urlpatterns = [
     path("logout/", views.logout, name="account_logout"),
     path("inactive/", views.account_inactive, name="account_inactive"),
     path("password/change/", views.password_change, name="account_change_password"),
+    path("password/set/", single_sign_on.no_password, name="account_set_password"),
     path("confirm/", views.reauthenticate, name="account_reauthenticate"),
     path("confirm/code/", factors.reauthenticate, name="mfa_reauthenticate"),
     path("second-factor/", factors.index, name="mfa_index"),

@@ -66,6 +66,15 @@ def cancelled(request: HttpRequest) -> HttpResponse:
     return render(request, "account/single_sign_on_refused.html", {"reason": "You did not sign in there."}, status=403)
 
 
+@require_GET
+def no_password(request: HttpRequest) -> HttpResponse:
+    """Where somebody without a password is sent who wants to change it: one of their own would outlive the provider's
+    word about them.
+    """
+    messages.info(request, "You have no password here. An admin can set one.")
+    return redirect("mfa_index")
+
+
 @require_POST
 def disconnect(request: HttpRequest) -> HttpResponse:
     """Untie one's account from the provider's."""

@@ -159,6 +159,20 @@ def test_somebody_without_a_password_cannot_cut_off_their_own_way_in(client, her
     assert SocialAccount.objects.exists()
 
 
+def test_somebody_without_a_password_cannot_set_one_that_outlives_the_provider(client, here, provider, settings):
+    provider.move("ada", "platform")
+    come_back(client, provider, "ada")
+    assert "Change password" not in client.get("/fleet/").text
+    answer = client.get("/accounts/password/change/", follow=True)
+    assert answer.status_code == 200
+    assert "You have no password here" in answer.text
+    settings.SOCIALACCOUNT_PROVIDERS = {}
+    session = client.session
+    session["proved_at"] = 0
+    session.save()
+    assert client.get("/people/new/").status_code == 403, "and no loop, when the provider is gone"
+
+
 def test_a_code_is_of_no_use_without_the_verifier_that_never_left_this_server(client, here, provider):
     provider.move("ada", "readers")
     url = leave(client, provider)

@@ -31,7 +31,7 @@ def test_a_wrong_password_is_refused_beside_the_form_and_names_no_cause(client, 
 def test_there_is_no_sign_up_and_no_mail_flow():
     names = {name for name in get_resolver().reverse_dict if isinstance(name, str) and name.startswith("account_")}
 
-    known = {"login", "logout", "inactive", "change_password", "reauthenticate"}
+    known = {"login", "logout", "inactive", "change_password", "set_password", "reauthenticate"}
     assert names == {f"account_{name}" for name in known}
 
 
