@@ -6,6 +6,7 @@ from rest_framework.test import APIClient
 
 from controlplane.access.rules import ASKS_AGAIN, RULES
 from controlplane.models import Pool, Role, RoleAssignment, Scope
+from controlplane.services.client_keys import create_client_key
 from controlplane.services.tokens import create_token
 
 PASSWORD = "a long enough password"
@@ -64,9 +65,10 @@ def test_a_referrer_of_another_site_is_not_gone_back_to(client, admin, time_mach
 def test_every_such_route_refuses_a_stale_session(client, admin, here, time_machine):
     from django.urls import NoReverseMatch, reverse
 
+    key, _ = create_client_key(here.project, "agents")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
     values = {"pool_id": here.pool.pk, "project_id": here.project.pk, "person_id": admin.pk, "token_id": 1}
-    values |= {"name": here.pool.name, "pk": 1}
+    values |= {"name": here.pool.name, "key_id": key.pk, "pk": 1}
     names = [{}, *({name: value} for name, value in values.items())]
     rest = APIClient()
     rest.cookies = client.cookies
@@ -76,8 +78,8 @@ def test_every_such_route_refuses_a_stale_session(client, admin, here, time_mach
                 address = reverse(route, kwargs=kwargs)
             except NoReverseMatch:
                 continue
-            answer = getattr(rest if route.startswith("api:") else client, method.lower())(address)
-            refused = answer.status_code == 403 if route.startswith("api:") else answer.status_code == 302
+            answer = getattr(rest if "api:" in route else client, method.lower())(address)
+            refused = answer.status_code == 403 if "api:" in route else answer.status_code == 302
             assert refused, (route, method, answer.status_code)
             assert "confirm" in (answer.get("Location") or answer.text), (route, method)
             break
