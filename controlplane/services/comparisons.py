@@ -27,8 +27,9 @@ def effects_of_settings(
     *,
     fleet: schema.RouterConfig | None = None,
 ) -> list[Effect]:
-    """What one version of a policy's settings does instead of another, in the fleet as it is now. Seven queries,
-    none where the ``fleet`` is given. ``before`` is None where the policy was in force nowhere.
+    """What one version of a policy's settings does instead of another, in the fleet as it is now.
+
+    ``before`` is None where the policy was in force nowhere. A fixed number of queries, none with a ``fleet``.
     """
     fleet = present_fleet() if fleet is None else fleet
     former = fleet if before is None else _in_force(fleet, policy, before)
@@ -45,7 +46,7 @@ def warnings_of_settings(
 
 
 def effects_of_revisions(before: PolicyRevision, after: PolicyRevision) -> list[Effect]:
-    """What one revision does instead of another one of the same policy, in the fleet as it is now. Seven queries."""
+    """What one revision does instead of another one of the same policy, in the fleet as it is now."""
     return effects_of_settings(after.policy, before.settings, after.settings)
 
 
@@ -55,7 +56,7 @@ def effects_of_configurations(before: ConfigSnapshot | None, after: ConfigSnapsh
 
 
 def present_fleet() -> schema.RouterConfig:
-    """What the rows say now, without the fleet's secret. Seven queries."""
+    """What the rows say now, without the fleet's secret. A fixed number of queries."""
     return build_config(_NO_SECRET)
 
 

@@ -170,7 +170,7 @@ def _row(group: TaskGroup | None, policy: RoutingPolicy | None) -> dict[str, Any
 
 
 def _facts(policy: RoutingPolicy) -> dict[str, Any]:
-    """What a policy's page shows; fifteen queries whatever the history's length."""
+    """What a policy's page shows; as many queries whatever the history's length."""
     history = list(policy.revisions.select_related("author").order_by("-number")[:HISTORY])
     live = next((one for one in history if one.state == RevisionState.LIVE), None) or policy.live()
     draft = next((one for one in history if one.state == RevisionState.DRAFT), None)
