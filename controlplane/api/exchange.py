@@ -8,28 +8,33 @@ very same happens and the transaction is rolled back.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponseBase
-from rest_framework.exceptions import ParseError, ValidationError
+from rest_framework.exceptions import AuthenticationFailed, ParseError, Throttled, ValidationError
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.middleware import client_address
 from controlplane.models import ApiToken, KeptAnswer
-from controlplane.services import kept_answers, rehearsals
+from controlplane.services import kept_answers, rates, rehearsals
 
 from .differences import differences
 from .exceptions import LengthRequired, TooLarge
 
 MAX_BODY_BYTES = 1_048_576
 _REPEATED = ("ETag", "Location", "Cache-Control")  # headers that a repeated answer has too
+_KEY = re.compile(r"[!-~]{1,255}")
 _CHOICES = {"true": True, "1": True, "": True, "false": False, "0": False}
 
 
@@ -38,6 +43,7 @@ class Exchange(APIView):
 
     max_body_bytes: ClassVar[int] = MAX_BODY_BYTES
     shown_once: ClassVar[tuple[str, ...]] = ()  # fields of an answer that hold a new secret
+    allowance: rates.Allowance | None = None  # of whoever asks; None where nobody counts
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """DRF's own, with ``answer`` around the method that does the work."""
@@ -52,6 +58,37 @@ class Exchange(APIView):
             answer = self.handle_exception(error)
         self.response = self.finalize_response(asked, answer, *args, **kwargs)
         return self.response
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Find out who asks, count it, and go on as DRF does; Throttled for one request too many in a minute."""
+        try:
+            self.perform_authentication(request)
+        except AuthenticationFailed:
+            self._count_stranger(request)
+            raise
+        if who := owner_of(request):
+            self._count(who, settings.API_RATE)
+        elif request.auth is None:
+            self._count_stranger(request)
+        super().initial(request, *args, **kwargs)
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        """DRF's own, and what is left of the minute's requests."""
+        answer: Response = super().finalize_response(request, response, *args, **kwargs)
+        if self.allowance:
+            answer["RateLimit-Limit"] = str(self.allowance.limit)
+            answer["RateLimit-Remaining"] = str(max(self.allowance.remaining, 0))
+            answer["RateLimit-Reset"] = str(self.allowance.reset_s)
+        return answer
+
+    def _count_stranger(self, request: Request) -> None:
+        address = client_address(request._request)  # noqa: SLF001 - the request as the server gave it
+        self._count(f"address:{_neighbourhood(address)}", settings.API_RATE_UNAUTHENTICATED)
+
+    def _count(self, who: str, limit: int) -> None:
+        self.allowance = rates.counter().charge(who, limit)
+        if self.allowance and self.allowance.remaining < 0:
+            raise Throttled(self.allowance.reset_s, f"More than {limit} requests in this minute.")
 
     def answer(self, request: Request) -> Response:
         """Read; or change, in a transaction; or rehearse a change."""
@@ -125,12 +162,17 @@ def check_size(request: Request, most: int) -> None:
 
 
 def is_rehearsal(request: Request) -> bool:
-    """Whether ``?dry_run=`` asks for one; a ValidationError for what is neither true nor false."""
-    given = request.query_params.get("dry_run")
+    """Whether ``?dry_run=`` asks for one."""
+    return switch(request, "dry_run")
+
+
+def switch(request: Request, name: str) -> bool:
+    """Whether the query turns something on; a ValidationError for what is neither true nor false."""
+    given = request.query_params.get(name)
     if given is None:
         return False
     if given.lower() not in _CHOICES:
-        raise ValidationError({"dry_run": ["Expected true or false. Nothing was changed."]})
+        raise ValidationError({name: ["Expected true or false. Nothing was changed."]})
     return _CHOICES[given.lower()]
 
 
@@ -141,14 +183,23 @@ def owner_of(request: Request) -> str | None:
     return f"user:{request.user.pk}" if isinstance(request.user, User) else None
 
 
+def _neighbourhood(address: str) -> str:
+    """Whose limit an address counts against: its own, or for IPv6 that of its /64, which is one customer's."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return "unknown"
+    return address if known.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
+
+
 def _may_be_repeated(request: Request) -> kept_answers.Asked | None:
     """What identifies a POST with a key; None for any other request. ParseError for a key of no use."""
     key, owner = request.headers.get("Idempotency-Key"), owner_of(request)
     if key is None or owner is None or request.method != "POST":
         return None
     key = key.strip().strip('"')
-    if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
-        raise ParseError("Idempotency-Key: expected 1 to 255 printable ASCII characters.")
+    if not _KEY.fullmatch(key):
+        raise ParseError("Idempotency-Key: expected 1 to 255 visible ASCII characters.")
     said = json.dumps([request.get_full_path(), request.data], sort_keys=True, default=str)
     return kept_answers.Asked(owner, key, said)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
+from rest_framework import serializers
 from rest_framework.exceptions import NotFound
 from rest_framework.pagination import CursorPagination, LimitOffsetPagination
 from rest_framework.request import Request
@@ -15,6 +16,11 @@ class Pages(LimitOffsetPagination):
     default_limit = 100
     max_limit = 1000
 
+    def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any] | None:
+        """One page; a ValidationError for a limit or an offset that is no number."""
+        check_numbers(request, "limit", "offset")
+        return super().paginate_queryset(queryset, request, view)
+
 
 class NewestFirst(CursorPagination):
     """``?cursor=`` for sets that only grow: steady while new rows come in. Who inherits names the ordering."""
@@ -25,10 +31,19 @@ class NewestFirst(CursorPagination):
 
     def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any] | None:
         """One page; NotFound for a cursor that nobody was given."""
+        check_numbers(request, "limit")
         try:
             return super().paginate_queryset(queryset, request, view)
         except ValidationError:  # its position is none that the rows are ordered by
             raise NotFound(self.invalid_cursor_message) from None
+
+
+def check_numbers(request: Request, *names: str) -> None:
+    """A ValidationError for one that is given and is no whole number, rather than a page that nobody asked for."""
+    for name in names:
+        given = request.query_params.get(name, "0")
+        if not (given.isascii() and given.isdigit() and len(given) < 19):
+            raise serializers.ValidationError({name: ["Expected a whole number."]})
 
 
 class AuditPages(NewestFirst):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularJSONAPIView
 
 from .authentication import RouterAuthentication, TokenAuthentication
-from .exceptions import CONTENT_TYPE
 from .exchange import Exchange
+from .operations import PROBLEM_JSON, refusal_components
 from .permissions import HasRole
 
 PROBLEM = {
@@ -55,23 +57,90 @@ class RouterScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
         return {"type": "http", "scheme": "bearer"}
 
 
-def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Say of every operation that it may answer with a problem document."""
-    result.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM
-    answer = {"description": "Refused, or failed: see its status.", "content": {CONTENT_TYPE: {"schema": _reference()}}}
-    for operations in result["paths"].values():
-        for operation in operations.values():
-            operation["responses"].setdefault("default", answer)
+DRY_RUN = {
+    "type": "object",
+    "required": ["dry_run", "status", "result", "changes", "effect"],
+    "properties": {
+        "dry_run": {"type": "boolean", "const": True},
+        "status": {"type": "integer", "description": "What would have been answered with."},
+        "result": {"description": "What would have been answered."},
+        "changes": {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}},
+        "effect": {
+            "type": "object",
+            "required": ["configuration", "events"],
+            "properties": {
+                "configuration": {
+                    "type": ["object", "null"],
+                    "description": "Null where routers would notice nothing.",
+                    "properties": {
+                        "before": {"type": ["integer", "null"]},
+                        "after": {"type": "integer"},
+                        "changes": {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}},
+                    },
+                },
+                "events": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"kind": {"type": "string"}, "summary": {"type": "string"}},
+                    },
+                },
+            },
+        },
+    },
+}
+DIFFERENCE = {
+    "type": "object",
+    "required": ["pointer", "before", "after"],
+    "properties": {"pointer": {"type": "string"}, "before": {}, "after": {}},
+}
+ETAG = {"type": "string", "readOnly": True, "description": "Which version this is: for If-Match."}
+
+
+def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """What holds for the whole document: problems, plans of rehearsals, and the ``etag`` of every object."""
+    components = result.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    schemas.update(Problem=PROBLEM, DryRun=DRY_RUN, Difference=DIFFERENCE)
+    components["responses"] = refusal_components()
+    refused = {
+        "description": "Refused, or failed: see its status.",
+        "content": {PROBLEM_JSON: {"schema": _reference()}},
+    }
+    for path, operations in result["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"].setdefault("default", refused)
+            shows = "201" if method == "post" else "200" if method == "get" and path.endswith("}") else ""
+            for name in _named(operation["responses"].get(shows, {})):
+                schemas[name]["properties"]["etag"] = ETAG
+    for name, schema in schemas.items():
+        for field, value in schema.get("properties", {}).items():
+            if {} in value.get("oneOf", ()):  # anything, null too, which oneOf would forbid
+                schema["properties"][field] = {}
+        if name.endswith("Request"):  # a body; what nobody knows is refused
+            schema["additionalProperties"] = False
     return result
+
+
+def _named(answer: dict[str, Any]) -> Iterator[str]:
+    """The components that an answer with an entity tag shows."""
+    schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+    for one in (schema, *schema.get("anyOf", ())) if "ETag" in answer.get("headers", {}) else ():
+        if "$ref" in one:
+            yield one["$ref"].rpartition("/")[2]
 
 
 class SchemaView(Exchange, SpectacularJSONAPIView):
     """``/api/v1/openapi.json``."""
 
     permission_classes = (HasRole,)
-    custom_settings = {  # noqa: RUF012 - spectacular's attribute
-        "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", f"{__name__}.add_problems"]
-    }
+
+
+def document() -> dict[str, Any]:
+    """The whole document, as it is committed."""
+    generator: Any = SchemaGenerator()  # type: ignore[no-untyped-call]  # spectacular's is untyped
+    made: dict[str, Any] = generator.get_schema(request=None, public=True)
+    return made
 
 
 def _reference() -> dict[str, str]:

@@ -108,9 +108,14 @@ def facts(pool: Pool) -> dict[str, Any]:
     return {"project": pool.project.name, **{name: getattr(pool, name) for name in FACTS}}
 
 
+def _listed(value: Any) -> Any:
+    """A list of what can be one; what cannot is left to the check, which says where it stands."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else value
+
+
 def _settings(given: PoolSettings) -> dict[str, Any]:
     """Checked, and in an order that does not depend on who wrote them down."""
-    listed: dict[str, Any] = {name: list(given[name]) for name in LISTS if name in given}
+    listed: dict[str, Any] = {name: _listed(given[name]) for name in LISTS if name in given}
     values: dict[str, Any] = checked(router_fields.POOL, {**given, **listed})
     if "models" in values:
         values["models"] = sorted(set(values["models"]))

@@ -105,7 +105,8 @@ REST_FRAMEWORK = {
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.Pages",
     "PAGE_SIZE": 100,
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.api.operations.OperationSchema",
+    "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "controlplane.api.exceptions.problem_response",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
 }
@@ -116,6 +117,10 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "SERVE_INCLUDE_SCHEMA": False,
     "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.api.schema.complete",
+    ],
     "ENUM_NAME_OVERRIDES": {
         "EventKind": "controlplane.models.EventKind",
         "DiscoveredState": "controlplane.models.DiscoveredState",
@@ -170,6 +175,9 @@ CELERY_BEAT_SCHEDULE = {
 
 DATABASE_OWNER: dict[str, object] = {}  # how migrations connect where that is not as everything else does
 BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to be believed about its clients
+# REST requests a minute of one token or person, and of one address that does not sign in; 0: no limit.
+API_RATE = int(env.number("API_RATE", 1200, low=0, high=1_000_000))
+API_RATE_UNAUTHENTICATED = int(env.number("API_RATE_UNAUTHENTICATED", 60, low=0, high=1_000_000))
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))
 # Where replicas and routers may live: they are private by nature. Link-local and metadata addresses never.

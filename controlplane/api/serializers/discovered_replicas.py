@@ -15,7 +15,7 @@ class DiscoveredReplicaSerializer(serializers.ModelSerializer[DiscoveredReplica]
 
     source = ByName(read_only=True)  # type: ignore[assignment]  # a field called like an attribute of fields
     pool = serializers.CharField(source="source.pool.name", read_only=True)
-    replica = ByName(read_only=True)
+    replica = ByName(read_only=True, allow_null=True)
     labels = serializers.DictField(child=serializers.CharField(), read_only=True)
 
     class Meta:

@@ -15,9 +15,9 @@ from .base import by_username
 class EventSerializer(serializers.ModelSerializer[Event]):
     """Something that happened."""
 
-    pool = ByName(read_only=True)
-    replica = ByName(read_only=True)
-    router = ByName(read_only=True)
+    pool = ByName(read_only=True, allow_null=True)
+    replica = ByName(read_only=True, allow_null=True)
+    router = ByName(read_only=True, allow_null=True)
     actor = by_username("actor")
 
     class Meta:

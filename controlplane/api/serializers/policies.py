@@ -42,7 +42,7 @@ class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
     """A policy with its live revision, the one on trial and its draft, each null where there is none."""
 
     pool = ByName(read_only=True)
-    group = serializers.CharField(source="group.name", default=None, read_only=True)
+    group = serializers.CharField(source="group.name", default=None, read_only=True, allow_null=True)
     live = serializers.SerializerMethodField()
     trial = serializers.SerializerMethodField()
     draft = serializers.SerializerMethodField()

@@ -14,7 +14,7 @@ from controlplane.api import conditions
 from controlplane.api.bundle.apply import Applied, apply_bundle
 from controlplane.api.bundle.export import export_bundle
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
-from controlplane.api.exchange import Exchange
+from controlplane.api.exchange import Exchange, switch
 from controlplane.api.permissions import asker
 from controlplane.api.serializers import config as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
@@ -26,6 +26,8 @@ class ConfigView(Exchange):
     """The fleet as one document: export it, edit it, look at the plan, apply it."""
 
     max_body_bytes = 16 * 1_048_576
+    # What the OpenAPI document reads of a door: one object, of whose version every change is.
+    detail, action, conditional_actions = True, "config", ()
 
     def perform(self, request: Request) -> Response:
         """Let the method do its work, unless the fleet is no longer what the client looked at."""
@@ -53,7 +55,7 @@ class ConfigView(Exchange):
     def put(self, request: Request) -> Response:
         """Make the fleet what the bundle says: all of it, or nothing."""
         bundle = s.check_shape(request.data)
-        prune = request.query_params.get("prune", "").lower() in {"1", "true"}
+        prune = switch(request, "prune")
         return Response(_answer(apply_bundle(bundle, request, prune=prune, reason=str(bundle.get("reason", ""))[:500])))
 
 

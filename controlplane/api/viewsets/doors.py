@@ -34,6 +34,7 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
 
     http_method_names: tuple[str, ...] = ("get", "post", "patch", "delete", "head", "options")
     conditional_actions: ClassVar[tuple[str, ...]] = ()  # POST actions that need If-Match; PATCH, PUT and DELETE do
+    tagged_in_lists: ClassVar[bool] = True  # False where a list shows less of an object than its own address does
     observed: ClassVar[tuple[str, ...]] = ()  # shown fields that nobody decides: no change of them is in one's way
 
     def get_queryset(self) -> QuerySet[Row]:
@@ -102,7 +103,7 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
         if shown := self.shown(answer):
             answer["ETag"] = data["etag"] = conditions.tag_of(shown, self.observed)
         elif isinstance(data, dict) and self.request.method in SAFE_METHODS:
-            for row in data.get("results", ()) if self.action == "list" else ():
+            for row in data.get("results", ()) if self.action == "list" and self.tagged_in_lists else ():
                 self._with_tag(row)
             answer["ETag"] = f'"{conditions.digest_of(data)}"'
         return answer

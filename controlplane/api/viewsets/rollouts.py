@@ -31,6 +31,7 @@ class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Roll
     filterset_class = RolloutFilter
     pagination_class = RolloutPages
     lookup_value_regex = NUMBER
+    tagged_in_lists = False
     observed = ("snapshot", "stage_converged_at", "readings", "readings_at", "routers")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[Rollout]]:

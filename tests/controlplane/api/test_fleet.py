@@ -49,6 +49,13 @@ def test_a_pool_lives_from_creating_to_removing(api, db):
     assert ConfigSnapshot.objects.first().document["pools"] == []
 
 
+@pytest.mark.parametrize("adapters", [7, "lora", {"name": "lora"}, [7], None, True])
+def test_what_is_no_list_of_adapters_is_refused_where_it_stands(api, pool, adapters):
+    answer = api.post("/api/v1/pools", {"name": "big", "models": ["qwen"], "adapters": adapters})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith("#/adapters")
+
+
 def test_a_model_belongs_to_one_pool(api, pool):
     answer = api.post("/api/v1/pools", {"name": "second"})
     assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/models")

@@ -3,10 +3,12 @@
 import pytest
 import redis
 from django.db import connection
+from django.utils import timezone
 from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.celery import app
+from controlplane.models import Router
 from controlplane.services.policies import create_policy, publish_revision, save_draft
 from controlplane.services.projects import update_project
 from controlplane.services.rollouts import pause_rollout
@@ -33,6 +35,16 @@ EXAMPLES = {
     ("api:replica-detail", "PATCH"): ("replicas/here-replica", {"weight": 2}),
     ("api:replica-detail", "DELETE"): ("replicas/here-replica", None),
     ("api:replica-state", "POST"): ("replicas/here-replica/state", {"state": "draining"}),
+    ("api:replica-source-list", "POST"): (
+        "replica-sources",
+        {"pool": "here-pool", "name": "new", "kind": "dns", "settings": {"host": "new.test"}},
+    ),
+    ("api:replica-source-detail", "PATCH"): ("replica-sources/here-source", {"interval_s": 60}),
+    ("api:replica-source-detail", "DELETE"): ("replica-sources/here-source", None),
+    ("api:replica-source-look", "POST"): ("replica-sources/here-source/look", None),
+    ("api:discovered-replica-adopt", "POST"): ("discovered-replicas/{discovered}/adopt", {}),
+    ("api:discovered-replica-dismiss", "POST"): ("discovered-replicas/{discovered}/dismiss", None),
+    ("api:router-detail", "DELETE"): ("routers/router-1", None),
     ("api:task-group-list", "POST"): ("task-groups", {"pool": "here-pool", "name": "new"}),
     ("api:task-group-detail", "PATCH"): ("task-groups/{group}", {"owner": "web"}),
     ("api:task-group-detail", "DELETE"): ("task-groups/{group}", None),
@@ -80,8 +92,9 @@ def made(db, operator):
     """One of everything; a token that is not the script's own."""
     here = furnished("here", 1)
     bare = furnished("bare", 2)
-    for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.replica):
+    for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.source, bare.replica):
         row.delete()
+    Router.objects.update(lost_at=timezone.now())
     Notification.objects.update(state=NotificationState.FAILED)
     publish_revision(save_draft(here.pool.policies.get(group=None), {"strategy": "least_load"}).pk)
     update_project(bare.project, needs_approval=True)
@@ -92,7 +105,7 @@ def made(db, operator):
     rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
-    keys = {name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "sent")}
+    keys = {name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "sent", "discovered")}
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 

@@ -1,0 +1,94 @@
+"""The REST API against its own OpenAPI document, with requests that are made from it, right and wrong ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections, transaction
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from controlplane.api.schema import document
+from controlplane.services.tokens import create_token
+from tests.controlplane.access.conftest import furnished
+
+# Not that everything outside the document is refused: a number where text is expected is read as text, as DRF does.
+CHECKS = (
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.missing_required_header,
+    checks.unsupported_method,
+    checks.ignored_auth,
+)
+
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "controlplane/api/openapi.json"
+api = schemathesis.openapi.from_dict(json.loads(DOCUMENT.read_text()))
+_inner = get_wsgi_application()
+
+
+def application(environ, start_response):
+    """The application; what a request did is undone, so that each begins with the same rows."""
+    with transaction.atomic():
+        answer = _inner(environ, start_response)
+        transaction.set_rollback(True)
+    return answer
+
+
+api.app = application
+
+
+# A stream does not end; tests/controlplane/api/test_feed.py has it.
+OPERATIONS = sorted(
+    f"{method.upper()} {path}"
+    for path, methods in json.loads(DOCUMENT.read_text())["paths"].items()
+    for method in methods
+    if not path.endswith("/stream")
+)
+
+
+@schemathesis.hook
+def map_query(_context, query):
+    """Waiting for events is tested elsewhere."""
+    if query and isinstance(query.get("wait"), int | float):
+        query["wait"] = min(query["wait"], 0.1)
+    return query
+
+
+@pytest.fixture
+def script(db, operator):
+    """What somebody who may do everything sends; there is one of everything. Requests keep the test's transaction."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    furnished("here", 1)
+    _, text = create_token(operator, name="test", scopes=["admin"])
+    yield {"Authorization": f"Bearer {text}"}
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_does_what_the_document_says(operation, script):
+    method, path = operation.split()
+    described = api[path][method]
+    right, wrong = (described.as_strategy(generation_mode=mode) for mode in GenerationMode)
+
+    @settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=right | wrong if described.body or described.query else right)
+    def holds(case):
+        case.call_and_validate(checks=CHECKS, headers=script)
+
+    holds()
+
+
+def test_the_committed_document_is_what_the_views_say():
+    made = json.loads(json.dumps(document(), sort_keys=True))
+    assert json.loads(DOCUMENT.read_text()) == made, "run `manage.py write_openapi`, and look at what it changes"
