@@ -20,11 +20,16 @@ from controlplane.models import (
     Replica,
     ReplicaSource,
     Router,
+    RoutingPolicy,
 )
 from controlplane.services.events import record_event
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies import create_policy, publish_revision, save_draft
 from controlplane.services.pools import create_pool
+from controlplane.services.projects import update_project
 from controlplane.services.replicas import add_replica, record_engine_facts
+from controlplane.services.rollout_plans import make_plan
+from controlplane.services.rollouts import Verdict as Judgement
+from controlplane.services.rollouts import judge_stage, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from controlplane.services.sources import create_source
 from controlplane.services.task_groups import create_task_group
@@ -187,3 +192,39 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
 def _discovered(source: ReplicaSource, key: str, number: int, **facts: object) -> DiscoveredReplica:
     url = f"http://10.0.0.{number}:8000"
     return DiscoveredReplica.objects.create(source=source, key=key, name=key, url=url, **facts)
+
+
+def rollouts_of_every_kind(policy: RoutingPolicy, by: User) -> dict[str, int]:
+    """Rollouts that were taken back, are held, paused, and await approval; the id of each. A draft stays."""
+    with_draft = policy.draft()
+    made = {"rolled_back": _tried(policy, {"strategy": "random"}, by=by, verdict="breached")}
+    for name in ("holding", "paused"):
+        own = create_policy(policy.pool, policy.pool.groups.order_by("name")[len(made)])
+        publish_revision(save_draft(own, {"strategy": "least_load"}, by=by).pk, by=by)
+        made[name] = _tried(own, {"strategy": "prefix_hash"}, by=by, verdict="inconclusive")
+    pause_rollout(made["paused"], by=by, reason="A demo at noon")
+    update_project(policy.pool.project, needs_approval=True)
+    own = create_policy(policy.pool, policy.pool.groups.order_by("name")[0])
+    draft = save_draft(own, {"strategy": "tiered"}, by=by, reason="Two tiers suit it")
+    made["awaiting"] = publish_revision(draft.pk, by=by).pk
+    if with_draft is not None:
+        save_draft(policy, with_draft.settings, by=by)
+    return made
+
+
+def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict: str) -> int:
+    """A trial on every router, judged once its time is over."""
+    draft = save_draft(policy, settings, by=by, reason="Agents share a prompt")
+    rollout = publish_revision(draft.pk, by=by, plan=make_plan(policy, "by_share", observe_s=0))
+    newest = ConfigSnapshot.objects.defer("sealed").first()
+    for router in Router.objects.all():
+        record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+    figure = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
+    told = "lower by 22.3 points, give or take 4.1, over 12 minutes of both sides"
+    slower = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}
+    readings = [
+        {**figure, "verdict": verdict, "detail": told},
+        {**slower, "verdict": "passed", "detail": "as long as before"},
+    ]
+    judge_stage(rollout.pk, stage=0, verdict=Judgement(verdict), readings=readings)
+    return rollout.pk

@@ -68,6 +68,13 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:policy-create": {"POST": EDITOR},
     "controlplane:policy-publish": {"POST": APPROVER},
     "controlplane:policy-remove": _form(APPROVER),
+    "controlplane:rollouts": SEE,
+    "controlplane:rollout": SEE,
+    "controlplane:rollout-pause": _form(OPERATOR),  # what makes things safe, operators may
+    "controlplane:rollout-abort": _form(OPERATOR),
+    "controlplane:rollout-resume": _form(APPROVER),  # what goes on, approvers may
+    "controlplane:rollout-promote": _form(APPROVER),
+    "controlplane:rollout-approve": _form(APPROVER),
     "controlplane:fleet": SEE,
     "controlplane:warming": SEE,
     "controlplane:pool-new": _form(ADMIN),
@@ -143,9 +150,9 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("api:revision", _resource()),
     "api:revision-compare": SEE,
     **_named("api:rollout", _resource()),
-    "api:rollout-pause": {"POST": OPERATOR},  # what makes things safe, operators may
+    "api:rollout-pause": {"POST": OPERATOR},
     "api:rollout-abort": {"POST": OPERATOR},
-    "api:rollout-resume": {"POST": APPROVER},  # what goes on, approvers may
+    "api:rollout-resume": {"POST": APPROVER},
     "api:rollout-promote": {"POST": APPROVER},
     "api:rollout-approve": {"POST": APPROVER},
     "api:router-explain": {"POST": OPERATOR},
@@ -231,6 +238,7 @@ NAMED_BY: Mapping[str, tuple[str, str]] = {
     "discovered_id": ("controlplane.DiscoveredReplica", "pk"),
     "group_id": ("controlplane.TaskGroup", "pk"),
     "policy_id": ("controlplane.RoutingPolicy", "pk"),
+    "rollout_id": ("controlplane.Rollout", "pk"),
     "project_id": ("controlplane.Project", "pk"),
     "router_id": ("controlplane.Router", "pk"),
     "key_id": ("controlplane.ClientKey", "pk"),

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.errors import RolloutMoveError
@@ -173,13 +172,29 @@ def is_on_trial(rollout: Rollout) -> bool:
     return rollout.revision.state == RevisionState.TRIAL
 
 
-def locked_rollouts(**which: Any) -> QuerySet[Rollout]:
-    """Rollouts, locked in one order, with what moves need."""
-    rows = Rollout.objects.select_for_update(of=("self",), no_key=True).filter(**which)
-    joined = rows.select_related("revision__policy__pool__project", "snapshot")
-    return joined.defer("snapshot__sealed", "snapshot__document").order_by("pk")
+def locked_rollouts(**which: Any) -> list[Rollout]:
+    """Rollouts, locked by their ids in one order, with what moves need as it is once they are locked.
+
+    Two queries: what is joined to a row that was waited for would be as it was before the wait.
+    """
+    rows = Rollout.objects.select_for_update(of=("self",), no_key=True).filter(**which).order_by("pk")
+    held = list(rows.values_list("pk", flat=True))
+    joined = Rollout.objects.select_related("revision__policy__pool__project", "snapshot").filter(pk__in=held)
+    return list(joined.defer("snapshot__sealed", "snapshot__document").order_by("pk")) if held else []
 
 
-def open_ones(**which: Any) -> QuerySet[Rollout]:
-    """Those of them that may still move."""
+def locked_rollout(rollout_id: int) -> Rollout:
+    """One of them, whatever its state; Rollout.DoesNotExist."""
+    for rollout in locked_rollouts(pk=rollout_id):
+        return rollout
+    raise Rollout.DoesNotExist
+
+
+def open_ones(**which: Any) -> list[Rollout]:
+    """Those that may still move."""
     return locked_rollouts(state__in=OPEN_ROLLOUTS, **which)
+
+
+def begun_ones(**which: Any) -> list[Rollout]:
+    """Those that may still move and do not await approval."""
+    return locked_rollouts(state__in=UNDER_WAY, **which)

@@ -35,11 +35,12 @@ from controlplane.models import (
 )
 
 from .rollout_moves import (
+    begun_ones,
     end,
     enter_stage,
     hold,
     is_on_trial,
-    locked_rollouts,
+    locked_rollout,
     make_move,
     note_step,
     open_ones,
@@ -111,7 +112,7 @@ def _start(rollout: Rollout, by: User | None) -> None:
 @transaction.atomic
 def approve_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     """Let what somebody else published begin; OwnPublicationError for who published it."""
-    rollout = locked_rollouts().get(pk=rollout_id)
+    rollout = locked_rollout(rollout_id)
     if rollout.started_by_id == by.pk:
         raise OwnPublicationError("You published this yourself; somebody else has to approve it.")
     rollout.approved_by = by
@@ -155,7 +156,7 @@ def abort_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 
 def _on_trial(rollout_id: int, move: str) -> Rollout:
     """The rollout, for a move that needs its revision to be on trial; RolloutMoveError, Rollout.DoesNotExist."""
-    rollout = locked_rollouts().get(pk=rollout_id)
+    rollout = locked_rollout(rollout_id)
     if rollout.is_open and not is_on_trial(rollout):
         raise RolloutMoveError(
             f"{rollout.revision} is in force already, so there is no trial to {move}; to take it back, publish the "
@@ -174,10 +175,12 @@ def judge_stage(rollout_id: int, *, stage: int, verdict: Verdict, readings: list
     A breach rolls back, in a pause too. Passing goes on once the stage was observed for its time; being inconclusive
     beyond that time holds.
     """
-    watched = open_ones(pk=rollout_id, stage=stage, guard__isnull=False)
-    rollout = watched.exclude(state=RolloutState.AWAITING_APPROVAL).first()
-    if rollout is None or not is_on_trial(rollout):
-        return
+    for rollout in begun_ones(pk=rollout_id, stage=stage, guard__isnull=False):
+        if is_on_trial(rollout):
+            _judge(rollout, verdict, readings)
+
+
+def _judge(rollout: Rollout, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     rollout.readings, rollout.readings_at = readings, timezone.now()
     rollout.save(update_fields=["readings", "readings_at"])
     if verdict is Verdict.BREACHED:
@@ -199,7 +202,8 @@ def _pass(rollout: Rollout, readings: list[dict[str, Any]]) -> None:
 def _said(readings: Sequence[dict[str, Any]], verdict: Verdict) -> str:
     """What the readings of that verdict say, in a line."""
     of_it = [reading for reading in readings if reading.get("verdict") == verdict]
-    return " ".join(str(reading.get("detail") or reading.get("name")) for reading in of_it) or f"The guard: {verdict}."
+    told = (f"{str(reading['name']).replace('_', ' ')}: {reading['detail']}" for reading in of_it)
+    return "; ".join(told) or f"The guard says: {verdict}."
 
 
 # --- what routers and the clock say -------------------------------------------------------------------
@@ -212,7 +216,7 @@ def advance_rollouts() -> None:
     Complete means in force and run by every router present; with no router present nothing is complete, nor is
     anything widened. Idempotent; called after each change of a router, and with each tick.
     """
-    rollouts = list(open_ones().exclude(state=RolloutState.AWAITING_APPROVAL))
+    rollouts = begun_ones()
     if rollouts:
         fleet = _Fleet.now()
         for rollout in rollouts:

@@ -35,6 +35,7 @@ _SECTIONS = (
         "Change",
         (
             ("Policies", "controlplane:policies", "p"),
+            ("Rollouts", "controlplane:rollouts", "l"),
             ("Task groups", "controlplane:task-groups", "t"),
             ("Fleet", "controlplane:fleet", "f"),
         ),

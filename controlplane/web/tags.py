@@ -31,6 +31,8 @@ _TONES = {
     "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",
     "unreachable": "bad",
     "cold": "cold",
+    "trial": "ember", "awaiting_approval": "warn", "rolled_back": "bad", "acknowledged": "good",
+    "passed": "good", "breached": "bad", "inconclusive": "warn",
 }  # fmt: skip
 
 
@@ -40,6 +42,8 @@ _EVENT_TONES = {
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
     "replica_ejected": "bad", "replica_unreachable": "bad", "replica_readmitted": "good", "replica_reachable": "good",
     "replica_restarted": "cold", "policy_published": "ember",
+    "rollout_started": "ember", "rollout_widened": "ember", "rollout_completed": "good", "rollout_rolled_back": "bad",
+    "rollout_held": "bad",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from controlplane.web.views import (
     people,
     policies,
     revisions,
+    rollouts,
     routers,
     sources,
     task_groups,
@@ -29,6 +30,12 @@ urlpatterns = [
     path("policies/<int:policy_id>/compare/", revisions.revision_compare, name="policy-compare"),
     path("policies/<int:policy_id>/revert/<int:number>/", revisions.policy_revert, name="policy-revert"),
     path("policies/<int:policy_id>/remove/", policies.policy_remove, name="policy-remove"),
+    path("rollouts/", rollouts.rollout_list, name="rollouts"),
+    path("rollouts/<int:rollout_id>/", rollouts.rollout_detail, name="rollout"),
+    *(
+        path(f"rollouts/<int:rollout_id>/{move}/", rollouts.rollout_move, {"move": move}, name=f"rollout-{move}")
+        for move in rollouts.MOVE_TEXTS
+    ),
     path("task-groups/<int:group_id>/policy/", policies.policy_create, name="policy-create"),
     path("fleet/", fleet.fleet, name="fleet"),
     path("fleet/warming/", fleet.warming, name="warming"),

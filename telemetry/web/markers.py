@@ -12,6 +12,10 @@ from telemetry.metrics.windows import Window
 # What is worth a mark, the most telling first, with its label and tone.
 KINDS = {
     EventKind.POLICY_PUBLISHED: ("policy", "policy"),
+    EventKind.ROLLOUT_ROLLED_BACK: ("rolled back", "bad"),
+    EventKind.ROLLOUT_ABORTED: ("aborted", "bad"),
+    EventKind.ROLLOUT_STARTED: ("trial", "policy"),
+    EventKind.ROLLOUT_WIDENED: ("wider", "policy"),
     EventKind.ALERT_FIRING: ("alert", "bad"),
     EventKind.REPLICA_DOWN: ("down", "bad"),
     EventKind.REPLICA_RESTARTED: ("restart", "cold"),

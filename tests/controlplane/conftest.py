@@ -1,6 +1,8 @@
 """Rows that the control plane's tests start from."""
 
 import pytest
+import time_machine
+from django.utils import timezone
 
 from controlplane.models import Pool, Replica, RoutingPolicy
 from controlplane.services.pools import create_pool
@@ -29,3 +31,20 @@ def replica(pool: Pool) -> Replica:
 def policy(pool: Pool) -> RoutingPolicy:
     """The pool's own policy."""
     return pool.policies.get(group=None)
+
+
+@pytest.fixture
+def time_machine_at():
+    """Move the clock to so many seconds after the test began."""
+    begun = timezone.now()
+    travels = []
+
+    def move(seconds: float) -> None:
+        for travel in travels:
+            travel.stop()
+        travels[:] = [time_machine.travel(begun + timezone.timedelta(seconds=seconds), tick=True)]
+        travels[0].start()
+
+    yield move
+    for travel in travels:
+        travel.stop()

@@ -7,6 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from controlplane.models import Router
+from tests.fleet_history import rollouts_of_every_kind
 
 AXE = Axe().axe_script
 RULES = {
@@ -23,6 +24,7 @@ EVERYWHERE = (
     "/channels/",
     "/channels/new/",
     "/policies/",
+    "/rollouts/",
     "/fleet/",
     "/fleet/pools/new/",
     "/routers/",
@@ -119,6 +121,17 @@ def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
     )
 
     assert look_at(page, EVERYWHERE + of_rows, complaints) == {}
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_of_rollouts(site, full, complaints, width, theme):
+    policy = full.policies.get(group=None)
+    rollouts = rollouts_of_every_kind(policy, policy.draft().author)
+    moves = [f"/rollouts/{rollouts['paused']}/{move}/" for move in ("resume", "promote", "abort")]
+    paths = ["/rollouts/", f"/policies/{policy.pk}/", *(f"/rollouts/{pk}/" for pk in rollouts.values()), *moves]
+    page = site.open(viewport=SIZES[width], theme=theme)
+
+    assert look_at(page, paths, complaints) == {}
 
 
 @pytest.mark.parametrize(("width", "theme"), VIEWS)

@@ -13,15 +13,16 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.errors import ControlPlaneError
-from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
+from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
 from controlplane.services.comparisons import effects_of_settings, present_fleet, warnings_of_settings
 from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
 from controlplane.services.policy_settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
+from controlplane.services.rollout_plans import RolloutPlan
 from controlplane.services.strategy_documents import strategy_document
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
-from controlplane.web.forms.base import ReasonForm
+from controlplane.web.forms.rollouts import PublishForm
 from controlplane.web.forms.settings import SettingsForm, range_text, strategy_named
 
 HISTORY = 6  # revisions on a policy's page; all of them have a page of their own
@@ -30,7 +31,9 @@ HISTORY = 6  # revisions on a policy's page; all of them have a page of their ow
 @require_GET
 def policy_list(request: HttpRequest) -> HttpResponse:
     """Every pool with its policy, and its task groups with theirs."""
-    current = PolicyRevision.objects.exclude(state=RevisionState.RETIRED).select_related("author")
+    current = PolicyRevision.objects.exclude(state__in=(RevisionState.RETIRED, RevisionState.WITHDRAWN)).select_related(
+        "author"
+    )
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", current, to_attr="current"))
     pools = mine(request, Pool.objects.all()).prefetch_related(
         Prefetch("policies", policies.filter(group=None), to_attr="own"),
@@ -94,8 +97,9 @@ def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
 def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> HttpResponse:
     """Make the draft the live revision, with a reason."""
     policy = _policy(policy_id)
-    form = ReasonForm(request.POST)
-    if not form.is_valid():
+    form = PublishForm(policy, request.POST, comparable=policy.live() is not None)
+    plan = _planned(form)
+    if plan is None:
         return render(request, "controlplane/policy.html", {**_facts(policy), "publish_form": form}, status=422)
     revision = get_object_or_404(policy.revisions, pk=revision_id)
     with refusals_as_messages(request):
@@ -104,8 +108,11 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
             by=signed_in(request),
             reason=form.cleaned_data["reason"],
             expected_digest=form.cleaned_data["digest"] or None,
+            plan=plan,
         )
-        messages.success(request, f"Revision {rollout.revision.number} is live and on its way to the routers.")
+        messages.success(request, f"Revision {rollout.revision.number} {_what_follows(rollout)}")
+        if plan.stages or rollout.state == RolloutState.AWAITING_APPROVAL:
+            return redirect("controlplane:rollout", rollout_id=rollout.pk)
     return redirect("controlplane:policy", policy_id=policy.pk)
 
 
@@ -180,11 +187,33 @@ def _facts(policy: RoutingPolicy) -> dict[str, Any]:
         "live_help": strategy_named(live.strategy) if live else None,
         "live_settings": _shown_settings(live) if live else [],
         "draft": draft,
-        "publish_form": ReasonForm(initial={"reason": draft.reason, "digest": draft.digest}) if draft else None,
+        "publish_form": _publish_form(policy, live, draft) if draft else None,
         "history": history,
         **(_judged(policy, live, draft.settings) if draft else {}),
         **_rollout(policy),
     }
+
+
+def _planned(form: PublishForm) -> RolloutPlan | None:
+    """The plan that was filled in; None, with the reason on the form, where it cannot be."""
+    if not form.is_valid():
+        return None
+    try:
+        return form.rollout_plan()
+    except ControlPlaneError as error:
+        form.refuse(error)
+        return None
+
+
+def _what_follows(rollout: Rollout) -> str:
+    if rollout.state == RolloutState.AWAITING_APPROVAL:
+        return "waits for somebody else's approval."
+    return "is on trial." if rollout.stages else "is live and on its way to the routers."
+
+
+def _publish_form(policy: RoutingPolicy, live: PolicyRevision | None, draft: PolicyRevision) -> PublishForm:
+    start = {"reason": draft.reason, "digest": draft.digest}
+    return PublishForm(policy, initial=start, comparable=live is not None)
 
 
 def _judged(policy: RoutingPolicy, live: PolicyRevision | None, settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from controlplane.services.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel
 from telemetry.services.channels import test_send as send_a_test
+from tests.controlplane.rollouts import publish_stages
 
 
 def furnished(name, number):
@@ -26,6 +27,7 @@ def furnished(name, number):
     replica = add_replica(pool, name=f"{name}-replica", url=f"http://10.0.{number}.1:8000")
     source = create_source(pool, name=f"{name}-source", kind="dns", settings={"host": f"{name}.test"})
     discovered = DiscoveredReplica.objects.create(source=source, key=f"{name}-pod", name="x", url="http://10.0.3.1:80")
+    rollout = publish_stages(pool.policies.get())
     group = create_task_group(pool, f"{name}-group")
     policy = create_policy(pool, group)
     draft = save_draft(policy, {"strategy": "random"})
@@ -49,6 +51,7 @@ def furnished(name, number):
         discovered=discovered,
         group=group,
         policy=policy,
+        rollout=rollout,
         draft=draft,
         rule=rule,
         alert=alert,

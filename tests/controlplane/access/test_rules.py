@@ -83,6 +83,7 @@ def filled(address, made):
         "discovered_id": made.discovered.pk,
         "group_id": made.group.pk,
         "policy_id": made.policy.pk,
+        "rollout_id": made.rollout.pk,
         "project_id": made.project.pk,
         "router_id": made.router.pk,
         "rule_id": made.rule.pk,

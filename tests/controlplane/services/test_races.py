@@ -10,7 +10,9 @@ from controlplane.models import ConfigSnapshot, Event, Rollout, Router
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.services.pools import update_pool
 from controlplane.services.replicas import add_replica, record_engine_facts, remove_replica
+from controlplane.services.rollouts import Verdict, abort_rollout, advance_rollouts, judge_stage, promote_rollout
 from controlplane.services.routers import announce
+from tests.controlplane.rollouts import ack, publish_stages, start_routers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -86,3 +88,42 @@ def test_a_replica_that_is_removed_while_others_change_leaves_no_trace(pool, rep
     at_once(lambda: remove_replica(replica), *others)
     names = [shown["name"] for shown in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
     assert names == ["x0", "x1", "x2", "x3"]
+
+
+def test_of_many_who_advance_one_stage_one_does(policy):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, [{"share": share, "observe_s": 0} for share in (0.1, 0.2, 0.3)])
+    Router.objects.update(running_number=rollout.snapshot.number, running_sha256=rollout.snapshot.sha256)
+
+    at_once(*[advance_rollouts] * 8)
+
+    rollout.refresh_from_db()
+    assert rollout.stage == 1, "the next stage waits for the router"
+    assert [step.move for step in rollout.steps.all()] == ["publish", "begin", "widen"]
+    assert Event.objects.filter(kind="rollout_widened").count() == 1
+
+
+def test_a_verdict_an_abort_a_promotion_and_a_publication_at_once_leave_one_revision_in_force(policy, operator):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, [{"share": 0.1, "observe_s": 0}], guard={})
+    ack()
+    draft = save_draft(policy, {"strategy": "least_load"})
+
+    outcomes = at_once(
+        lambda: judge_stage(rollout.pk, stage=0, verdict=Verdict.BREACHED, readings=[]),
+        lambda: judge_stage(rollout.pk, stage=0, verdict=Verdict.PASSED, readings=[]),
+        lambda: abort_rollout(rollout.pk, by=operator),
+        lambda: promote_rollout(rollout.pk, by=operator),
+        lambda: publish_revision(draft.pk),
+        advance_rollouts,
+    )
+
+    assert all(outcome is None or isinstance(outcome, Rollout | ConflictError) for outcome in outcomes)
+    live, said = policy.live(), ConfigSnapshot.objects.first().document["pools"][0]["policy"]
+    assert (live.number, said["revision"], "trial" in said) == (3, 3, False)
+    rollout.refresh_from_db()
+    rollout.revision.refresh_from_db()
+    assert rollout.revision.state in {"withdrawn", "retired"}
+    assert not rollout.is_open

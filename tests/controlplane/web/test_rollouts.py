@@ -1,0 +1,265 @@
+"""Pages of rollouts: publishing by a plan, watching it, and moving it."""
+
+import pytest
+
+from controlplane.models import Role, Rollout
+from controlplane.services.people import set_role
+from controlplane.services.policies import create_policy, publish_revision, save_draft
+from controlplane.services.projects import update_project
+from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
+from controlplane.services.task_groups import create_task_group
+from tests.controlplane.rollouts import (
+    BREACH,
+    DOUBT,
+    FORMER,
+    NEXT,
+    ack,
+    nack,
+    publish_stages,
+    start_routers,
+    state,
+    verdict,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+def publish(visitor, policy, **body):
+    draft = save_draft(policy, NEXT)
+    return visitor.post(f"/policies/{policy.pk}/publish/{draft.pk}/", {"reason": "warm", **body}, follow=True)
+
+
+def page(visitor, rollout):
+    return visitor.get(f"/rollouts/{rollout.pk}/").text
+
+
+# --- publishing --------------------------------------------------------------------------------------
+
+
+def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, policy):
+    save_draft(policy, NEXT)
+    text = visitor.get(f"/policies/{policy.pk}/").text
+    for words in ("All at once", "By share", "Router by router", "Task group by task group"):
+        assert words in text
+    assert 'value="all_at_once" checked' in text
+    assert 'value="5, 25"' in text
+    assert "How far the hit rate of what the trial places" in text
+    assert "default 0.05" in text
+
+
+def test_a_first_revision_is_offered_at_once_alone_and_a_group_no_groups(visitor, pool):
+    own = create_policy(pool, create_task_group(pool, "chat"))
+    save_draft(own, NEXT)
+    assert "By share" not in visitor.get(f"/policies/{own.pk}/").text
+    publish_revision(own.draft().pk)
+    save_draft(own, FORMER)
+    text = visitor.get(f"/policies/{own.pk}/").text
+    assert "By share" in text
+    assert "Task group by task group" not in text
+
+
+def test_publishing_by_share_leads_to_its_rollout(visitor, policy):
+    fields = {
+        "plan": "by_share",
+        "shares": "1, 10 %",
+        "observe_min": "2.5",
+        "guarded": "on",
+        "guard-min_requests": "50",
+    }
+    answer = publish(visitor, policy, **fields, **{"guard-max_load_skew": "none"})
+    rollout = Rollout.objects.get()
+    assert answer.redirect_chain[-1][0] == f"/rollouts/{rollout.pk}/"
+    assert [(stage["share"], stage["observe_s"]) for stage in rollout.stages] == [(0.01, 150), (0.1, 150), (1.0, 0)]
+    assert (rollout.guard["min_requests"], rollout.guard["max_load_skew"]) == (50, None)
+    assert rollout.guard["max_hit_rate_drop"] == 0.05
+    assert "is on trial" in answer.text
+
+
+def test_without_the_box_nobody_watches(visitor, policy):
+    answer = publish(visitor, policy, plan="by_share")
+    assert Rollout.objects.get().guard is None
+    assert "Nobody watches this rollout" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"plan": "by_share", "shares": "5; 25"}, "Expected numbers with commas"),
+        ({"plan": "by_share", "shares": "25, 5"}, "of the stage before it, and more"),
+        ({"plan": "by_share", "shares": "0"}, "&gt; 0"),
+        ({"plan": "by_share", "observe_min": "-1"}, "greater than or equal to 0"),
+        ({"plan": "by_share", "guarded": "on", "guard-max_error_ratio": "2"}, "of at most 1"),
+        ({"plan": "by_router"}, "no router is present"),
+        ({"plan": "slowly"}, "Select a valid choice"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_on_the_page_and_nothing_is_published(visitor, policy, fields, words):
+    answer = publish(visitor, policy, **fields)
+    assert answer.status_code == 422
+    assert words in answer.text
+    assert policy.draft() is not None
+
+
+def test_what_needs_approval_says_so_before_and_after(visitor, policy, operator, django_user_model):
+    update_project(policy.pool.project, needs_approval=True)
+    save_draft(policy, NEXT)
+    assert "waits for the approval of somebody else" in visitor.get(f"/policies/{policy.pk}/").text
+    answer = publish(visitor, policy)
+    rollout = Rollout.objects.get()
+    assert "waits for somebody else&#x27;s approval" in answer.text
+    assert "You published it: somebody else approves it." in answer.text
+    assert "Tried by nobody yet" in answer.text
+
+    refused = visitor.post(f"/rollouts/{rollout.pk}/approve/", {"reason": ""}, follow=True)
+    assert "You published this yourself" in refused.text
+    ada = django_user_model.objects.create_user("ada")
+    set_role(ada, Role.APPROVER, None)
+    visitor.force_login(ada)
+    assert f"/rollouts/{rollout.pk}/approve/" in page(visitor, rollout)
+    visitor.post(f"/rollouts/{rollout.pk}/approve/", {"reason": "read it"})
+    assert policy.live().number == 2
+
+
+# --- watching ----------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_stages_routers_and_steps(visitor, policy):
+    routers = start_routers("router-1", "router-2")
+    ack()
+    rollout = publish_stages(policy, [{"routers": ["router-1"]}], reason="warmer")
+    ack(routers[0])
+    text = page(visitor, rollout)
+    assert "On trial: every request on router router-1" in text
+    assert "1 of 2 acknowledged" in text
+    assert "not in this stage" in text
+    assert "It waits for 1 of 2 routers to acknowledge." in text
+    assert 'aria-current="step"' in text
+    assert "warmer" in text
+    assert "round robin, is in force for all other requests" in text
+    assert 'data-refresh="2"' in text
+
+
+def test_a_refresh_is_the_live_part_alone(visitor, policy):
+    rollout = publish_stages(policy)
+    part = visitor.get(f"/rollouts/{rollout.pk}/", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert "Stages" in part
+
+
+def test_readings_stand_beside_their_limits_with_their_verdicts(visitor, policy, time_machine_at):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, guard={})
+    assert "once every router runs it" in page(visitor, rollout)
+    ack()
+    assert "Caches warm up first: it judges after 2 min." in page(visitor, rollout)
+    time_machine_at(600)
+    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": 1.24, "limit": 0.39}
+    verdict(rollout, "inconclusive", [*DOUBT, {**ttft, "verdict": "passed", "detail": "as before"}])
+    text = page(visitor, rollout)
+    for words in ("60.0 %", "5.0 %", "310 ms", "1.24 s", "inconclusive", "passed", "12 of 200 requests so far."):
+        assert words in text
+    assert "<strong>Held:</strong> hit rate: 12 of 200 requests so far." in text
+
+
+def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, guard={})
+    verdict(rollout, "breached", BREACH)
+    text = page(visitor, rollout)
+    assert "<strong>The guard took it back:</strong> hit rate: lower by 19.0 points" in text
+    assert "breached" in text
+    assert "Withdrawn" in text
+    assert 'data-refresh="0"' in text
+
+
+def test_a_refusal_is_shown_with_its_router_and_reason(visitor, policy):
+    (router,) = start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    nack(router)
+    text = page(visitor, rollout)
+    assert "Router router-1 refuses it: $.pools[0]: no room" in text
+    assert "no room (at $.pools[0])" in text
+
+
+def test_without_a_router_it_says_what_it_waits_for(visitor, policy, time_machine_at):
+    rollout = publish_stages(policy)
+    assert "No router is present" in page(visitor, rollout)
+    start_routers("router-1")
+    time_machine_at(LOST_AFTER_S + 1)
+    mark_lost_routers()
+    assert "No router is present" in page(visitor, rollout)
+
+
+def test_the_list_shows_what_is_under_way_and_what_ended_in_a_fixed_number_of_queries(
+    visitor, pool, policy, django_assert_num_queries
+):
+    assert "Nothing is under way" in visitor.get("/rollouts/").text
+    for _ in range(3):
+        publish_stages(policy)
+    with django_assert_num_queries(5):
+        text = visitor.get("/rollouts/").text
+    assert text.count("default r") == 3
+    assert text.count("superseded") == 2
+
+
+def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy, operator, django_assert_num_queries):
+    from controlplane.services.rollouts import pause_rollout, resume_rollout
+
+    start_routers(*[f"router-{number}" for number in range(6)])
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    for _ in range(4):
+        pause_rollout(rollout.pk, by=operator)
+        resume_rollout(rollout.pk, by=operator)
+    with django_assert_num_queries(9):
+        page(visitor, rollout)
+
+
+# --- moving ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("move", "said", "after"),
+    [
+        ("pause", "nothing is widened until somebody resumes it", "paused"),
+        ("promote", "Next is 25 % of the prefix space.", "progressing"),
+        ("abort", "the revision in force places every request again", "aborted"),
+    ],
+)
+def test_a_button_says_first_what_will_happen(visitor, policy, move, said, after):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    assert f"/rollouts/{rollout.pk}/{move}/" in page(visitor, rollout)
+    assert said in visitor.get(f"/rollouts/{rollout.pk}/{move}/").text
+    assert state(rollout)[0] == "progressing"
+    visitor.post(f"/rollouts/{rollout.pk}/{move}/", {"reason": "because"}, follow=True)
+    assert state(rollout)[0] == after
+    step = rollout.steps.last()
+    assert (step.move, step.by.username, step.reason) == (move, "olga", "because")
+
+
+def test_a_move_that_came_too_late_changes_nothing(visitor, policy):
+    rollout = publish_stages(policy)
+    visitor.post(f"/rollouts/{rollout.pk}/abort/", {"reason": ""})
+    answer = visitor.post(f"/rollouts/{rollout.pk}/promote/", {"reason": ""}, follow=True)
+    assert "Nothing was changed" in answer.text
+    assert f"/rollouts/{rollout.pk}/abort/" not in answer.text
+
+
+def test_operators_see_the_buttons_that_make_things_safe(client, policy, django_user_model):
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    pat = django_user_model.objects.create_user("pat")
+    set_role(pat, Role.OPERATOR, None)
+    client.force_login(pat)
+    text = client.get(f"/rollouts/{rollout.pk}/").text
+    assert f"/rollouts/{rollout.pk}/abort/" in text
+    assert f"/rollouts/{rollout.pk}/promote/" not in text
