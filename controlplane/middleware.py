@@ -1,16 +1,41 @@
 """Headers that every answer of the web application carries."""
 
+import os
 import re
 import secrets
+import time
 from collections.abc import Callable
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from prometheus_client import Counter
 
 from controlplane.origin import Origin, set_origin
 
 Handler = Callable[[HttpRequest], HttpResponse]
+REQUESTS = Counter(
+    "warmpath_controlplane_requests", "Answers of the web process.", ["route", "method", "status", "process"]
+)
+SECONDS = Counter("warmpath_controlplane_request_seconds", "Time that answers took.", ["route", "process"])
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _acceptable = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestCountMiddleware:
+    """Count answers by route, method and status. A route, unlike an address, is one of a known number."""
+
+    def __init__(self, get_response: Handler) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Count what was answered, and how long that took."""
+        begun_s = time.perf_counter()
+        response = self.get_response(request)
+        route = request.resolver_match.view_name if request.resolver_match else ""
+        method = request.method if request.method in _METHODS else "other"
+        REQUESTS.labels(route, method, str(response.status_code), str(os.getpid())).inc()
+        SECONDS.labels(route, str(os.getpid())).inc(time.perf_counter() - begun_s)
+        return response
 
 
 class RequestIdMiddleware:

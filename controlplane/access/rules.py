@@ -181,6 +181,7 @@ OPEN = frozenset(
     {
         "healthz",
         "readyz",
+        "telemetry:metrics",  # by a token of its own, or from networks of its own
         "account_login",
         "account_logout",
         "account_inactive",

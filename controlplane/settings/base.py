@@ -32,6 +32,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "controlplane.middleware.RequestCountMiddleware",
     "controlplane.middleware.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
@@ -179,6 +180,8 @@ BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to
 API_RATE = int(env.number("API_RATE", 1200, low=0, high=1_000_000))
 API_RATE_UNAUTHENTICATED = int(env.number("API_RATE_UNAUTHENTICATED", 60, low=0, high=1_000_000))
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
+METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
+METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))
 # Where replicas and routers may live: they are private by nature. Link-local and metadata addresses never.
 FLEET_NETWORKS = env.networks(

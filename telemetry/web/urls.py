@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from telemetry.web.views import alerts, channels, charts, events, overview
+from telemetry.web.views import alerts, channels, charts, events, metrics, overview
 
 app_name = "telemetry"
 urlpatterns = [
@@ -22,6 +22,7 @@ urlpatterns = [
     path("channels/<int:channel_id>/switch/", channels.channel_switch, name="channel-switch"),
     path("channels/<int:channel_id>/remove/", channels.channel_remove, name="channel-remove"),
     path("deliveries/<uuid:notification_id>/replay/", channels.delivery_replay, name="delivery-replay"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("events/", events.event_list, name="events"),
     path("events.csv", events.event_csv, name="events-csv"),
 ]
