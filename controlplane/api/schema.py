@@ -23,6 +23,13 @@ PROBLEM = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "request_id": {"type": ["string", "null"]},
+        "etag": {"type": "string", "description": "Of 412: the present version."},
+        "current": {"description": "Of 412: the object as it is now."},
+        "changes": {
+            "type": "array",
+            "description": "Of 412: what yours would change of it.",
+            "items": {"$ref": "#/components/schemas/Difference"},
+        },
         "errors": {
             "type": "array",
             "items": {

@@ -16,6 +16,7 @@ from rest_framework.utils.serializer_helpers import ReturnDict
 
 from controlplane.access.scope import visible
 from controlplane.api import conditions
+from controlplane.api.differences import differences
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
 from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import asker
@@ -85,7 +86,7 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
         if not conditions.is_asked_for(request):
             raise PreconditionRequired
         if not conditions.still_matches(request, now["etag"]):
-            raise ChangedMeanwhile(etag=now["etag"], current=now)
+            raise ChangedMeanwhile(etag=now["etag"], current=now, changes=_overwritten(now, request.data))
 
     def _locked(self, request: Request) -> Row:
         """The row that the address names, locked as its service will lock it; 404, 403 before anything else."""
@@ -132,6 +133,13 @@ def parsed(kind: type[serializers.Serializer[Any]], request: Request, *, partial
     if unknown:
         raise serializers.ValidationError({name: ["There is no such field."] for name in unknown})
     return dict(serializer.validated_data)
+
+
+def _overwritten(now: Mapping[str, Any], wanted: Any) -> list[dict[str, Any]]:
+    """What a change would do to what it is now. Of plain values alone: others may hold a secret on their way in."""
+    given = wanted if isinstance(wanted, dict) else {}
+    named = [name for name in given if name in now and not isinstance(now[name], dict)]
+    return differences({name: now[name] for name in named}, {name: given[name] for name in named})
 
 
 def _keeps(request: Request) -> bool:

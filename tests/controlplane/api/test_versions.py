@@ -62,6 +62,7 @@ def test_who_was_overtaken_is_shown_what_it_is_now_and_may_go_on_from_there(scri
     assert script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": seen}).status_code == 200
     refused = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": seen})
     assert (refused.status_code, refused.data["current"]["description"]) == (412, "a")
+    assert refused.data["changes"] == [{"pointer": "#/description", "before": "a", "after": "b"}]
     assert refused.data["etag"] == tag(script, "pools/default")
     again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": refused.data["etag"]})
     assert (again.status_code, again["ETag"]) == (200, tag(script, "pools/default"))
