@@ -1,0 +1,50 @@
+"""R5: fifty people edit one policy at once, and nobody's change is lost without a word."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+
+from controlplane.errors import ConflictError
+from controlplane.services.policies import publish_revision, save_draft
+
+EDITORS = 50
+AT_ONCE = threading.BoundedSemaphore(20)  # connections that the test's server has room for
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+
+def add_one(policy) -> int:
+    """Raise a setting by one, from a fresh look each time; how often somebody else was faster."""
+    for refusals in range(10_000):
+        live = policy.live()
+        settings = {"strategy": "prefix_hash", "load_factor": live.settings["load_factor"] + 1}
+        try:
+            draft = save_draft(policy, settings, based_on=live.number)
+            publish_revision(draft.pk, expected_digest=draft.digest)
+        except ConflictError:
+            continue
+        return refusals
+    raise AssertionError("it never came to its turn")
+
+
+def test_each_of_fifty_changes_is_in_the_end_result(policy):
+    publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.0}).pk)
+
+    def edit(_: int) -> int:
+        with AT_ONCE:
+            try:
+                return add_one(policy)
+            finally:
+                connection.close()
+
+    with ThreadPoolExecutor(EDITORS) as threads:
+        refusals = list(threads.map(edit, range(EDITORS), timeout=200))
+    assert policy.live().settings["load_factor"] == 1.0 + EDITORS
+    factors = [
+        revision.settings["load_factor"]
+        for revision in policy.revisions.order_by("number")
+        if revision.settings["strategy"] == "prefix_hash"
+    ]
+    assert factors == [float(number) for number in range(1, EDITORS + 2)]
+    assert sum(refusals) > 0, "nobody ever met another"

@@ -1,0 +1,99 @@
+"""R3: whatever a router is pushed, it runs the old configuration or the new one whole, and its disk agrees."""
+
+import json
+import random
+import time
+
+import httpx
+import pytest
+
+from controlplane.models import Event, Router
+from controlplane.services.replicas import add_replica
+from controlplane.tasks import reconcile_routers
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.schema import load_snapshot
+from tests.conftest import wait_until
+from tests.reliability.fleet import fleet
+from tests.routing.test_schema_damage import CONFIG, damage, sealed
+from tests.side_by_side import alone
+
+ROUNDS = 60
+NACK_S = 5.0
+MIB = 1 << 20
+
+
+@pytest.fixture
+def router(tmp_path, settings, transactional_db):
+    with fleet(tmp_path, 1, settings.ROUTER_ADMIN_TOKEN) as (router,):
+        yield router
+
+
+@pytest.fixture
+def admin(router, settings):
+    headers = {"Authorization": f"Bearer {settings.ROUTER_ADMIN_TOKEN}"}
+    url = f"http://127.0.0.1:{router.proxy._replica.port}/admin"
+    with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+        yield client
+
+
+def running(admin):
+    told = admin.get("/config").json()
+    return told["revision"], told["sha256"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path, seed):
+    chance = random.Random(seed)
+    assert admin.put("/config", content=sealed(CONFIG)).status_code == 200
+    taken = refused = 0
+    for revision in range(2, ROUNDS):
+        before = running(admin)
+        tree = json.loads(json.dumps(CONFIG))
+        for _ in range(chance.randrange(1, 3)):
+            damage(tree, chance)
+        document = sealed(tree, revision=revision)
+        if chance.random() < 0.2:
+            document = document[: chance.randrange(len(document))]
+        answer = admin.put("/config", content=document)
+        if answer.status_code == 200:
+            taken += 1
+            assert running(admin) == (revision, load_snapshot(document).sha256)
+        else:
+            refused += 1
+            assert (answer.status_code, bool(answer.json()["reason"])) == (422, True)
+            assert running(admin) == before
+        kept = load_snapshot(LastKnownGood(tmp_path / "router-00").load()[0])
+        assert (kept.revision, kept.sha256) == running(admin)
+    assert taken > 0
+    assert refused > 10
+
+
+@pytest.mark.parametrize(
+    ("document", "status"),
+    [(b" " * (65 * MIB), 413), (b"[" * MIB, 422), (b'{"schema":1,"revision":2,"config":' + b'{"a":' * 100_000, 422)],
+    ids=["huge", "deep", "deep inside"],
+)
+def test_a_document_without_measure_changes_nothing(router, admin, document, status):
+    assert admin.put("/config", content=sealed(CONFIG)).status_code == 200
+    before = running(admin)
+    assert admin.put("/config", content=document).status_code == status
+    assert running(admin) == before
+
+
+@alone
+def test_a_refusal_is_shown_within_five_seconds(router, pool, tmp_path, client, admin_user):
+    router.announce()
+    reconcile_routers()
+    before = router.revision
+    folder = tmp_path / "router-00"
+    folder.rename(tmp_path / "moved")
+    folder.touch()  # the disk refuses
+    begun = time.monotonic()
+    add_replica(pool, name="r1", url="http://127.0.0.1:9")
+    reconcile_routers()
+    wait_until(lambda: Router.objects.get().last_nack, NACK_S, "the refusal to be known")
+    client.force_login(admin_user)
+    assert "cannot be written" in client.get("/routers/").content.decode()
+    assert time.monotonic() - begun < NACK_S
+    assert router.revision == before
+    assert Event.objects.filter(kind="config_refused").count() == 1
