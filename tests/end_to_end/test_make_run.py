@@ -161,6 +161,33 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     expect(page.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
 
 
+def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_guard(stack, rest, page):
+    page.goto("/policies/")
+    page.get_by_role("link", name="prefix hash").first.click()
+    page.locator("[data-edit]").click()
+    page.locator("a.choice[href='?strategy=random']").click()
+    page.get_by_role("button", name="Save the draft and review").click()
+    page.get_by_label("Why").fill("whoever is free may take it")
+    page.get_by_label("By share").check()
+    page.get_by_text("Stages and guard, for all but at once").click()
+    for name, value in {"shares": "50", "observe_min": "3", "warm_up_s": "4", "min_requests": "30"}.items():
+        page.locator(f"[name$='{name}']").fill(value)
+    page.get_by_role("button", name=re.compile("Publish revision")).click()
+    (rollout,) = rest.get("rollouts", params={"policy": "default", "state": "progressing"}).json()["results"] or [None]
+    assert rollout
+    page.goto(f"/rollouts/{rollout['id']}/")
+    expect(page.get_by_role("heading", name="On trial: 50 % of the prefix space")).to_be_visible()
+
+    stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 150, "the guard to take it back")
+
+    ended = rest.get(f"rollouts/{rollout['id']}").json()
+    assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
+    assert any(reading["verdict"] == "breached" for reading in ended["steps"][-1]["evidence"])
+    assert rest.get("policies/default").json()["live"]["settings"]["strategy"] == "prefix_hash"
+    expect(page.get_by_text("The guard took it back:")).to_be_visible()
+    expect(page.locator("table").first).to_contain_text("breached")
+
+
 def test_killing_replicas_fails_no_request_shows_them_down_and_their_cold_return_alerts_once(stack, rest, page):
     (rule,) = rest.get("alert-rules").json()["results"]
     quick = {"window_s": 20, "baseline_s": 90, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 10}
