@@ -119,6 +119,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:person-unlock": {"POST": ADMIN},
     "controlplane:person-second-factor": {"POST": ADMIN},
     "controlplane:project-new": _form(ADMIN),
+    "controlplane:project-approval": {"POST": ADMIN},
     "controlplane:project-remove": _form(ADMIN),
     "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
     "controlplane:token-revoke": {"POST": VIEWER},
@@ -207,6 +208,7 @@ OPEN = frozenset(
 # prove themselves with each request.
 _ASKED_AGAIN = {
     "controlplane:pool-remove": ("GET", "POST"),
+    "controlplane:project-approval": ("POST",),
     "controlplane:project-remove": ("GET", "POST"),
     "controlplane:person-new": ("GET", "POST"),
     "controlplane:person-role": ("POST",),
@@ -224,7 +226,7 @@ _ASKED_AGAIN = {
     "api:client-key-list": ("POST",),
     "api:client-key-detail": ("PATCH", "DELETE"),
     "telemetry-api:channel-list": ("POST",),
-    "api:project-detail": ("DELETE",),
+    "api:project-detail": ("PATCH", "DELETE"),
     "api:pool-detail": ("DELETE",),
     "api:token-list": ("POST",),
     "api:token-detail": ("DELETE",),

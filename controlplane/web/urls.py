@@ -62,6 +62,7 @@ urlpatterns = [
     path("people/<int:person_id>/unlock/", people.person_unlock, name="person-unlock"),
     path("people/<int:person_id>/second-factor/", people.person_second_factor, name="person-second-factor"),
     path("projects/new/", people.project_new, name="project-new"),
+    path("projects/<int:project_id>/approval/", people.project_approval, name="project-approval"),
     path("projects/<int:project_id>/remove/", people.project_remove, name="project-remove"),
     path("tokens/", tokens.tokens, name="tokens"),
     path("tokens/<int:token_id>/revoke/", tokens.token_revoke, name="token-revoke"),

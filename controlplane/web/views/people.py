@@ -16,7 +16,7 @@ from controlplane.accounts.second_factor import has_code
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Project, Role, RoleAssignment
 from controlplane.services.people import add_person, set_active, set_password, set_role
-from controlplane.services.projects import create_project, remove_project
+from controlplane.services.projects import create_project, remove_project, update_project
 from controlplane.services.second_factors import reset_second_factor
 from controlplane.services.sign_ins import unlock_sign_in
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in
@@ -141,6 +141,16 @@ def project_new(request: HttpRequest) -> HttpResponse:
     return form_page(
         request, form, title="Add a project", action="Add the project", back="controlplane:people", back_label="People"
     )
+
+
+@require_POST
+def project_approval(request: HttpRequest, project_id: int) -> HttpResponse:
+    """Have what is published in a project wait for a second person, or no longer."""
+    project = get_object_or_404(Project, pk=project_id)
+    project = update_project(project, needs_approval=not project.needs_approval, by=signed_in(request))
+    what = "waits for a second person from now on" if project.needs_approval else "waits for nobody any more"
+    messages.success(request, f"What is published in project {project.name} {what}.")
+    return redirect("controlplane:people")
 
 
 @require_http_methods(["GET", "POST"])

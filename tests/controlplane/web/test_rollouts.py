@@ -263,3 +263,13 @@ def test_operators_see_the_buttons_that_make_things_safe(client, policy, django_
     text = client.get(f"/rollouts/{rollout.pk}/").text
     assert f"/rollouts/{rollout.pk}/abort/" in text
     assert f"/rollouts/{rollout.pk}/promote/" not in text
+
+
+def test_an_admin_has_publications_of_a_project_wait_for_a_second_person(visitor, pool):
+    assert "Ask for approval" in visitor.get("/people/").text
+    answer = visitor.post(f"/projects/{pool.project_id}/approval/", follow=True)
+    pool.project.refresh_from_db()
+    assert (pool.project.needs_approval, "a second person approves" in answer.text) == (True, True)
+    visitor.post(f"/projects/{pool.project_id}/approval/")
+    pool.project.refresh_from_db()
+    assert not pool.project.needs_approval
