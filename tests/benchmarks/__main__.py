@@ -10,6 +10,7 @@ import signal
 import sys
 
 BENCHMARKS = {
+    "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed

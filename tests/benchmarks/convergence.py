@@ -1,0 +1,70 @@
+"""How soon sixteen real routers run what was published: ``python -m tests.benchmarks convergence`` (R4).
+
+A PostgreSQL of its own, the real services and the worker's task, and routers with sockets and folders in this process.
+A publication counts from its beginning until the last router's acknowledgement is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+ROUTERS = 16
+PUBLICATIONS = 100
+GOAL_S = 2.0
+TOKEN = "router-token-for-tests"
+
+
+def main() -> None:
+    """Print the table."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
+    from controlplane.stack.postgres import EmbeddedPostgres
+    from tests.conftest import running
+
+    with tempfile.TemporaryDirectory(prefix="wpb-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = EmbeddedPostgres(folder / "postgres", folder / "pg")
+        server.prepare()
+        with running(server.child("fsync=off")):
+            seconds = sorted(_measured(folder, server.socket_dir))
+    print(
+        f"{ROUTERS} routers, {PUBLICATIONS} publications, until the last acknowledgement is recorded; goal {GOAL_S:g} s"
+    )
+    shown = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
+    print(
+        "  ".join(f"{word} {seconds[min(len(seconds) - 1, int(q * len(seconds)))]:.3f} s" for word, q in shown.items())
+    )
+
+
+def _measured(folder: Path, socket_dir: Path) -> list[float]:
+    import django
+    from django.conf import settings
+
+    settings.DATABASES["default"]["HOST"] = str(socket_dir)
+    settings.LOGGING = {}
+    django.setup()
+    from django.core.management import call_command
+
+    from controlplane.services.policies import publish_revision, save_draft
+    from controlplane.services.pools import create_pool
+    from controlplane.tasks import reconcile_routers
+    from tests.reliability.fleet import fleet
+
+    call_command("migrate", verbosity=0)
+    policy = create_pool("default").policies.get()
+    took = []
+    with fleet(folder, ROUTERS, TOKEN) as routers:
+        for router in routers:
+            router.announce()
+        reconcile_routers()
+        for number in range(PUBLICATIONS):
+            begun = time.perf_counter()
+            publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1 + number / 100}).pk)
+            reconcile_routers()
+            took.append(time.perf_counter() - begun)
+            if {router.revision for router in routers} != {routers[0].revision}:
+                raise AssertionError("not all routers run the same")
+    return took
