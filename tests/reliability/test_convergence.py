@@ -9,6 +9,7 @@ from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.policies import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
+from tests.end_to_end.live_stack import slowdown
 from tests.fakes.fault_proxy import Fault
 from tests.reliability.fleet import fleet
 from tests.side_by_side import alone
@@ -30,7 +31,7 @@ def newest():
 
 def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, settings, record_property):
     """The worker is woken by the publication; here its task is called in its place."""
-    took = []
+    took, before = [], slowdown()
     with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN) as routers:
         for router in routers:
             router.announce()
@@ -44,7 +45,7 @@ def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, 
             assert rollout.state == "complete"
             assert {router.revision for router in routers} == {newest()}
     record_property("seconds", {"p50": statistics.median(took), "most": max(took)})
-    assert max(took) < SOON_S
+    assert max(took) < SOON_S * max(before, slowdown())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
