@@ -202,8 +202,7 @@ def _pass(rollout: Rollout, readings: list[dict[str, Any]]) -> None:
 def _said(readings: Sequence[dict[str, Any]], verdict: Verdict) -> str:
     """What the readings of that verdict say, in a line."""
     of_it = [reading for reading in readings if reading.get("verdict") == verdict]
-    told = (f"{str(reading['name']).replace('_', ' ')}: {reading['detail']}" for reading in of_it)
-    return "; ".join(told) or f"The guard says: {verdict}."
+    return " ".join(str(reading["detail"]) for reading in of_it) or f"The guard says: {verdict}."
 
 
 # --- what routers and the clock say -------------------------------------------------------------------

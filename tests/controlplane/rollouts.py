@@ -9,7 +9,7 @@ from controlplane.services.routers import announce, record_ack, record_nack
 FORMER = {"strategy": "round_robin"}
 NEXT = {"strategy": "prefix_hash"}
 READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": 0.41, "limit": 0.05}
-BREACH = [{**READING, "verdict": "breached", "detail": "lower by 19.0 points"}]
+BREACH = [{**READING, "verdict": "breached", "detail": "A hit rate of 41.0 % beside 60.0 %."}]
 DOUBT = [{**READING, "trial": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
 
 

@@ -234,9 +234,9 @@ def test_a_breach_keeps_its_evidence(policy, routers):
 
     step = rollout.steps.last()
     assert (step.move, step.evidence, step.by) == ("roll_back", BREACH, None)
-    assert rollout.why == "hit rate: lower by 19.0 points"
+    assert rollout.why == "A hit rate of 41.0 % beside 60.0 %."
     event = Event.objects.get(kind="rollout_rolled_back")
-    assert "hit rate: lower by" in event.summary
+    assert "A hit rate of 41.0 %" in event.summary
     assert event.detail["evidence"] == BREACH
     assert AuditEntry.objects.get(kind="rollout_rolled_back").actor == ""
 
@@ -282,7 +282,7 @@ def test_doubt_beyond_the_time_holds_until_a_later_verdict(policy, routers, time
     assert state(rollout)[0] == PROGRESSING
     time_machine_at(61)
     verdict(rollout, "inconclusive", DOUBT)
-    assert (rollout.state, rollout.held_by, rollout.why) == (HOLDING, "guard", "hit rate: 12 of 200 requests so far.")
+    assert (rollout.state, rollout.held_by, rollout.why) == (HOLDING, "guard", "12 of 200 requests so far.")
     advance_rollouts()
     assert state(rollout)[0] == HOLDING
     verdict(rollout, "passed")

@@ -159,7 +159,7 @@ def test_readings_stand_beside_their_limits_with_their_verdicts(visitor, policy,
     text = page(visitor, rollout)
     for words in ("60.0 %", "5.0 %", "310 ms", "1.24 s", "inconclusive", "passed", "12 of 200 requests so far."):
         assert words in text
-    assert "<strong>Held:</strong> hit rate: 12 of 200 requests so far." in text
+    assert "<strong>Held:</strong> 12 of 200 requests so far." in text
 
 
 def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
@@ -168,7 +168,7 @@ def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
     rollout = publish_stages(policy, guard={})
     verdict(rollout, "breached", BREACH)
     text = page(visitor, rollout)
-    assert "<strong>The guard took it back:</strong> hit rate: lower by 19.0 points" in text
+    assert "<strong>The guard took it back:</strong> A hit rate of 41.0 % beside 60.0 %." in text
     assert "breached" in text
     assert "Withdrawn" in text
     assert 'data-refresh="0"' in text
