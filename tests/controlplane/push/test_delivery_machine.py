@@ -81,6 +81,9 @@ class Delivery(RuleBasedStateMachine):
         self.policy = create_pool("default", strategy="round_robin").policies.get(group=None)
         for router in self.routers:
             announce(**router.heartbeat())
+        self.tick()
+        self.publish()
+        self.tick()  # so that an older push and a newer one are under way
 
     def teardown(self) -> None:
         try:
