@@ -16,15 +16,21 @@ def test_maintain_partitions_says_what_it_did(no_days):
     assert out.getvalue() == "10 tables made, 0 dropped.\n"
 
 
+TASKS = (
+    tasks.maintain_partitions,
+    tasks.scrape_fleet,
+    tasks.evaluate_alerts,
+    tasks.judge_rollouts,
+    tasks.deliver_notifications,
+)
+
+
 def test_the_tasks_have_the_names_that_beat_knows(settings):
     names = {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values() if "telemetry" in entry["task"]}
 
-    assert names == {
-        task.name
-        for task in (tasks.scrape_fleet, tasks.evaluate_alerts, tasks.deliver_notifications, tasks.maintain_partitions)
-    }
+    assert names == {task.name for task in TASKS}
 
 
 def test_every_task_runs_on_an_empty_fleet():
-    for task in (tasks.maintain_partitions, tasks.scrape_fleet, tasks.evaluate_alerts, tasks.deliver_notifications):
+    for task in TASKS:
         task()

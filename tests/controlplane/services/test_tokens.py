@@ -62,11 +62,15 @@ def test_a_revoked_expired_or_orphaned_token_is_nobody(operator, made):
         revoke_token(token)
 
 
-def test_a_token_stays_valid_while_the_secret_key_is_changed(made, settings):
+def test_a_token_that_is_used_outlives_a_change_of_the_secret_key_and_one_that_is_not_does_not(
+    made, operator, settings
+):
+    _, unused = create_token(operator, name="forgotten", scopes=[Scope.READ])
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a-new-key" * 8, [settings.SECRET_KEY]
     assert find_token(made[1]) == made[0]
     settings.SECRET_KEY_FALLBACKS = []
-    assert find_token(made[1]) is None
+    assert find_token(made[1]) == made[0]
+    assert find_token(unused) is None
 
 
 def test_use_is_noted_once_a_minute(made, time_machine_at, django_assert_num_queries):
