@@ -21,9 +21,9 @@ from django.http import HttpRequest
 from controlplane.accounts.proof import note_proof
 from controlplane.accounts.single_sign_on import authenticated_at, groups_of
 from controlplane.accounts.ways import note_way
-from controlplane.services.group_roles import note_connection, sync_group_roles
-from controlplane.services.second_factors import note_second_factor
-from controlplane.services.sign_ins import note_refusal, note_sign_in
+from controlplane.services.access.group_roles import note_connection, sync_group_roles
+from controlplane.services.access.second_factors import note_second_factor
+from controlplane.services.access.sign_ins import note_refusal, note_sign_in
 from controlplane.sessions import note_presence
 
 NAMES = {Authenticator.Type.TOTP: "a second factor", Authenticator.Type.RECOVERY_CODES: "recovery codes"}

@@ -21,10 +21,11 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.models import ConfigSnapshot, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
-from controlplane.services.audit_checks import check_audit_daily
+from controlplane.services.audit.checks import check_audit_daily
+from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
+from controlplane.services.discovery.settling import settle
 from controlplane.services.feed import adopt_foreign_events
 from controlplane.services.kept_answers import forget_answers
-from controlplane.services.looks import claim_looks, record_failure, record_found
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,
@@ -32,7 +33,6 @@ from controlplane.services.routers import (
     record_nack,
     record_unreachable,
 )
-from controlplane.services.settling import settle
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 
 PARALLEL = 32  # pushes at once; one that hangs delays nobody else

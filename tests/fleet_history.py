@@ -22,17 +22,17 @@ from controlplane.models import (
     Router,
     RoutingPolicy,
 )
+from controlplane.services.access.projects import update_project
+from controlplane.services.discovery.sources import create_source
 from controlplane.services.events import record_event
-from controlplane.services.policies import create_policy, publish_revision, save_draft
-from controlplane.services.pools import create_pool
-from controlplane.services.projects import update_project
-from controlplane.services.replicas import add_replica, record_engine_facts
-from controlplane.services.rollout_plans import make_plan
-from controlplane.services.rollouts import Verdict as Judgement
-from controlplane.services.rollouts import judge_stage, pause_rollout
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.rollouts.plans import make_plan
+from controlplane.services.rollouts.steering import Verdict as Judgement
+from controlplane.services.rollouts.steering import judge_stage, pause_rollout
 from controlplane.services.routers import announce, record_ack
-from controlplane.services.sources import create_source
-from controlplane.services.task_groups import create_task_group
 from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict
 from telemetry.alerts.message import describe_drop, summary_of
 from telemetry.alerts.pipeline import notify

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
 from controlplane.middleware import client_address
-from controlplane.services.sign_ins import note_lockout
+from controlplane.services.access.sign_ins import note_lockout
 
 from .proof import is_fresh
 from .throttle import key_of

@@ -21,8 +21,8 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from controlplane.egress import guarded_session, provider_rules
-from controlplane.services.group_roles import note_newcomer, roles_of_groups
-from controlplane.services.sign_ins import note_refusal
+from controlplane.services.access.group_roles import note_newcomer, roles_of_groups
+from controlplane.services.access.sign_ins import note_refusal
 
 
 class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth ships no types

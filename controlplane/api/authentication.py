@@ -13,7 +13,7 @@ from rest_framework.request import Request
 
 from controlplane.models import ApiToken
 from controlplane.origin import present_origin, set_origin
-from controlplane.services.tokens import find_token, note_use
+from controlplane.services.access.tokens import find_token, note_use
 
 _SCHEME = "Bearer"
 

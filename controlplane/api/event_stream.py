@@ -29,7 +29,7 @@ from controlplane.access.rules import opens
 from controlplane.access.scope import visible
 from controlplane.models import ApiToken, Event, Role
 from controlplane.services import feed
-from controlplane.services.tokens import token_in_force
+from controlplane.services.access.tokens import token_in_force
 
 from .exceptions import TooManyWaiting
 from .serializers.events import EventSerializer

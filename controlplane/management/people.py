@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 
-from controlplane.services.sign_ins import person_named
+from controlplane.services.access.sign_ins import person_named
 
 
 def existing_person(username: str) -> User:

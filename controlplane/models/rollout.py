@@ -12,7 +12,7 @@ from .policy import PolicyRevision
 
 
 class RolloutState(models.TextChoices):
-    """Where a rollout stands; which moves lead from one to another is a table in ``services/rollouts.py``."""
+    """Where a rollout stands; which moves lead from one to another is a table in ``services/rollouts/steering.py``."""
 
     AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by somebody other than who published it
     PENDING = "pending", "Pending"  # no router runs it yet
@@ -57,7 +57,7 @@ class Rollout(models.Model):
     )  # the first that holds its present stage; None until it is approved
     plan = models.CharField(
         max_length=12, default="all_at_once", db_default="all_at_once"
-    )  # services.rollout_plans.Plan
+    )  # services.rollouts.plans.Plan
     state = models.CharField(max_length=17, choices=RolloutState, default=RolloutState.PENDING)
     held_by = models.CharField(max_length=7, choices=HeldBy, blank=True, default="", db_default="")
     why = models.CharField(max_length=500, blank=True, default="", db_default="")  # it is in this state

@@ -7,8 +7,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from controlplane.models import Event, EventKind, Pool, Project, Replica, Router
-
-from .audit import append_entry
+from controlplane.services.audit.log import append_entry
 
 # What was merely observed; everything else changed what the fleet should be, or who may change it.
 OBSERVED = frozenset(

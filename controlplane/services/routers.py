@@ -21,11 +21,11 @@ from controlplane.celery import wake
 from controlplane.errors import InUseError, InvalidError
 from controlplane.models import ConfigSnapshot, EventKind, Router
 from controlplane.models.names import LONG_NAME
+from controlplane.services.rollouts.steering import advance_rollouts
 from routing.schema import ConfigError, check_base_url
 
 from .checks import check_name
 from .events import record_event
-from .rollouts import advance_rollouts
 from .router_reports import record_reports
 from .snapshots import freeze_snapshot, newest_snapshot
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from controlplane.models import PolicyRevision, Replica, ReplicaState, Rollout, Router
-from controlplane.services.rollout_plans import Stage, read_stage
+from controlplane.services.rollouts.plans import Stage, read_stage
 from telemetry.guards.judge import Bin, Measured, Side
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window

@@ -14,7 +14,7 @@ from django.db import DataError, IntegrityError, transaction
 
 from controlplane.models import EventKind, Replica, Router
 from controlplane.services.events import record_event
-from controlplane.services.replicas import record_engine_facts
+from controlplane.services.fleet.replicas import record_engine_facts
 from telemetry.metrics.engine import CacheFacts, ReplicaSample
 from telemetry.metrics.rates import SET_BACK_S
 from telemetry.metrics.router import RouterSample

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from controlplane.models import Rollout, RolloutState
-from controlplane.services.guard_limits import GuardLimits
-from controlplane.services.rollouts import Verdict, judge_stage
+from controlplane.services.rollouts.guard_limits import GuardLimits
+from controlplane.services.rollouts.steering import Verdict, judge_stage
 from telemetry.guards.evidence import measure
 from telemetry.guards.judge import judge
 from telemetry.storage.locks import GUARD, only_one

@@ -48,8 +48,8 @@ def _measured(folder: Path, socket_dir: Path) -> list[float]:
     django.setup()
     from django.core.management import call_command
 
-    from controlplane.services.policies import publish_revision, save_draft
-    from controlplane.services.pools import create_pool
+    from controlplane.services.fleet.pools import create_pool
+    from controlplane.services.policies.lifecycle import publish_revision, save_draft
     from controlplane.tasks import reconcile_routers
     from tests.reliability.fleet import fleet
 

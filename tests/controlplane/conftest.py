@@ -5,8 +5,8 @@ import time_machine
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, RoutingPolicy
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 
 
 @pytest.fixture

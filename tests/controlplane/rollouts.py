@@ -1,9 +1,9 @@
 """What tests of rollouts share: publishing by stages, routers that acknowledge, and what a snapshot says."""
 
 from controlplane.models import ConfigSnapshot, RolloutState, Router
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.rollout_plans import make_plan
-from controlplane.services.rollouts import Verdict, judge_stage
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.plans import make_plan
+from controlplane.services.rollouts.steering import Verdict, judge_stage
 from controlplane.services.routers import announce, record_ack, record_nack
 
 FORMER = {"strategy": "round_robin"}

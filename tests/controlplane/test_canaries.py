@@ -12,7 +12,7 @@ from django.test import Client
 from psycopg import sql
 from rest_framework.test import APIClient
 
-from controlplane.services.people import add_person
+from controlplane.services.access.people import add_person
 from controlplane.tasks import reconcile_routers
 from telemetry.tasks import deliver_notifications
 

@@ -6,7 +6,7 @@ from django.core.management import CommandError, call_command
 
 from controlplane.management.commands.seed_fleet import GROUPS
 from controlplane.models import ApiToken, ConfigSnapshot, Pool, Replica, TaskGroup
-from controlplane.services.tokens import find_token
+from controlplane.services.access.tokens import find_token
 
 pytestmark = pytest.mark.django_db
 URLS = ["http://127.0.0.1:9101", "http://127.0.0.1:9102/"]

@@ -11,9 +11,9 @@ from django.db.models import BinaryField
 
 from controlplane.models import AuditEntry, ConfigSnapshot, Scope
 from controlplane.sealing import unseal
+from controlplane.services.access.tokens import create_token, find_token
 from controlplane.services.secret_rotation import sealed_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
-from controlplane.services.tokens import create_token, find_token
 from telemetry.services.channels import create_channel
 
 NEW = "a-new-key-for-tests-only-" * 3

@@ -118,7 +118,7 @@ def complaints() -> Iterator[Complaints]:
 def full(site, operator):
     """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
     from controlplane.models import Router
-    from controlplane.services.policies import save_draft
+    from controlplane.services.policies.lifecycle import save_draft
     from telemetry.services.channels import create_channel
     from tests.fleet_history import drop_alert, sources_at_work, warm_fleet
 

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, record_ack
 
 MOST_TABS = 60

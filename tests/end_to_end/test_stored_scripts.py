@@ -13,9 +13,9 @@ from django.contrib.auth.models import User
 from django.db import DataError, IntegrityError, connection, models, transaction
 
 from controlplane.models import Event, EventKind, Role, Router, Scope
-from controlplane.services.audit import append_entry
-from controlplane.services.people import add_person
-from controlplane.services.tokens import create_token
+from controlplane.services.access.people import add_person
+from controlplane.services.access.tokens import create_token
+from controlplane.services.audit.log import append_entry
 from telemetry.models import RouterReading
 from tests.end_to_end.test_accessibility import EVERYWHERE
 
@@ -161,7 +161,7 @@ def is_number(text):
 
 @pytest.fixture
 def here_admin(db):
-    from controlplane.services.people import set_role
+    from controlplane.services.access.people import set_role
 
     person = add_person("root", password="a long enough password")
     set_role(person, Role.ADMIN, None)

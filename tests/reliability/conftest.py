@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.models import Pool, RoutingPolicy
-from controlplane.services.pools import create_pool
+from controlplane.services.fleet.pools import create_pool
 from tests.reliability.stand import Stand
 
 

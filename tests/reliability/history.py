@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState
-from controlplane.services.replicas import add_replica, set_replica_state
+from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.models import Reading
 from tests.telemetry.readings import engine_reading
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
 from tests.end_to_end.live_stack import slowdown

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 
 from controlplane.errors import ConflictError
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 
 EDITORS = 50
 AT_ONCE = threading.BoundedSemaphore(20)  # connections that the test's server has room for

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from controlplane.models import Event, Router
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.tasks import reconcile_routers
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.schema import load_snapshot

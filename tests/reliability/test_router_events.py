@@ -14,8 +14,8 @@ import pytest
 from django.db.models import Count
 
 from controlplane.models import Event, RouterReport
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
 

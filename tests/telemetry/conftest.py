@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 import pytest
 
 from controlplane.models import Pool
-from controlplane.services.pools import create_pool
+from controlplane.services.fleet.pools import create_pool
 from telemetry.storage.partitions import drop_before
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving

@@ -19,10 +19,10 @@ from controlplane.api.fields import check_allowed
 from controlplane.api.permissions import asker, signed_in_user
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica, ReplicaState, Rollout, RoutingPolicy, TaskGroup
-from controlplane.services.policies import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.policy_settings import canonical_settings, diff_settings
-from controlplane.services.projects import default_project
-from controlplane.services.replicas import set_replica_state
+from controlplane.services.access.projects import default_project
+from controlplane.services.fleet.replicas import set_replica_state
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
+from controlplane.services.policies.settings import canonical_settings, diff_settings
 from controlplane.services.snapshots import one_configuration
 
 from .kinds import MEMBERS, POOL, SECRET, Kind

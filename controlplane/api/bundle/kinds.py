@@ -13,7 +13,7 @@ from controlplane.api.serializers.pools import PoolChange, PoolInput, PoolSerial
 from controlplane.api.serializers.replicas import ReplicaChange, ReplicaInput, ReplicaSerializer
 from controlplane.api.serializers.task_groups import TaskGroupChange, TaskGroupInput, TaskGroupSerializer
 from controlplane.models import Pool, Replica, TaskGroup
-from controlplane.services import pools, replicas, task_groups
+from controlplane.services.fleet import pools, replicas, task_groups
 
 SECRET = "(a secret)"  # noqa: S105 - what is shown in its place
 

@@ -10,8 +10,8 @@ from controlplane.api.fields import ById, ByName
 from controlplane.api.schema_fields import SchemaField
 from controlplane.models import PolicyRevision, RoutingPolicy, TaskGroup
 from controlplane.services.effects import Impact
-from controlplane.services.guard_limits import GuardLimits
-from controlplane.services.rollout_plans import Plan, Stage
+from controlplane.services.rollouts.guard_limits import GuardLimits
+from controlplane.services.rollouts.plans import Plan, Stage
 
 from .base import by_username
 

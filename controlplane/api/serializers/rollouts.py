@@ -10,9 +10,9 @@ from rest_framework import serializers
 
 from controlplane.api.schema_fields import SchemaField
 from controlplane.models import Rollout, RolloutStep
-from controlplane.services.guard_limits import GuardLimits
-from controlplane.services.rollout_plans import Plan, Stage
-from controlplane.services.rollout_progress import Progress, routers_of
+from controlplane.services.rollouts.guard_limits import GuardLimits
+from controlplane.services.rollouts.plans import Plan, Stage
+from controlplane.services.rollouts.progress import Progress, routers_of
 
 from .base import by_username
 

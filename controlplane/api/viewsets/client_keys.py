@@ -11,7 +11,7 @@ from controlplane.api.filters import ClientKeyFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import client_keys as s
 from controlplane.models import ClientKey
-from controlplane.services import client_keys
+from controlplane.services.fleet import client_keys
 
 from .doors import NUMBER, Door, parsed
 

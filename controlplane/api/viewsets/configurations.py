@@ -14,7 +14,7 @@ from rest_framework.response import Response
 from controlplane.api.pagination import ConfigurationPages
 from controlplane.api.serializers import configurations as s
 from controlplane.models import ConfigSnapshot
-from controlplane.services.comparisons import effects_of_configurations
+from controlplane.services.policies.comparisons import effects_of_configurations
 
 from .doors import NUMBER, Door
 

@@ -12,7 +12,7 @@ from controlplane.api.filters import DiscoveredReplicaFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import discovered_replicas as s
 from controlplane.models import DiscoveredReplica
-from controlplane.services import discovered_replicas
+from controlplane.services.discovery import proposals as discovered_replicas
 
 from .doors import NUMBER, Door, parsed
 

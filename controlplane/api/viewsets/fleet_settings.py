@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import fleet_settings as s
 from controlplane.models import FleetSettings
-from controlplane.services.fleet_settings import fleet_settings, update_fleet_settings
+from controlplane.services.fleet.settings import fleet_settings, update_fleet_settings
 
 from .doors import Door, parsed
 

@@ -20,16 +20,16 @@ from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
-from controlplane.services import policies
-from controlplane.services.comparisons import (
+from controlplane.services.policies import lifecycle as policies
+from controlplane.services.policies.comparisons import (
     effects_of_revisions,
     effects_of_settings,
     present_fleet,
     warnings_of_settings,
 )
-from controlplane.services.policy_settings import diff_settings, policy_catalogue
-from controlplane.services.revisions import revert_policy
-from controlplane.services.rollout_plans import make_plan
+from controlplane.services.policies.revisions import revert_policy
+from controlplane.services.policies.settings import diff_settings, policy_catalogue
+from controlplane.services.rollouts.plans import make_plan
 
 from .doors import NAME, NUMBER, Door, parsed
 

@@ -12,8 +12,8 @@ from controlplane.api.filters import PoolFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import pools as s
 from controlplane.models import Pool
-from controlplane.services import pools
-from controlplane.services.projects import default_project
+from controlplane.services.access.projects import default_project
+from controlplane.services.fleet import pools
 
 from .doors import NAME, Door, parsed
 

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import projects as s
 from controlplane.models import Project
-from controlplane.services import projects
+from controlplane.services.access import projects
 
 from .doors import NAME, Door, parsed
 

@@ -12,7 +12,7 @@ from controlplane.api.filters import ReplicaFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import replicas as s
 from controlplane.models import Replica, ReplicaState
-from controlplane.services import replicas
+from controlplane.services.fleet import replicas
 
 from .doors import NAME, Door, parsed
 

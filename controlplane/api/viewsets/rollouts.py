@@ -15,7 +15,7 @@ from controlplane.api.pagination import RolloutPages
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import rollouts as s
 from controlplane.models import Rollout
-from controlplane.services import rollouts
+from controlplane.services.rollouts import steering as rollouts
 
 from .doors import NUMBER, Door, parsed
 

@@ -12,7 +12,7 @@ from controlplane.api.filters import SourceFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import sources as s
 from controlplane.models import ReplicaSource
-from controlplane.services import sources
+from controlplane.services.discovery import sources
 
 from .doors import NAME, Door, parsed
 

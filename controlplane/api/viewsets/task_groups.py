@@ -11,7 +11,7 @@ from controlplane.api.filters import TaskGroupFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import task_groups as s
 from controlplane.models import TaskGroup
-from controlplane.services import task_groups
+from controlplane.services.fleet import task_groups
 
 from .doors import NUMBER, Door, parsed
 

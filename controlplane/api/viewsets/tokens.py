@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import tokens as s
 from controlplane.models import ApiToken
-from controlplane.services.tokens import create_token, revoke_token
+from controlplane.services.access.tokens import create_token, revoke_token
 
 from .doors import NUMBER, Door, parsed
 

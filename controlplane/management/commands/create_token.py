@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Scope
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
 
 
 class Command(BaseCommand):

@@ -13,9 +13,9 @@ from django.db import transaction
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Replica
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.settings import env
 
 ADMIN = "admin"

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from controlplane.management.people import existing_person
-from controlplane.services.sign_ins import unlock_sign_in
+from controlplane.services.access.sign_ins import unlock_sign_in
 
 
 class Command(BaseCommand):

@@ -7,8 +7,8 @@ from typing import Any
 from django import forms
 
 from controlplane.models import RoutingPolicy
-from controlplane.services.guard_limits import GuardLimits
-from controlplane.services.rollout_plans import OBSERVE_S, SHARES, Plan, RolloutPlan, make_plan
+from controlplane.services.rollouts.guard_limits import GuardLimits
+from controlplane.services.rollouts.plans import OBSERVE_S, SHARES, Plan, RolloutPlan, make_plan
 
 from .base import Form, ReasonForm
 from .sections import Section, SectionedForm

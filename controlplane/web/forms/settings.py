@@ -9,7 +9,7 @@ from django import forms
 
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import SettingInfo
-from controlplane.services.policy_settings import StrategyInfo, canonical_settings, policy_catalogue
+from controlplane.services.policies.settings import StrategyInfo, canonical_settings, policy_catalogue
 from controlplane.web.tags import setting
 
 from .base import Form

@@ -10,7 +10,7 @@ from django import forms
 from controlplane.discovery import SourceKind
 from controlplane.models import Adoption, ReplicaSource
 from controlplane.schema_fields import SettingInfo, settings_of
-from controlplane.services.sources import RANGES
+from controlplane.services.discovery.sources import RANGES
 from controlplane.web.forms.settings import range_text
 
 from .base import Form

@@ -13,8 +13,8 @@ from django.views.decorators.http import require_GET
 from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
 from controlplane.models.audit_entry import SAID
-from controlplane.services.audit_checks import last_check
-from controlplane.services.sign_ins import REFUSED, SIGNED_IN
+from controlplane.services.access.sign_ins import REFUSED, SIGNED_IN
+from controlplane.services.audit.checks import last_check
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.comparisons import effects_of_configurations
+from controlplane.services.policies.comparisons import effects_of_configurations
 from controlplane.web.paging import number_asked
 
 PAGE = 25

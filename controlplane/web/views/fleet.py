@@ -12,8 +12,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project, Replica, ReplicaState
-from controlplane.services.pools import create_pool, remove_pool, update_pool
-from controlplane.services.replicas import add_replica, remove_replica, set_replica_state, update_replica
+from controlplane.services.fleet.pools import create_pool, remove_pool, update_pool
+from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.web.doors import form_page, mine, refusals_as_messages, signed_in, within
 from controlplane.web.forms.pools import PoolForm, PoolSettingsForm
 from controlplane.web.forms.replicas import ReplicaForm

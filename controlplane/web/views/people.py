@@ -15,10 +15,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.accounts.second_factor import has_code
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Project, Role, RoleAssignment
-from controlplane.services.people import add_person, set_active, set_password, set_role
-from controlplane.services.projects import create_project, remove_project, update_project
-from controlplane.services.second_factors import reset_second_factor
-from controlplane.services.sign_ins import unlock_sign_in
+from controlplane.services.access.people import add_person, set_active, set_password, set_role
+from controlplane.services.access.projects import create_project, remove_project, update_project
+from controlplane.services.access.second_factors import reset_second_factor
+from controlplane.services.access.sign_ins import unlock_sign_in
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in
 from controlplane.web.forms.people import PasswordForm, PersonForm, RoleForm
 from controlplane.web.forms.pools import ProjectForm

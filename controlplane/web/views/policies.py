@@ -15,11 +15,17 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
-from controlplane.services.comparisons import effects_of_settings, present_fleet, warnings_of_settings
-from controlplane.services.policies import create_policy, discard_draft, publish_revision, remove_policy, save_draft
-from controlplane.services.policy_settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
-from controlplane.services.rollout_plans import RolloutPlan
-from controlplane.services.strategy_documents import strategy_document
+from controlplane.services.policies.comparisons import effects_of_settings, present_fleet, warnings_of_settings
+from controlplane.services.policies.lifecycle import (
+    create_policy,
+    discard_draft,
+    publish_revision,
+    remove_policy,
+    save_draft,
+)
+from controlplane.services.policies.settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
+from controlplane.services.policies.strategy_documents import strategy_document
+from controlplane.services.rollouts.plans import RolloutPlan
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.rollouts import PublishForm

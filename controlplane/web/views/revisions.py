@@ -11,9 +11,9 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, RevisionState, RolloutState, RoutingPolicy
-from controlplane.services.comparisons import effects_of_revisions
-from controlplane.services.policy_settings import diff_settings, policy_catalogue
-from controlplane.services.revisions import narrowed, revert_policy
+from controlplane.services.policies.comparisons import effects_of_revisions
+from controlplane.services.policies.revisions import narrowed, revert_policy
+from controlplane.services.policies.settings import diff_settings, policy_catalogue
 from controlplane.web.doors import signed_in
 from controlplane.web.forms.revisions import RevertForm
 from controlplane.web.paging import number_asked

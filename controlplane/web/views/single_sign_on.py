@@ -17,7 +17,7 @@ from requests import RequestException
 from controlplane.accounts.proof import is_fresh
 from controlplane.accounts.single_sign_on import refused
 from controlplane.accounts.ways import provider_name
-from controlplane.services.group_roles import disconnect_account
+from controlplane.services.access.group_roles import disconnect_account
 from controlplane.web.doors import refusals_as_messages, signed_in
 
 log = logging.getLogger(__name__)

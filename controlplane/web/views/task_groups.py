@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, TaskGroup
-from controlplane.services.task_groups import create_task_group, remove_task_group, update_task_group
+from controlplane.services.fleet.task_groups import create_task_group, remove_task_group, update_task_group
 from controlplane.web.doors import mine, refusals_as_messages, signed_in
 from controlplane.web.forms.task_groups import TaskGroupForm
 

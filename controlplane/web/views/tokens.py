@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from controlplane.access.asker import asker_of
 from controlplane.errors import ControlPlaneError
 from controlplane.models import ApiToken, Role, Scope
-from controlplane.services.tokens import create_token, revoke_token
+from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.web.doors import refusals_as_messages, signed_in
 from controlplane.web.forms.people import TokenForm
 

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.models import DiscoveredReplica, Role
-from controlplane.services.client_keys import create_client_key
-from controlplane.services.people import set_role
-from controlplane.services.policies import create_policy, save_draft
-from controlplane.services.pools import create_pool
-from controlplane.services.projects import create_project
-from controlplane.services.replicas import add_replica
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.discovery.sources import create_source
+from controlplane.services.fleet.client_keys import create_client_key
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
-from controlplane.services.sources import create_source
-from controlplane.services.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel
 from telemetry.services.channels import test_send as send_a_test

@@ -8,9 +8,9 @@ from django.db import IntegrityError, InternalError, connection, connections, tr
 from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Scope
-from controlplane.services.audit import FIRST, BrokenChainError, append_entry, verify_chain
-from controlplane.services.replicas import set_replica_state
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
+from controlplane.services.audit.log import FIRST, BrokenChainError, append_entry, verify_chain
+from controlplane.services.fleet.replicas import set_replica_state
 
 
 def test_a_change_over_rest_says_who_with_which_token_from_where_and_what_it_was_before(here, person_with):

@@ -4,8 +4,8 @@ import pytest
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import AuditEntry, Role
-from controlplane.services.people import add_person, set_active, set_password, set_role
-from controlplane.services.projects import create_project, remove_project
+from controlplane.services.access.people import add_person, set_active, set_password, set_role
+from controlplane.services.access.projects import create_project, remove_project
 
 PASSWORD = "a long enough passphrase"
 pytestmark = pytest.mark.django_db
@@ -101,7 +101,7 @@ def test_somebody_makes_a_token_of_their_own_which_is_shown_once(client, here, p
 
 def test_nobody_but_an_admin_revokes_the_token_of_somebody_else(client, here, person_with):
     from controlplane.models import Scope
-    from controlplane.services.tokens import create_token
+    from controlplane.services.access.tokens import create_token
 
     token, _ = create_token(person_with("editor"), name="theirs", scopes=[Scope.READ])
     client.force_login(person_with("viewer"))

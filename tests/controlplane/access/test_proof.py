@@ -6,8 +6,8 @@ from rest_framework.test import APIClient
 
 from controlplane.access.rules import ASKS_AGAIN, RULES
 from controlplane.models import Pool, Role, RoleAssignment, Scope
-from controlplane.services.client_keys import create_client_key
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
+from controlplane.services.fleet.client_keys import create_client_key
 
 PASSWORD = "a long enough password"
 NOON = "2026-11-21T12:00Z"

@@ -5,9 +5,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import Pool, Replica, Role, Scope
-from controlplane.services.people import set_active
-from controlplane.services.projects import create_project
-from controlplane.services.tokens import create_token
+from controlplane.services.access.people import set_active
+from controlplane.services.access.projects import create_project
+from controlplane.services.access.tokens import create_token
 from tests.rest_client import CarefulClient
 
 ROOT = "/api/v1/"
@@ -108,7 +108,7 @@ def test_a_body_cannot_name_what_its_sender_cannot_see(person_with, script_of, p
 
 
 def test_a_role_in_one_project_does_not_count_in_another(here, there, person_with, script_of):
-    from controlplane.services.people import set_role
+    from controlplane.services.access.people import set_role
 
     person = person_with("editor")
     set_role(person, Role.VIEWER, there.project)

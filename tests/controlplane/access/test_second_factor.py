@@ -16,8 +16,8 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Role, Scope
-from controlplane.services.people import add_person, set_role
-from controlplane.services.tokens import create_token
+from controlplane.services.access.people import add_person, set_role
+from controlplane.services.access.tokens import create_token
 
 PASSWORD = "a long enough passphrase"
 pytestmark = pytest.mark.django_db

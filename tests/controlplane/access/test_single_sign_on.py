@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 
 from controlplane.models import AuditEntry, Role, RoleAssignment
-from controlplane.services.people import add_person, set_active, set_role
+from controlplane.services.access.people import add_person, set_active, set_role
 from controlplane.settings import oidc
 from tests.fakes.identity_provider import running_provider
 

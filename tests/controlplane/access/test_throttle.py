@@ -10,8 +10,8 @@ from django.db import connections
 from django.test import Client
 
 from controlplane.models import AuditEntry, Event, SignInLock
-from controlplane.services import sign_ins
-from controlplane.services.people import add_person
+from controlplane.services.access import sign_ins
+from controlplane.services.access.people import add_person
 from tests.side_by_side import alone
 
 PASSWORD = "a long enough passphrase"

@@ -11,12 +11,12 @@ from rest_framework.test import APIClient
 
 from controlplane.api.bundle.apply import _Walk
 from controlplane.models import ConfigSnapshot, Event, Pool, Replica, Role, Rollout, TaskGroup
-from controlplane.services.people import set_role
-from controlplane.services.policies import save_draft
-from controlplane.services.pools import create_pool
-from controlplane.services.projects import create_project
-from controlplane.services.replicas import add_replica, set_replica_state, update_replica
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica, set_replica_state, update_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import save_draft
 
 pytestmark = pytest.mark.django_db
 CONFIG = "/api/v1/config"

@@ -5,7 +5,7 @@ from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Event, Router
 from controlplane.sealing import seal
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, mark_lost_routers
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from controlplane.api.schema import document
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
 from tests.controlplane.access.conftest import furnished
 
 # Not that everything outside the document is refused: a number where text is expected is read as text, as DRF does.

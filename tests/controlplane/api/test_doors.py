@@ -12,11 +12,11 @@ from rest_framework.test import APIClient
 
 from controlplane.api.exceptions import FINER, WORDS, no_such_endpoint
 from controlplane.models import Pool, Role
-from controlplane.services.people import set_role
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.replicas import add_replica
+from controlplane.services.access.people import set_role
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce
-from controlplane.services.task_groups import create_task_group
 from controlplane.settings import env
 from tests.rest_client import CarefulClient
 
@@ -163,7 +163,7 @@ def test_what_goes_wrong_here_is_a_problem_document_that_tells_nothing_more(api,
     def fail(*_args, **_options):
         raise fault
 
-    monkeypatch.setattr("controlplane.services.pools.update_pool", fail)
+    monkeypatch.setattr("controlplane.services.fleet.pools.update_pool", fail)
     answer = api.patch(f"{ROOT}pools/default", {"description": "x"})
     assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
     assert b"secret" not in answer.content

@@ -20,11 +20,11 @@ from rest_framework.test import APIClient
 from controlplane.api import event_stream
 from controlplane.models import Event, EventKind, Role, Scope
 from controlplane.services import feed
+from controlplane.services.access.people import set_active, set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.events import record_event
-from controlplane.services.people import set_active, set_role
-from controlplane.services.pools import create_pool, update_pool
-from controlplane.services.projects import create_project
-from controlplane.services.tokens import create_token, revoke_token
+from controlplane.services.fleet.pools import create_pool, update_pool
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
 
 README = Path(__file__).resolve().parents[3] / "controlplane/api/README.md"
 

@@ -9,11 +9,11 @@ from rest_framework.test import APIClient
 from controlplane.access.rules import RULES
 from controlplane.celery import app
 from controlplane.models import Router
-from controlplane.services.policies import create_policy, publish_revision, save_draft
-from controlplane.services.projects import update_project
-from controlplane.services.rollouts import pause_rollout
-from controlplane.services.task_groups import create_task_group
-from controlplane.services.tokens import create_token
+from controlplane.services.access.projects import update_project
+from controlplane.services.access.tokens import create_token
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.rollouts.steering import pause_rollout
 from telemetry.models import Notification, NotificationState
 from tests.controlplane.access.conftest import furnished
 from tests.controlplane.rollouts import publish_stages

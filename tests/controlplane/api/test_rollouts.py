@@ -3,9 +3,9 @@
 import pytest
 
 from controlplane.models import Role, Rollout
-from controlplane.services.people import set_role
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.tokens import create_token
+from controlplane.services.access.people import set_role
+from controlplane.services.access.tokens import create_token
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from tests.controlplane.rollouts import BREACH, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
 from tests.rest_client import CarefulClient
 

@@ -7,12 +7,12 @@ import pytest
 from controlplane.errors import InvalidError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, KeptAnswer, Pool, Replica, Role
 from controlplane.push.snapshot import build_config
-from controlplane.services.people import set_role
-from controlplane.services.pools import create_pool, update_pool
-from controlplane.services.projects import create_project
-from controlplane.services.replicas import add_replica
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.snapshots import newest_snapshot, one_configuration, snapshot_document
-from controlplane.services.task_groups import create_task_group
 from routing import schema
 
 pytestmark = pytest.mark.django_db

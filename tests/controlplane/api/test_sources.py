@@ -5,7 +5,7 @@ import json
 import pytest
 
 from controlplane.models import AuditEntry, DiscoveredReplica, Event, Replica, ReplicaSource
-from controlplane.services.sources import create_source
+from controlplane.services.discovery.sources import create_source
 
 pytestmark = pytest.mark.django_db
 ROOT = "/api/v1/"

@@ -8,9 +8,9 @@ from django.db import connection
 from rest_framework.test import APIClient
 
 from controlplane.models import Event
-from controlplane.services.pools import update_pool
-from controlplane.services.replicas import record_engine_facts
-from controlplane.services.tokens import create_token, note_use
+from controlplane.services.access.tokens import create_token, note_use
+from controlplane.services.fleet.pools import update_pool
+from controlplane.services.fleet.replicas import record_engine_facts
 
 ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}}

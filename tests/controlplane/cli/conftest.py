@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from controlplane.cli.app import main
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
 
 
 @dataclass

@@ -5,8 +5,8 @@ import yaml
 
 from controlplane.cli import fleet
 from controlplane.models import Pool, Replica
-from controlplane.services.pools import create_pool, update_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.replicas import add_replica
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

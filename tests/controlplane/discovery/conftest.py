@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import ReplicaSource
-from controlplane.services.sources import create_source
+from controlplane.services.discovery.sources import create_source
 from controlplane.tasks import look_at_sources
 from tests.fakes.fake_kubernetes import TOKEN, FakeKubernetes, endpoint_slice, pod, serving_kubernetes
 

@@ -22,11 +22,11 @@ from controlplane.models import (
     ReplicaState,
     TargetCondition,
 )
-from controlplane.services.discovered_replicas import adopt
-from controlplane.services.looks import claim_looks, record_failure, record_found
-from controlplane.services.replicas import add_replica, remove_replica
-from controlplane.services.settling import settle
-from controlplane.services.sources import create_source
+from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
+from controlplane.services.discovery.proposals import adopt
+from controlplane.services.discovery.settling import settle
+from controlplane.services.discovery.sources import create_source
+from controlplane.services.fleet.replicas import add_replica, remove_replica
 
 DRAIN_S, REMOVE_S = 60, 180
 pods = st.dictionaries(

@@ -4,10 +4,10 @@ import pytest
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Event, Replica, ReplicaSource, ReplicaState
-from controlplane.services.discovered_replicas import adopt, dismiss
-from controlplane.services.replicas import add_replica, remove_replica, set_replica_state
-from controlplane.services.sources import request_look, update_source
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.discovery.proposals import adopt, dismiss
+from controlplane.services.discovery.sources import request_look, update_source
+from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.tasks import look_at_sources
 from tests.fakes.fake_kubernetes import pod
 
@@ -303,7 +303,7 @@ def test_a_source_that_names_ever_other_engines_fills_neither_table_nor_pool(clu
 
 
 def test_a_removed_source_leaves_its_replicas(cluster):
-    from controlplane.services.sources import remove_source
+    from controlplane.services.discovery.sources import remove_source
 
     cluster.answers("vllm-1")
     remove_source(cluster.row)

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.pools import create_pool
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce, claim_pushes, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot
 

@@ -12,8 +12,8 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Event, RolloutState, Router
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
 from routing.schema import dump_snapshot

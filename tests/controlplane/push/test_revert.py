@@ -7,7 +7,7 @@ import time
 import pytest
 from django.test import Client
 
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from tests.side_by_side import alone
 

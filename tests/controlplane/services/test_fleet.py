@@ -2,15 +2,15 @@ import pytest
 
 from controlplane.errors import InUseError, InvalidError, NameTakenError
 from controlplane.models import ConfigSnapshot, Event, ReplicaState
-from controlplane.services.pools import create_pool, remove_pool
-from controlplane.services.replicas import (
+from controlplane.services.fleet.pools import create_pool, remove_pool
+from controlplane.services.fleet.replicas import (
     add_replica,
     record_engine_facts,
     remove_replica,
     set_replica_state,
     update_replica,
 )
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.fleet.task_groups import create_task_group
 
 pytestmark = pytest.mark.django_db
 

@@ -3,15 +3,15 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.errors import ConflictError, FrozenError, InvalidError, NotADraftError, StaleDraftError
 from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
-from controlplane.services.policies import (
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,
     publish_revision,
     remove_policy,
     save_draft,
 )
-from controlplane.services.pools import create_pool
-from controlplane.services.task_groups import create_task_group
 
 pytestmark = pytest.mark.django_db
 PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}

@@ -7,10 +7,16 @@ from django.db import connection
 
 from controlplane.errors import ConflictError, ControlPlaneError
 from controlplane.models import ConfigSnapshot, Event, Rollout, Router
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.pools import update_pool
-from controlplane.services.replicas import add_replica, record_engine_facts, remove_replica
-from controlplane.services.rollouts import Verdict, abort_rollout, advance_rollouts, judge_stage, promote_rollout
+from controlplane.services.fleet.pools import update_pool
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts, remove_replica
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.steering import (
+    Verdict,
+    abort_rollout,
+    advance_rollouts,
+    judge_stage,
+    promote_rollout,
+)
 from controlplane.services.routers import announce
 from tests.controlplane.rollouts import ack, publish_stages, start_routers
 

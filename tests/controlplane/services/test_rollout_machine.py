@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 
 from controlplane.errors import RolloutMoveError
 from controlplane.models import OPEN_ROLLOUTS, PolicyRevision, Rollout, RolloutState, Router, RoutingPolicy
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.pools import create_pool
-from controlplane.services.rollout_moves import MOVES
-from controlplane.services.rollouts import (
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.moves import MOVES
+from controlplane.services.rollouts.steering import (
     Verdict,
     abort_rollout,
     advance_rollouts,

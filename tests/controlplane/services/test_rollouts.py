@@ -5,10 +5,11 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.errors import InvalidError, OwnPublicationError, RolloutMoveError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, RolloutState, RolloutStep
-from controlplane.services.policies import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.projects import update_project
-from controlplane.services.rollout_moves import MOVES
-from controlplane.services.rollouts import (
+from controlplane.services.access.projects import update_project
+from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
+from controlplane.services.rollouts.moves import MOVES
+from controlplane.services.rollouts.steering import (
     SILENT_S,
     abort_rollout,
     advance_rollouts,
@@ -19,7 +20,6 @@ from controlplane.services.rollouts import (
     resume_rollout,
 )
 from controlplane.services.routers import LOST_AFTER_S, announce, mark_lost_routers
-from controlplane.services.task_groups import create_task_group, remove_task_group
 from tests.controlplane.rollouts import (
     BREACH,
     DOUBT,

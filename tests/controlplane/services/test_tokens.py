@@ -4,7 +4,7 @@ from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ApiToken, Scope
-from controlplane.services.tokens import create_token, find_token, note_use, revoke_token
+from controlplane.services.access.tokens import create_token, find_token, note_use, revoke_token
 
 pytestmark = pytest.mark.django_db
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from controlplane.models import ClientKey, FleetSettings, Role
-from controlplane.services.client_keys import create_client_key
-from controlplane.services.people import set_role
-from controlplane.services.projects import create_project
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.fleet.client_keys import create_client_key
+from controlplane.services.fleet.task_groups import create_task_group
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 
 from controlplane.models import ConfigSnapshot
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce, record_ack
 
 

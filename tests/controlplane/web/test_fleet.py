@@ -2,9 +2,9 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, Router
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.routers import announce
-from controlplane.services.task_groups import create_task_group
 
 
 def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert_num_queries):

@@ -3,11 +3,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import ConfigSnapshot, RevisionState, RoutingPolicy
-from controlplane.services.policies import create_policy, publish_revision, save_draft
-from controlplane.services.policy_settings import policy_catalogue
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.policies.settings import policy_catalogue
+from controlplane.services.policies.strategy_documents import strategy_document
 from controlplane.services.routers import announce, record_ack, record_nack
-from controlplane.services.strategy_documents import strategy_document
-from controlplane.services.task_groups import create_task_group
 
 
 @pytest.fixture

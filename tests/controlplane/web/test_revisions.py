@@ -1,6 +1,6 @@
 import pytest
 
-from controlplane.services.policies import publish_revision, save_draft
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from controlplane.models import ConfigSnapshot, Event
-from controlplane.services.pools import update_pool
-from controlplane.services.replicas import add_replica, update_replica
+from controlplane.services.fleet.pools import update_pool
+from controlplane.services.fleet.replicas import add_replica, update_replica
+from controlplane.services.fleet.task_groups import create_task_group, update_task_group
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
-from controlplane.services.task_groups import create_task_group, update_task_group
 from routing import schema
 
 CANARY = "sk-canary-77aa"

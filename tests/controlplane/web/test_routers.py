@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, mark_lost_routers, record_ack, record_nack, record_unreachable
 
 

@@ -4,8 +4,8 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, DiscoveredState, Replica, ReplicaSource
-from controlplane.services.discovered_replicas import adopt
-from controlplane.services.sources import create_source
+from controlplane.services.discovery.proposals import adopt
+from controlplane.services.discovery.sources import create_source
 
 DNS = {
     "name": "names",

@@ -7,8 +7,8 @@ import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
 from controlplane.models import Event
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts import pipeline
 from telemetry.alerts.pipeline import evaluate_rule, evaluate_rules
 from telemetry.models import Alert, AlertRule, AlertState, Notification

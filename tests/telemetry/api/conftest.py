@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.services.tokens import create_token
+from controlplane.services.access.tokens import create_token
 from tests.rest_client import CarefulClient
 
 

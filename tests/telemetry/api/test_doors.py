@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Alert, AlertRule, Channel
 from telemetry.services import outbox
 from telemetry.services.channels import create_channel, open_config

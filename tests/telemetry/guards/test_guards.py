@@ -10,13 +10,13 @@ import pytest
 from django.db import connection
 
 from controlplane.models import ConfigSnapshot, RolloutState
-from controlplane.services.guard_limits import GuardLimits
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.replicas import add_replica
-from controlplane.services.rollout_plans import RolloutPlan, make_plan
-from controlplane.services.rollouts import Verdict, pause_rollout
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.guard_limits import GuardLimits
+from controlplane.services.rollouts.plans import RolloutPlan, make_plan
+from controlplane.services.rollouts.steering import Verdict, pause_rollout
 from controlplane.services.routers import announce, record_ack
-from controlplane.services.task_groups import create_task_group
 from telemetry.guards.evidence import bin_length_s, measure
 from telemetry.services.guards import judge_rollouts
 from telemetry.storage.locks import GUARD, only_one

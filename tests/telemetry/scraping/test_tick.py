@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from controlplane.models import Event, Replica, ReplicaState, Router
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Reading, RouterReading, ScrapeState
 from telemetry.scraping import record
 from telemetry.scraping.tick import place, scrape_fleet

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services import overview, series, timeline
 

@@ -6,9 +6,9 @@ import pytest
 from django.db import connection
 
 from controlplane.models import Router
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
-from controlplane.services.task_groups import create_task_group
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services import overview, series

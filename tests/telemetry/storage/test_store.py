@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import BucketLayout, Reading
 from telemetry.storage.store import layout_ids
 from tests.telemetry.conftest import T0

@@ -1,6 +1,6 @@
 import pytest
 
-from controlplane.services.pools import create_pool
+from controlplane.services.fleet.pools import create_pool
 from telemetry.models import Alert, AlertRule, AlertState
 from telemetry.services.alerts import create_rule, ensure_default_rule
 from tests.fleet_history import drop_alert

@@ -9,9 +9,9 @@ from django.utils import timezone
 from controlplane.api.filters import EventFilter
 from controlplane.models import Event, EventKind
 from controlplane.services.events import record_event
-from controlplane.services.policies import publish_revision, save_draft
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce
 from tests.fleet_history import drop_alert
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.services.pools import create_pool
-from controlplane.services.replicas import add_replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import ScrapeState
 
 

@@ -8,8 +8,7 @@ from django.db import transaction
 
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 
 @transaction.atomic

@@ -10,8 +10,7 @@ from django.db.models import Q
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, Project, Role, RoleAssignment
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 
 @transaction.atomic

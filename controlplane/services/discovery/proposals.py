@@ -7,10 +7,10 @@ from django.db import transaction
 
 from controlplane.errors import ConflictError, NameTakenError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, TargetCondition
+from controlplane.services.events import record_event
+from controlplane.services.fleet.replicas import add_replica
 
-from .events import record_event
 from .looks import replica_name
-from .replicas import add_replica
 
 
 @transaction.atomic

@@ -15,11 +15,11 @@ from controlplane.models import EventKind, Pool, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME
 from controlplane.schema_fields import canonical, checked
 from controlplane.sealing import seal, unseal
+from controlplane.services.checks import check_labels, check_name, check_replica_url, check_weight
+from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 
-from .checks import check_labels, check_name, check_replica_url, check_weight
-from .events import record_event
 from .served_models import told_of_itself
-from .snapshots import freeze_snapshot
 
 FACTS = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks", "labels", *router_fields.REPLICA)
 

@@ -29,10 +29,10 @@ from controlplane.models import (
     RolloutState,
     RolloutStep,
 )
+from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 
-from .events import record_event
-from .rollout_plans import describe_stage, read_stage
-from .snapshots import freeze_snapshot
+from .plans import describe_stage, read_stage
 from .trials import change_of, put_in_force, withdraw
 
 AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK, SUPERSEDED = RolloutState

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from controlplane.errors import ConflictError, StaleDraftError
 from controlplane.models import PolicyRevision, RevisionState, Rollout, RoutingPolicy
 
-from .policies import publish_revision, save_draft
+from .lifecycle import publish_revision, save_draft
 
 
 @transaction.atomic

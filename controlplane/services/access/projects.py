@@ -10,9 +10,8 @@ from django.db import IntegrityError, transaction
 from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, Project
 from controlplane.models.names import SHORT_NAME
-
-from .checks import check_name
-from .events import record_event
+from controlplane.services.checks import check_name
+from controlplane.services.events import record_event
 
 DEFAULT = "default"
 

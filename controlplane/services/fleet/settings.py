@@ -11,9 +11,8 @@ from django.db import transaction
 from controlplane import router_fields
 from controlplane.models import EventKind, FleetSettings
 from controlplane.schema_fields import checked
-
-from .events import record_event
-from .snapshots import freeze_snapshot
+from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 
 FACTS = ("needs_key", "limits")
 

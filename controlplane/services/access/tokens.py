@@ -15,8 +15,7 @@ from django.utils import timezone
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ApiToken, EventKind, Scope
 from controlplane.sealing import keyed_digest, matches_digest
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 PURPOSE = "api token"
 _written = re.compile(r"wp_([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from controlplane.services.effects.effect import part, several, some
+from controlplane.services.effects.routes import Route, routes_of
+from controlplane.services.effects.strategies import KEPT, by_openings
 from routing import schema
-
-from .effects.effect import part, several, some
-from .effects.routes import Route, routes_of
-from .effects.strategies import KEPT, by_openings
 
 BYTES_PER_TOKEN = 4  # of English text, about; routers reckon with it too (ALGORITHMS: 256 bytes, about 64 tokens)
 ASSUMED_TOKENS = 262_144  # of a replica's cache, until its engine told how large it is

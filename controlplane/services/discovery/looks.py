@@ -19,8 +19,7 @@ from django.utils import timezone
 
 from controlplane.discovery import Found, Target
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, ReplicaSource
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 AT_ONCE = 16  # looks of one worker
 GRACE_S = 30.0  # a claim outlasts the look's own deadline by this

@@ -17,12 +17,11 @@ from controlplane.models import ClientKey, EventKind, Project, TaskGroup
 from controlplane.models.names import SHORT_NAME
 from controlplane.push.access import api_key, names_of
 from controlplane.schema_fields import checked
+from controlplane.services.checks import check_name
+from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 from routing.schema import Access, ConfigError
 from routing.schema.access import check_access
-
-from .checks import check_name
-from .events import record_event
-from .snapshots import freeze_snapshot
 
 FACTS = ("name", "hint", *router_fields.CLIENT_KEY)
 PREFIX = "wpk_"  # so that a key that leaked is known for what it is

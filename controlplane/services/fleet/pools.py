@@ -13,13 +13,13 @@ from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, Pool, Project
 from controlplane.models.names import SHORT_NAME
 from controlplane.schema_fields import checked
+from controlplane.services.access.projects import default_project
+from controlplane.services.checks import check_name
+from controlplane.services.events import record_event
+from controlplane.services.policies.lifecycle import create_policy, first_revision
+from controlplane.services.snapshots import freeze_snapshot
 
-from .checks import check_name
-from .events import record_event
-from .policies import create_policy, first_revision
-from .projects import default_project
 from .served_models import told_of_models
-from .snapshots import freeze_snapshot
 
 LISTS: tuple[Literal["models", "aliases", "adapters"], ...] = ("models", "aliases", "adapters")
 FACTS = ("name", "description", *router_fields.POOL)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane.models import ConfigSnapshot, Rollout, Router
+from controlplane.services.snapshots import newest_snapshot
 
-from .rollout_plans import read_stage
-from .rollouts import holds
-from .snapshots import newest_snapshot
+from .plans import read_stage
+from .steering import holds
 
 
 class Progress(StrEnum):

@@ -12,9 +12,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from controlplane.models import EventKind, PolicyRevision, RevisionState
-
-from .events import record_event
-from .policy_settings import changes_as_json, diff_settings
+from controlplane.services.events import record_event
+from controlplane.services.policies.settings import changes_as_json, diff_settings
 
 
 def publish_draft(draft: PolicyRevision, *, reason: str) -> None:

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from django.db import transaction
 
 from controlplane.models import AuditCheck, AuditEntry, EventKind
+from controlplane.services.events import record_event
 
-from .audit import FIRST, BrokenChainError, verify_chain
-from .events import record_event
+from .log import FIRST, BrokenChainError, verify_chain
 
 EVERY = timedelta(hours=23, minutes=30)  # asked every hour: a day that a worker slept through is made good
 KEPT = timedelta(days=400)

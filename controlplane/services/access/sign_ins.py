@@ -14,9 +14,8 @@ from django.utils import timezone
 from controlplane.accounts.throttle import forget_failures, forget_wrong_codes, key_of
 from controlplane.models import AuditEntry, EventKind, SignInLock
 from controlplane.sealing import keyed_digest
-
-from .audit import append_entry
-from .events import record_event
+from controlplane.services.audit.log import append_entry
+from controlplane.services.events import record_event
 
 log = logging.getLogger(__name__)
 SIGNED_IN, REFUSED = "signed_in", "sign_in_refused"

@@ -1,6 +1,6 @@
 """Rollouts: how a published revision comes into force, stage by stage, and how it is taken back.
 
-Theory of operation. What may happen to a rollout is the table in ``rollout_moves``. Nothing is remembered but what is
+Theory of operation. What may happen to a rollout is the table in ``moves``. Nothing is remembered but what is
 in the rows: ``advance_rollouts`` compares them with what routers acknowledged and with the clock, as often as anybody
 likes, in as many processes as there are; whoever comes second finds the move made.
 
@@ -33,8 +33,9 @@ from controlplane.models import (
     Router,
     RoutingPolicy,
 )
+from controlplane.services.snapshots import freeze_snapshot
 
-from .rollout_moves import (
+from .moves import (
     begun_ones,
     end,
     enter_stage,
@@ -49,8 +50,7 @@ from .rollout_moves import (
     scope_text,
     widen,
 )
-from .rollout_plans import AT_ONCE, RolloutPlan, read_stage
-from .snapshots import freeze_snapshot
+from .plans import AT_ONCE, RolloutPlan, read_stage
 
 SILENT_S = 180.0  # a guard that says nothing for so long of a stage that is due cannot tell
 

@@ -12,8 +12,7 @@ from django.db import transaction
 
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Project, Role, RoleAssignment
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 log = logging.getLogger(__name__)
 

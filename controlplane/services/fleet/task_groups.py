@@ -13,11 +13,11 @@ from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
 from controlplane.models.names import SHORT_NAME
 from controlplane.schema_fields import canonical, checked
+from controlplane.services.checks import check_name
+from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 
-from .checks import check_name
-from .events import record_event
 from .served_models import told_of_itself
-from .snapshots import freeze_snapshot
 
 FACTS = ("name", "owner", "description", *router_fields.GROUP, "expected_tier1", "hit_rate_objective")
 

@@ -18,13 +18,13 @@ from controlplane.models import (
     RoutingPolicy,
     TaskGroup,
 )
+from controlplane.services.events import record_event
+from controlplane.services.rollouts.plans import AT_ONCE, RolloutPlan
+from controlplane.services.rollouts.steering import open_rollout, supersede_rollouts
+from controlplane.services.rollouts.trials import publish_draft, put_in_force
+from controlplane.services.snapshots import freeze_snapshot
 
-from .events import record_event
-from .policy_settings import canonical_settings, settings_digest
-from .rollout_plans import AT_ONCE, RolloutPlan
-from .rollouts import open_rollout, supersede_rollouts
-from .snapshots import freeze_snapshot
-from .trials import publish_draft, put_in_force
+from .settings import canonical_settings, settings_digest
 
 
 @transaction.atomic

@@ -14,9 +14,8 @@ from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
 from controlplane.models.names import SHORT_NAME
 from controlplane.sealing import seal
-
-from .checks import check_name
-from .events import record_event
+from controlplane.services.checks import check_name
+from controlplane.services.events import record_event
 
 LOOK = "controlplane.tasks.look_at_sources"
 LONGEST_SECRET = 16_384  # characters; a service account's token has about a thousand

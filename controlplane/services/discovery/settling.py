@@ -38,12 +38,12 @@ from controlplane.models import (
     ReplicaState,
     TargetCondition,
 )
+from controlplane.services.events import record_event
+from controlplane.services.fleet.replicas import remove_replica, set_replica_state, update_replica
+from controlplane.services.snapshots import one_configuration
 
-from .discovered_replicas import adopt
-from .events import record_event
 from .looks import counted
-from .replicas import remove_replica, set_replica_state, update_replica
-from .snapshots import one_configuration
+from .proposals import adopt
 
 TOGETHER = 50  # steps in one transaction: it keeps others who change the fleet waiting
 REMEMBER_DISMISSED = timedelta(days=7)  # after it was last seen

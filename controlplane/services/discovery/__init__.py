@@ -1,0 +1,1 @@
+"""Replicas that are found rather than written down."""

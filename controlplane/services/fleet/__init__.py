@@ -1,0 +1,1 @@
+"""What serves: pools, replicas, task groups, and what their clients may."""
