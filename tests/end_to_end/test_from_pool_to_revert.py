@@ -1,0 +1,121 @@
+"""A fleet's life in the browser: pool, replicas, draft, review, a trial that passes, one that harms, and back."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from controlplane.models import ConfigSnapshot, Rollout, Router
+from controlplane.services.routers import announce, record_ack
+from telemetry.services.guards import judge_rollouts
+from telemetry.storage.partitions import ensure_days
+from tests.end_to_end.test_accessibility import violations
+from tests.telemetry.readings import route_reading
+
+WELL, SLOWLY = {50: 50, 52: 45, 54: 5}, {50: 20, 95: 80}  # TTFT by bucket
+
+
+def acknowledge() -> None:
+    """The router runs what is newest."""
+    newest = ConfigSnapshot.objects.defer("sealed").first()
+    record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
+
+
+def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict[int, int]) -> None:
+    """A quarter of an hour of both sides, all of it since the routers ran the stage; then the guard looks."""
+    now = timezone.now()
+    ensure_days({(now - timedelta(minutes=20)).date(), now.date()})
+    Rollout.objects.filter(finished_at=None).update(stage_converged_at=now - timedelta(minutes=16))
+    for minute in range(15):
+        at = now - timedelta(minutes=minute, seconds=1)
+        for revision, rate, waits in ((in_force, 0.6, WELL), (tried, hit_rate, ttft)):
+            cached = 40_000 * (rate + 0.01 * (minute % 2))
+            counters = {"requests": 200, "ok_requests": 200, "usage_reported": 200}
+            tokens = {"prompt_tokens": 40_000, "cached_tokens": cached}
+            for replica in ("gpu-1", "gpu-2"):
+                half = {name: value / 2 for name, value in (counters | tokens).items()}
+                route_reading(Router.objects.get(), at, revision=revision, replica=replica, **half)
+            route_reading(Router.objects.get(), at, revision=revision, ttft=waits)
+    judge_rollouts(timezone.now())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_from_the_first_pool_to_going_back(site, complaints, theme):
+    page = site.open(theme=theme, viewport={"width": 1280, "height": 800})
+    complaints.listen(page)
+
+    def looked_at() -> None:
+        assert violations(page) == []
+
+    page.goto("/fleet/")
+    page.get_by_role("link", name="Add a pool").first.click()
+    page.get_by_label("Name", exact=True).fill("chat")
+    page.get_by_role("button", name="Add the pool").click()
+    for number in (1, 2):
+        page.goto("/fleet/")
+        page.get_by_role("link", name="Add a replica").first.click()
+        page.get_by_label("Name", exact=True).fill(f"gpu-{number}")
+        page.get_by_label("URL").fill(f"http://10.0.0.{number}:8000")
+        page.get_by_role("button", name=re.compile("Add")).click()
+    page.goto("/fleet/")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    looked_at()
+    announce(name="router-1", boot="b1", version="1", admin_url="http://10.0.1.1:8081")
+    acknowledge()
+
+    draft_and_try(page, "prefix hash", "agents share a prompt", looked_at)
+    acknowledge()
+    page.reload()
+    expect(page.get_by_role("heading", name="On trial: 25 % of the prefix space")).to_be_visible()
+    minutes_of_traffic(2, in_force=1, hit_rate=0.8, ttft=WELL)
+    acknowledge()
+    page.reload()
+    expect(page.get_by_role("heading", name="In force on every router")).to_be_visible()
+    expect(page.get_by_text("The guard found nothing wrong.")).to_be_visible()
+    looked_at()
+
+    draft_and_try(page, "random", "whoever is free", looked_at)
+    acknowledge()
+    minutes_of_traffic(3, in_force=2, hit_rate=0.2, ttft=SLOWLY)
+    page.reload()
+    expect(page.get_by_text("The guard took it back:")).to_be_visible()
+    expect(page.locator("table").first).to_contain_text("breached")
+    looked_at()
+
+    page.goto("/policies/")
+    page.get_by_role("link", name="prefix hash").first.click()
+    page.get_by_role("row", name=re.compile("^r1")).get_by_role("link", name="Revert to this").click()
+    looked_at()
+    page.get_by_label("Why").fill("the old way was fine")
+    page.get_by_label("Type chat to confirm").fill("chat")
+    page.get_by_role("button", name="Revert to revision 1").click()
+    acknowledge()
+    page.reload()
+    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
+    page.goto("/events/")
+    for told in ("Pool chat was created", "gpu-2 was added", "rolled back", "revision 4"):
+        expect(page.get_by_role("main")).to_contain_text(re.compile(told, re.IGNORECASE))
+    looked_at()
+
+
+def draft_and_try(page, strategy: str, why: str, looked_at) -> None:
+    """Edit the policy, look at the draft, publish it to a quarter of the prefixes first; ends on the rollout's page."""
+    page.goto("/policies/")
+    page.get_by_role("link", name="Edit policy chat").click()
+    page.get_by_role("link", name=strategy).first.click()
+    page.get_by_role("button", name="Save the draft and review").click()
+    expect(page.get_by_role("heading", name="What it does")).to_be_visible()
+    looked_at()
+    page.get_by_label("Why").fill(why)
+    page.get_by_label("By share").check()
+    page.get_by_text("Stages and guard, for all but at once").click()
+    for name, value in {"shares": "25", "observe_min": "10", "warm_up_s": "30"}.items():
+        page.locator(f"[name$='{name}']").fill(value)
+    page.get_by_role("button", name=re.compile("Publish revision")).click()
+    expect(page.get_by_role("status").first).to_be_visible()
+    page.goto(f"/rollouts/{Rollout.objects.latest('pk').pk}/")
