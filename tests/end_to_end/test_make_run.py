@@ -173,8 +173,8 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     for name, value in {"shares": "50", "observe_min": "3", "warm_up_s": "4", "min_requests": "30"}.items():
         page.locator(f"[name$='{name}']").fill(value)
     page.get_by_role("button", name=re.compile("Publish revision")).click()
-    (rollout,) = rest.get("rollouts", params={"policy": "default", "state": "progressing"}).json()["results"] or [None]
-    assert rollout
+    expect(page.get_by_role("status").first).to_be_visible()
+    rollout = rest.get("rollouts", params={"policy": "default"}).json()["results"][0]  # the newest
     page.goto(f"/rollouts/{rollout['id']}/")
     expect(page.get_by_role("heading", name="On trial: 50 % of the prefix space")).to_be_visible()
 

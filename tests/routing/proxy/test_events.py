@@ -12,6 +12,7 @@ import pytest
 
 from routing.proxy.events.observer import Observer
 from routing.proxy.events.spool import FILE, Spool
+from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 
@@ -124,10 +125,12 @@ def noticing(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_a_router_lets_go_and_takes_back_is_noticed_once(
     noticing: None, two: list[FakeReplica], spool: Spool
 ) -> None:
-    async with routed(config(two), revision=4) as harness:
+    seldom = HealthCheck(interval_s=60)  # what the test finds of a replica stays found
+    async with routed(config(two, health=seldom), revision=4) as harness:
         observer = Observer(harness.server.data.view, spool, "1.0")
         looking = asyncio.create_task(observer.keep_looking())
         router, name = harness.router, two[0].name
+        await harness.until(lambda: router.checks.finding(name).is_up, "the first and last look at its health")
         router.health.mark(name, up=False)
         router.checks.finding(name).is_up = False
         router.checks.finding(name).reason = "connection refused"
