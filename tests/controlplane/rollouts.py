@@ -6,6 +6,8 @@ from controlplane.services.rollouts.plans import make_plan
 from controlplane.services.rollouts.steering import Verdict, judge_stage
 from controlplane.services.routers import announce, record_ack, record_nack
 
+AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK, SUPERSEDED = RolloutState
+
 FORMER = {"strategy": "round_robin"}
 NEXT = {"strategy": "prefix_hash"}
 READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": 0.41, "limit": 0.05}
@@ -61,3 +63,15 @@ def state(rollout):
     """(state, stage), read anew."""
     rollout.refresh_from_db()
     return RolloutState(rollout.state), rollout.stage
+
+
+def moves(rollout):
+    return [step.move for step in rollout.steps.all()]
+
+
+def announce_all(routers):
+    """They are not lost, and run what they ran."""
+    for router in routers:
+        router.refresh_from_db()
+        told = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}
+        announce(**told, revision=router.running_number, sha256=router.running_sha256)

@@ -10,6 +10,21 @@ from controlplane.api.fields import ByName
 from controlplane.discovery import KINDS
 from controlplane.models import Adoption, Pool, ReplicaSource, SourceStatus
 
+# What looking found: shown, and nobody's to decide.
+OBSERVED = (
+    "status",
+    "looked_at",
+    "succeeded_at",
+    "failing_since",
+    "next_look_at",
+    "error",
+    "held",
+    "refused",
+    "found",
+    "new",
+    "vanished",
+)
+
 
 class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
     """A source, and how its last look went."""
@@ -37,17 +52,7 @@ class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
             "max_vanished_ratio",
             "max_targets",
             "created_at",
-            "status",
-            "looked_at",
-            "succeeded_at",
-            "failing_since",
-            "next_look_at",
-            "error",
-            "held",
-            "refused",
-            "found",
-            "new",
-            "vanished",
+            *OBSERVED,
         )
 
     def get_has_secret(self, source: ReplicaSource) -> bool:

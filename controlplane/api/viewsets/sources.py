@@ -24,19 +24,7 @@ class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Repli
     serializer_class = s.SourceSerializer
     filterset_class = SourceFilter
     lookup_field = "name"
-    observed = (
-        "status",
-        "looked_at",
-        "succeeded_at",
-        "failing_since",
-        "next_look_at",
-        "error",
-        "held",
-        "refused",
-        "found",
-        "new",
-        "vanished",
-    )
+    observed = s.OBSERVED
     lookup_value_regex = NAME
 
     @extend_schema(request=s.SourceInput, responses={201: s.SourceSerializer})
