@@ -26,7 +26,7 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
     for row in sums.engine_sums([replica.pk for replica in replicas], window):
         value = hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
         points[row.replica_id][row.start] = (value, row.state)
-    return [_series(replica.name, window, points[replica.pk]) for replica in replicas]
+    return [line_of(replica.name, window, points[replica.pk]) for replica in replicas]
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
@@ -37,7 +37,7 @@ def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     for row in sums.engine_sums(list(of_replica), window):
         rows[of_replica[row.replica_id]][row.start].append(row)
     return [
-        _series(name, window, {start: _together(of_step) for start, of_step in steps.items()})
+        line_of(name, window, {start: _together(of_step) for start, of_step in steps.items()})
         for name, steps in sorted(rows.items())
     ]
 
@@ -58,7 +58,7 @@ def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
         rows[row.pool, row.group][row.start] = row
     several = len({name for name, _ in rows}) > 1
     return [
-        _series(
+        line_of(
             f"{name}/{group or NO_GROUP}" if several else group or NO_GROUP,
             window,
             {start: _group_point(steps.get(start), covered.get(start)) for start in {*steps, *covered}},
@@ -85,12 +85,13 @@ def ttft_quantiles(
         clock = "engine"
         ids = [replica.pk for replica in replicas_of(pools)]
         merged = sums.merged_over_keys(sums.engine_ttft(ids, window))
-    return [_quantile_series(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
+    return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
 
 
-def _quantile_series(label: str, q: float, merged: Mapping[datetime, Merged], window: Window) -> Series:
+def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window) -> Series:
+    """A quantile of each step's histogram, with the bucket that holds it as its band (T4, T5)."""
     found = {start: value for start, part in merged.items() if (value := quantile(part.buckets, q)) is not None}
-    series = _series(label, window, {start: (value.value, PointState.OK) for start, value in found.items()})
+    series = line_of(label, window, {start: (value.value, PointState.OK) for start, value in found.items()})
     for start, _ in series.points:
         at = found.get(start)
         series.band.append((at.low, at.high) if at else None)
@@ -105,10 +106,10 @@ def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage")
     for pk, start, value, stale in sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what]):
         missing = PointState.STALE if stale else PointState.UNKNOWN
         points[pk][start] = (value, PointState.OK if value is not None else missing)
-    return [_series(replica.name, window, points[replica.pk]) for replica in replicas]
+    return [line_of(replica.name, window, points[replica.pk]) for replica in replicas]
 
 
-def _series(label: str, window: Window, points: Mapping[datetime, Point]) -> Series:
+def line_of(label: str, window: Window, points: Mapping[datetime, Point]) -> Series:
     """Every step of the window, with a gap wherever nothing is known."""
     steps = [(start, *points.get(start, NOTHING)) for start in window.starts()]
     return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps])
