@@ -13,18 +13,17 @@ from datetime import datetime
 
 from django.db import IntegrityError, transaction
 
-from controlplane.celery import wake
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
 from telemetry.alerts.evaluate import DropSettings, OpenAlert, RuleError, Step, Verdict, next_step
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe_drop, payload_of, summary_of
-from telemetry.models import Alert, AlertRule, AlertState, Channel, Notification, NotificationKind
+from telemetry.channels.enqueue import enqueue
+from telemetry.models import Alert, AlertRule, AlertState, NotificationKind
 from telemetry.models.alert import OPEN_STATES
 from telemetry.storage.locks import EVALUATE, only_one
 
 log = logging.getLogger(__name__)
-DELIVER = "telemetry.tasks.deliver_notifications"
 
 
 def evaluate_rules(now: datetime) -> int:
@@ -124,12 +123,4 @@ def _change(alert: Alert, before: AlertState, changes: dict[str, object]) -> boo
 
 def notify(alert: Alert, kind: NotificationKind, now: datetime) -> None:
     """Put a message for each enabled channel into the outbox."""
-    payload = payload_of(alert, kind, now)
-    Notification.objects.bulk_create(
-        [
-            Notification(alert=alert, channel=channel, kind=kind, payload=payload, next_at=now, created_at=now)
-            for channel in Channel.objects.filter(enabled=True)
-        ],
-        ignore_conflicts=True,
-    )
-    wake(DELIVER)
+    enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now)

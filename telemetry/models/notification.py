@@ -2,6 +2,7 @@
 
 import uuid
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import TextChoices, UniqueConstraint
 
@@ -13,8 +14,11 @@ class NotificationKind(TextChoices):
     """What a notification tells of."""
 
     FIRING = "firing", "Firing"
+    REPEATED = "repeated", "Still firing"
+    ACKNOWLEDGED = "acknowledged", "Acknowledged"
     RESOLVED = "resolved", "Resolved"
     TEST = "test", "Test"
+    NOTICE = "notice", "Notice"  # of Warmpath itself, such as a channel that was given up
 
 
 class NotificationState(TextChoices):
@@ -25,16 +29,28 @@ class NotificationState(TextChoices):
     FAILED = "failed", "Failed"  # given up
 
 
+class NextNumber(models.Func):
+    """The next number of the outbox, whichever worker asks: clocks may disagree about what came first."""
+
+    template = "nextval('telemetry_notification_number')"
+    output_field = models.BigIntegerField()
+
+
 class Notification(models.Model):
     """One message to one channel. Written in the transaction of the change it tells of, delivered at least once.
 
-    ``id`` is the receiver's means to drop a duplicate: it stays the same over all attempts.
+    ``id`` is the receiver's means to drop a duplicate: it stays the same over all attempts. Of the messages of one
+    channel about one alert, the one with the lower ``number`` goes first.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    alert = models.ForeignKey(Alert, models.CASCADE, null=True, related_name="notifications")  # None: a test
+    number = models.BigIntegerField(db_default=NextNumber(), editable=False)
+    # The first alert that it tells of. None: of none, or of one that was removed since, whose end is still to be told.
+    alert = models.ForeignKey(Alert, models.SET_NULL, null=True, related_name="notifications")
+    alert_ids = ArrayField(models.BigIntegerField(), default=list)  # every alert that it tells of
     channel = models.ForeignKey(Channel, models.CASCADE, related_name="notifications")
-    kind = models.CharField(max_length=8, choices=NotificationKind)
+    kind = models.CharField(max_length=12, choices=NotificationKind)
+    sequence = models.PositiveIntegerField(default=0)  # tells repetitions of one kind apart: 0, 1, 2 ...
     payload = models.JSONField()  # the message, fixed when it was written
     state = models.CharField(max_length=9, choices=NotificationState, default=NotificationState.PENDING)
     attempts = models.PositiveIntegerField(default=0)  # begun
@@ -45,7 +61,7 @@ class Notification(models.Model):
 
     class Meta:
         ordering = ("-created_at", "-id")
-        constraints = (UniqueConstraint(fields=("alert", "channel", "kind"), name="notification_once"),)
+        constraints = (UniqueConstraint(fields=("alert", "channel", "kind", "sequence"), name="notification_once"),)
         indexes = (
             models.Index(fields=["next_at"], condition=models.Q(state="pending"), name="notification_due"),
             models.Index(fields=["-created_at", "-id"], name="notification_created_at"),

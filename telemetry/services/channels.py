@@ -16,8 +16,8 @@ from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
 from controlplane.services.events import record_event
-from telemetry.alerts.pipeline import DELIVER
 from telemetry.channels.base import ConfigError, Sender
+from telemetry.channels.enqueue import DELIVER
 from telemetry.channels.registry import KINDS
 from telemetry.models import Channel, Notification, NotificationKind
 

@@ -175,6 +175,20 @@ def test_disabling_a_rule_ends_its_alert_and_says_so(r1, rule, channel):
     assert evaluate_rules(T0 + timedelta(seconds=320)) == 0
 
 
+def test_the_end_of_an_alert_is_told_though_its_rule_is_removed(r1, rule, channel):
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.1)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+
+    alerts.delete_rule(rule)
+
+    assert list(Notification.objects.order_by("number").values_list("kind", "alert")) == [
+        ("firing", None),
+        ("resolved", None),
+    ]
+
+
 def test_a_transition_is_made_by_one_evaluator_however_many_saw_it(r1, rule, channel):
     """R17, here without the lock that normally keeps the second one out."""
     traffic(r1, 0, 240, 0.8)

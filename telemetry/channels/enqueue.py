@@ -1,0 +1,46 @@
+"""Into the outbox: who is told of what. Called in the transaction of the change that is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from controlplane.celery import wake
+from telemetry.channels.grouping import MOST_TOGETHER, together
+from telemetry.models import Channel, Notification, NotificationKind
+
+DELIVER = "telemetry.tasks.deliver_notifications"
+Payload = Mapping[str, Any]
+
+
+def enqueue(payloads: Mapping[int, Payload], kind: NotificationKind, now: datetime, *, sequence: int = 0) -> None:
+    """Tell every enabled channel of some alerts at once: alert id -> the payload of that alert alone.
+
+    Several become one message (up to ``MOST_TOGETHER``, then another). ``sequence`` tells repetitions of one kind for
+    one alert apart; the same alert, kind and sequence twice is one message. Two queries.
+    """
+    found = [
+        row
+        for channel in Channel.objects.filter(enabled=True)
+        for row in _rows(channel, list(payloads.items()), kind, sequence, now)
+    ]
+    Notification.objects.bulk_create(found, ignore_conflicts=True)
+    wake(DELIVER)
+
+
+def _rows(
+    channel: Channel, told: Sequence[tuple[int, Payload]], kind: NotificationKind, sequence: int, now: datetime
+) -> Iterator[Notification]:
+    for start in range(0, len(told), MOST_TOGETHER):
+        some = told[start : start + MOST_TOGETHER]
+        yield Notification(
+            alert_id=some[0][0],
+            alert_ids=[alert_id for alert_id, _ in some],
+            channel=channel,
+            kind=kind,
+            sequence=sequence,
+            payload=together([payload for _, payload in some], now),
+            next_at=now,
+            created_at=now,
+        )
