@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from hashlib import blake2b, sha256
 from itertools import chain
 
 from xxhash import xxh3_64_intdigest
@@ -36,10 +37,11 @@ _word = struct.Struct("<Q").pack
 class PrefixHasher:
     """Hashes with one fleet's secret."""
 
-    __slots__ = ("_fading", "_plain", "_secret", "_stretches", "_words")
+    __slots__ = ("_fading", "_key", "_plain", "_secret", "_stretches", "_words")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        self._key = sha256(b"values" + _SEPARATOR + self._secret).digest()
         self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without adapter and salt
         self._words: dict[tuple[str, str, str], bytes] = {}  # seeds as they stand before what is hashed
         self._stretches: dict[int, array[int]] = {}
@@ -83,6 +85,10 @@ class PrefixHasher:
         """Key of a task group, which names its home order in a pool."""
         parts = (b"group", pool.encode(), name.encode(), self._secret)
         return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join(parts)))
+
+    def digest(self, data: bytes) -> str:
+        """16 hexadecimal digits for any bytes, few enough to be guessed as they may be: a MAC (BLAKE2b). 1 us."""
+        return blake2b(data, key=self._key, digest_size=8).hexdigest()
 
     def blocks(self, prompt: CanonicalPrompt, model: str) -> array[int]:
         """Chained hashes of the whole blocks of a prompt, at most ``MAX_BLOCKS``."""

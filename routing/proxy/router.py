@@ -33,6 +33,7 @@ from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S
 from routing.proxy.figures.configured import ConfiguredSeries
 from routing.proxy.figures.decisions import DecisionRing, Record
 from routing.proxy.figures.metrics import Metrics, Outcome, SeriesKey
+from routing.proxy.figures.openings import OpeningSampler
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.log import event
 from routing.proxy.outbox import Outbox
@@ -95,6 +96,7 @@ class Router:
         self.watch = Watch(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
+        self.openings = OpeningSampler()
         self.store = ConfigStore(self.prepare, files)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()

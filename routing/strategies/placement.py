@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ from routing.core.models import Models, Served
 from routing.core.openings import Cut, OpeningKey
 from routing.core.prefix import PrefixHasher, boundary_end
 from routing.core.residency import Residency
+from routing.core.shape import Shape, shape_of
 from routing.core.targets import MARK, Target, targets_of
 from routing.core.trials import Verdict
 from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
@@ -101,6 +102,10 @@ class RequestKeys:
         if self._chain is None:
             self._chain = array("Q", b"".join(self.blocks))
         return self._chain
+
+    def shape(self, tools: Any) -> Shape:
+        """The opening described without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
+        return shape_of(self._request.prompt, tools, self._request.session_key, self._hasher.digest)
 
 
 class Decision(Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Record(Struct, gc=False):
     cached_tokens: int | None = None
     rank: int | None = None  # data-parallel, of the replica; None: it has only one
     arm: str | None = None  # whether the revision in force placed it or the one on trial; None: the policy tries none
+    opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (openings.py)
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
@@ -127,6 +129,7 @@ class Record(Struct, gc=False):
             "ttft_s": self.ttft_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "opening": msgspec.json.decode(self.opening) if self.opening else None,
         }
         if seq is None:
             del shown["seq"]
@@ -159,6 +162,8 @@ class DecisionRing:
     def add(self, record: Record) -> None:
         """Enter a record, and drop the oldest ones that no longer fit."""
         size = _RECORD_BYTES + 8 * sum(map(len, record.blocks)) + _CANDIDATE_BYTES * len(record.candidates)
+        if record.opening is not None:
+            size += len(record.opening)
         self._records.append((record, size))
         self._last += 1
         self._bytes += size

@@ -90,7 +90,7 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
         "rank",
         "reason",
         "prompt_tokens_estimate", "prefix", "blocks", "candidates", "hit_tokens", "retries", "status", "ttft_s",
-        "prompt_tokens", "cached_tokens",
+        "prompt_tokens", "cached_tokens", "opening",
     }  # fmt: skip
     assert set(first["decisions"][0]["candidates"][0]) == {"replica", "running", "waiting_tokens"}
 

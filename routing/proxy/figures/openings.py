@@ -1,0 +1,64 @@
+"""Whose opening is described: a request a second of each task group, and no more than ``MOST_PER_S`` of all.
+
+Describing one costs a millisecond, so a request that is not looked at asks nothing but whether it is time to look. Once
+a request was looked at and its group had its turn, the next look is a moment later, at whoever comes then: each group
+is met as often as its traffic is, and none can keep this router busy with describing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from routing.core.request import parse_body
+from routing.proxy.log import defect
+
+if TYPE_CHECKING:
+    from routing.proxy.clients.request import Request
+    from routing.strategies.placement import Decision
+
+GROUP_S = 1.0  # between two of one task group
+MOST_PER_S = 8.0  # of all groups together
+LOOK_S = 0.02  # between two looks that found nothing to do
+MAX_BODY_BYTES = 1 << 20  # whose tools are read once more
+MAX_GROUPS = 4096  # whose turns are remembered
+
+logger = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+class OpeningSampler:
+    """One router's. Times are of the clock that requests arrive by."""
+
+    __slots__ = ("_described_at", "due_at")
+
+    def __init__(self) -> None:
+        self.due_at = 0.0  # when to look at a request next
+        self._described_at: dict[tuple[str, str], float] = {}
+
+    def opening_of(self, decision: Decision, request: Request) -> bytes | None:
+        """The JSON of a request's shape, if it is its group's turn; asked once ``due_at`` is reached."""
+        now, group = request.arrived_at, (decision.pool, decision.group)
+        if now - self._described_at.get(group, -GROUP_S) < GROUP_S:
+            self.due_at = now + LOOK_S
+            return None
+        self.due_at = now + 1 / MOST_PER_S
+        if len(self._described_at) >= MAX_GROUPS:
+            self._described_at.clear()
+        self._described_at[group] = now
+        try:
+            shape = decision.keys.shape(_tools(request))
+        except Exception as error:  # noqa: BLE001 - a description that fails is no reason to fail a client
+            defect(logger, error, "opening")
+            return None
+        return _encode(shape) if shape.segments else None
+
+
+def _tools(request: Request) -> Any:
+    """The tools as they were sent, which the canonical prompt does not keep; None without any."""
+    body = request.body
+    if b'"tools"' not in body or len(body) > MAX_BODY_BYTES:
+        return None
+    return getattr(parse_body(request.head.path.decode(), body), "tools", None)
