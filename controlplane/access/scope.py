@@ -32,6 +32,8 @@ PROJECT_OF: dict[str, str | None] = {
     "auth.User": None,
     "telemetry.AlertRule": "pool__project",
     "telemetry.Alert": "pool__project",
+    "telemetry.AlertStep": "alert__pool__project",
+    "telemetry.Silence": "project",
     "telemetry.Channel": None,
     "telemetry.Notification": "alert__pool__project",
 }

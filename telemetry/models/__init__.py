@@ -1,17 +1,21 @@
 """What did happen, one noun per file. Only ``scraping``, ``alerts`` and ``services`` write these rows."""
 
 from telemetry.models.alert import Alert, AlertState
-from telemetry.models.alert_rule import AlertRule, RuleKind
+from telemetry.models.alert_rule import AlertRule, RuleKind, Severity
+from telemetry.models.alert_step import AlertMove, AlertStep
 from telemetry.models.bucket_layout import BucketLayout
 from telemetry.models.channel import Channel
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
 from telemetry.models.scrape_state import Health, ScrapeState
+from telemetry.models.silence import Silence
 
 __all__ = [
     "Alert",
+    "AlertMove",
     "AlertRule",
     "AlertState",
+    "AlertStep",
     "BucketLayout",
     "Channel",
     "DeliveryAttempt",
@@ -23,4 +27,6 @@ __all__ = [
     "RouterReading",
     "RuleKind",
     "ScrapeState",
+    "Severity",
+    "Silence",
 ]

@@ -14,7 +14,7 @@ from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
 from django.db.models import Value
 
-from controlplane.database.operations import BuildIndex
+from controlplane.database.operations import BuildIndex, BuildUnique
 
 BIG = frozenset(
     {
@@ -41,7 +41,9 @@ def an_index_is_built_beside_writers(operation: Operation) -> str | None:
 
 def a_constraint_is_checked_beside_writers(operation: Operation) -> str | None:
     """``ADD CONSTRAINT`` reads every row under a lock; ``NOT VALID`` reads none."""
-    if isinstance(operation, migrations.AddConstraint) and not isinstance(operation, AddConstraintNotValid):
+    if isinstance(operation, migrations.AddConstraint) and not isinstance(
+        operation, AddConstraintNotValid | BuildUnique
+    ):
         return _on_big(operation.model_name, "add it by AddConstraintNotValid and validate it in a later migration")
     return None
 
@@ -112,7 +114,7 @@ def faults(migration: migrations.Migration) -> Iterator[str]:
         for rule in RULES:
             if fault := rule(operation):
                 yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {fault}"
-        if isinstance(operation, BuildIndex) and migration.atomic:
+        if isinstance(operation, BuildIndex | BuildUnique) and migration.atomic:
             yield f"{migration.app_label}.{migration.name}: {operation.describe()}: needs atomic = False"
 
 

@@ -3,10 +3,10 @@
 import pytest
 from django.db import connection, migrations, models
 from django.db.migrations.loader import MigrationLoader
-from django.db.models import Index, Q
+from django.db.models import Index, Q, UniqueConstraint
 from django.db.models.functions import Now
 
-from controlplane.database.operations import BuildIndex
+from controlplane.database.operations import BuildIndex, BuildUnique
 from tests.contracts.migration_rules import BIG, RULES, faults
 
 FIRST_RELEASE = {"controlplane": 16, "telemetry": 3}  # the newest migrations of 0.1.0; later ones keep the rules
@@ -31,10 +31,13 @@ def with_operations(*operations, atomic=True):
 
 
 INDEX = Index(fields=["at"], name="x")
+UNIQUE = UniqueConstraint(fields=["at"], name="x")
 BAD = {
     "an index": migrations.AddIndex("event", INDEX),
     "a concurrent one in a transaction": BuildIndex("event", INDEX),
     "a constraint": migrations.AddConstraint("event", models.CheckConstraint(condition=Q(pk__gt=0), name="x")),
+    "a unique constraint": migrations.AddConstraint("event", UNIQUE),
+    "a concurrent one of these in a transaction": BuildUnique("event", UNIQUE),
     "a computed default": migrations.AddField("event", "x", models.DateTimeField(db_default=Now())),
     "a foreign key": migrations.AddField("event", "x", models.ForeignKey("x.Pool", models.CASCADE, null=True)),
     "a new type": migrations.AlterField("event", "x", models.BigIntegerField(null=True)),
@@ -47,6 +50,7 @@ BAD = {
 GOOD = {
     "an index of a small table": (migrations.AddIndex("pool", INDEX), True),
     "a concurrent index": (BuildIndex("event", INDEX), False),
+    "a concurrent unique index": (BuildUnique("event", UNIQUE), False),
     "a column that may be null": (migrations.AddField("event", "x", models.IntegerField(null=True)), True),
     "a constant default": (migrations.AddField("event", "x", models.IntegerField(db_default=0)), True),
     "a longer text": (migrations.AlterField("event", "x", models.CharField(max_length=900)), True),
