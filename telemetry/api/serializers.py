@@ -157,7 +157,7 @@ class PointSerializer(serializers.Serializer[Any]):
 
     at = serializers.DateTimeField(help_text="start of the step")
     value = serializers.FloatField(allow_null=True)
-    state = serializers.CharField(help_text="ok, no_traffic, stale or unknown; ok alone has a value")
+    state = serializers.CharField(help_text="ok, no_traffic, stale, not_reported or unknown; ok alone has a value")
     low = serializers.FloatField(allow_null=True, help_text="of a quantile: where its bucket begins")
     high = serializers.FloatField(allow_null=True, help_text="and ends; null above the last finite edge")
 

@@ -69,6 +69,7 @@ class EngineSample:
     histograms: dict[str, Buckets] = field(default_factory=dict)
     created_s: float | None = None
     asleep: bool = False
+    not_reported: frozenset[str] = frozenset()  # our names of what it does not have at all; torn ones are not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _wire_names() -> dict[str, tuple[str, str, int]]:
 
 
 _NAMES = _wire_names()
+OURS = frozenset(COUNTERS) | frozenset(TIERS.values()) | frozenset(GAUGES) | frozenset(HISTOGRAMS)
 _KNOWN = frozenset(_NAMES) | {START_TIME, CREATED, CACHE_INFO, SLEEP_STATE}
 
 
@@ -146,6 +148,7 @@ def _engine(samples: list[Sample]) -> EngineSample:
     for ours, rank in sorted(lines, reverse=True):  # the preferred name comes last and stays
         if (buckets := _buckets(lines[ours, rank], sums.get((ours, rank)))) is not None:
             engine.histograms[ours] = buckets
+    engine.not_reported = OURS - engine.counters.keys() - engine.gauges.keys() - {ours for ours, _ in lines}
     return engine
 
 

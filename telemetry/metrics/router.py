@@ -18,6 +18,10 @@ COUNTERS = {
     "warmpath_router_prompt_tokens_total": "prompt_tokens",
     "warmpath_router_cached_tokens_total": "cached_tokens",
     "warmpath_router_cacheable_tokens_total": "cacheable_tokens",
+    "warmpath_router_predicted_answers_total": "predicted_answers",
+    "warmpath_router_predicted_prompt_tokens_total": "predicted_prompt_tokens",
+    "warmpath_router_predicted_tokens_total": "predicted_tokens",
+    "warmpath_router_predicted_cached_tokens_total": "predicted_cached_tokens",
 }
 OUTCOMES = {
     "ok": "ok_requests",
@@ -26,7 +30,11 @@ OUTCOMES = {
     "router_error": "router_error_requests",
     "cancelled": "cancelled_requests",
 }
-TTFTS = ("warmpath_router_ttft_seconds", "warmpath_router_policy_ttft_seconds")  # no key is in both
+SPILLED = "spilled_requests"
+AWAY_FOR_LOAD = frozenset({"spill", "all_full"})  # reasons: the home or holder of the prefix had no room
+NO_HOME = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # nothing to be away from
+REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
+TTFTS = ("warmpath_router_ttft_seconds", "warmpath_router_policy_ttft_seconds", REUSE_TTFT)  # no key is in two
 _BUCKETS = frozenset(f"{name}_bucket" for name in TTFTS)
 _SUMS = frozenset(f"{name}_sum" for name in TTFTS)
 _KNOWN = frozenset(COUNTERS) | _BUCKETS | _SUMS | {INFO, START_TIME, REQUESTS}
@@ -37,7 +45,8 @@ class RouteKey:
     """What a router counts by.
 
     The TTFT histogram of all requests knows no policy: there ``policy`` is "" and ``revision`` 0. The one by revision,
-    of policies that try another one, knows no replica: there ``replica`` is "".
+    of policies that try another one, knows no replica: there ``replica`` is "". Neither does the one by ``reuse``:
+    of answers of whose prompt at least half came from the cache ("hit"), and of the others ("miss").
     """
 
     pool: str = ""
@@ -45,6 +54,7 @@ class RouteKey:
     replica: str = ""
     policy: str = ""
     revision: int = 0
+    reuse: str = ""  # "": of all requests
 
 
 @dataclass(slots=True)
@@ -87,6 +97,9 @@ def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
         outcome = OUTCOMES.get(sample.labels.get("outcome", ""))
         for name in ("requests", *([outcome] if outcome else [])):
             counters[name] = counters.get(name, 0.0) + checked_count(sample)
+        if (reason := sample.labels.get("reason", "")) not in NO_HOME:
+            away = sample.value if reason in AWAY_FOR_LOAD else 0.0
+            counters[SPILLED] = counters.get(SPILLED, 0.0) + away
 
 
 def _key(sample: Sample) -> RouteKey:
@@ -98,6 +111,7 @@ def _key(sample: Sample) -> RouteKey:
         labels.get("replica", ""),
         labels.get("policy", ""),
         int(revision) if revision.isdecimal() and len(revision) < 10 else 0,
+        labels.get("reuse", "") if sample.name.startswith(REUSE_TTFT) else "",
     )
 
 

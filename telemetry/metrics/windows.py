@@ -18,7 +18,8 @@ class PointState(StrEnum):
     OK = "ok"
     NO_TRAFFIC = "no_traffic"  # measured, and nothing was asked: the rate is undefined (H11)
     STALE = "stale"  # scrapes were due and failed (H12)
-    UNKNOWN = "unknown"  # nothing was due, or the figure was not reported
+    NOT_REPORTED = "not_reported"  # the engines were read, and do not have this figure
+    UNKNOWN = "unknown"  # nothing was due, or nothing to compare with
 
 
 @dataclass(frozen=True, slots=True)

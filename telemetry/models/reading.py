@@ -56,6 +56,10 @@ class Reading(models.Model):
     finished = _count()  # requests
     first_tokens = _count()  # requests that got their first token: the observations of the TTFT histogram
 
+    # Names of these columns, "ttft" and "itl" that this engine does not report at all; None in a gap. What is None in a
+    # row and not named here is unknown for another reason: the first scrape, a torn histogram.
+    not_reported = ArrayField(models.TextField(), null=True)
+
     running = models.FloatField(null=True)  # requests, at the scrape
     waiting = models.FloatField(null=True)
     kv_usage_ratio = models.FloatField(null=True)  # blocks held by running requests, 0 to 1
@@ -78,10 +82,11 @@ class RouterReading(models.Model):
 
     Each scrape of a router leaves one row whose names are all "" (its state says whether the scrape succeeded), and
     one row for each key under which something was counted. The TTFT histogram's rows have ``policy`` ""; those
-    of the one by revision, which is there while a policy tries another one, have ``replica`` "".
+    of the one by revision, which is there while a policy tries another one, have ``replica`` "". The one of
+    answers that told their cached tokens, split by ``reuse``, has neither: the same requests once more.
     """
 
-    pk = models.CompositePrimaryKey("at", "router_id", "pool", "group", "replica", "policy", "revision")
+    pk = models.CompositePrimaryKey("at", "router_id", "pool", "group", "replica", "policy", "revision", "reuse")
     at = models.DateTimeField()
     router = models.ForeignKey(Router, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
     pool = models.TextField()  # names, as the router's configuration had them
@@ -89,6 +94,8 @@ class RouterReading(models.Model):
     replica = models.TextField()  # "": no replica was chosen
     policy = models.TextField()
     revision = models.IntegerField()
+    # "hit": at least half of the prompt came from the cache; "miss": less; "": all answers
+    reuse = models.TextField(db_default="")
     state = models.TextField(choices=STATES)
     interval_s = models.FloatField(null=True)
 
@@ -102,6 +109,13 @@ class RouterReading(models.Model):
     prompt_tokens = _count()
     cached_tokens = _count()
     cacheable_tokens = _count()  # the ceiling's share of prompt_tokens (H7); None where the block size is unknown
+    spilled_requests = _count()  # placed away from the prefix's home or holder, for load; None where there is no home
+    predicted_answers = (
+        _count()
+    )  # answers of which a hit was predicted, and that told one; the next three are theirs (H17)
+    predicted_prompt_tokens = _count()
+    predicted_tokens = _count()  # of those prompt tokens, predicted to be cached
+    predicted_cached_tokens = _count()  # of those prompt tokens, cached indeed
 
     ttft_layout = _layout()  # router's clock (T1, T8)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from telemetry.metrics.counters import Mark
 from telemetry.metrics.engine import CacheFacts, EngineKey, EngineSample, ReplicaSample
 from telemetry.metrics.rates import Addition, ReadingState, advance
-from telemetry.metrics.router import RouteKey, RouterSample
+from telemetry.metrics.router import SPILLED, RouteKey, RouterSample
 
 DOWN_AFTER = 2  # failures in a row
 ROUTER_ITSELF = RouteKey()
@@ -60,6 +60,7 @@ class EngineReading:
     key: EngineKey
     addition: Addition
     gauges: Mapping[str, float] = field(default_factory=dict)
+    not_reported: frozenset[str] | None = None  # our names of what the engine does not report at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def fold_replica(
     sample = outcome.sample
     now = {key: _engine_mark(engine, sample, due_s, outcome.taken_s) for key, engine in sample.engines.items()}
     readings = [
-        EngineReading(key, addition, sample.engines[key].gauges)
+        EngineReading(key, addition, sample.engines[key].gauges, sample.engines[key].not_reported)
         for key, mark in now.items()
         if (addition := advance(marks.get(key), mark, interval_s=interval_s)) is not None
     ]
@@ -146,7 +147,7 @@ def fold_router(
     readings = []
     for key, mark in now.items():
         earlier = marks.get(key) or (itself and replace(itself, counters={}, histograms={}))
-        addition = advance(earlier, mark, interval_s=interval_s, absent_is_zero=True)
+        addition = advance(earlier, _comparable(earlier, mark), interval_s=interval_s, absent_is_zero=True)
         if addition is not None and (key == ROUTER_ITSELF or _counted(addition)):
             readings.append(RouteReading(key, addition))
     restarted = any(r.key == ROUTER_ITSELF and r.addition.state == ReadingState.RESET for r in readings)
@@ -161,6 +162,13 @@ def _route_marks(sample: RouterSample, due_s: float, taken_s: float) -> dict[Rou
         for key, route in sample.routes.items()
     }
     return {ROUTER_ITSELF: itself, **marks}
+
+
+def _comparable(earlier: Mark | None, mark: Mark) -> Mark:
+    """Without the spills, where they were not yet counted out of the requests: they were no zero then."""
+    if earlier is None or "requests" not in earlier.counters or SPILLED in earlier.counters:
+        return mark
+    return replace(mark, counters={name: value for name, value in mark.counters.items() if name != SPILLED})
 
 
 def _counted(addition: Addition) -> bool:

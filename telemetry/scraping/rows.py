@@ -37,6 +37,11 @@ ROUTE_COUNTERS = (
     "prompt_tokens",
     "cached_tokens",
     "cacheable_tokens",
+    "spilled_requests",
+    "predicted_answers",
+    "predicted_prompt_tokens",
+    "predicted_tokens",
+    "predicted_cached_tokens",
 )
 
 
@@ -47,7 +52,7 @@ def _histogram(name: str) -> tuple[str, ...]:
 ENGINE_TABLE = Table(
     "telemetry_reading",
     (
-        *("at", "replica_id", "model", "engine", "state", "interval_s", "first_tokens"),
+        *("at", "replica_id", "model", "engine", "state", "interval_s", "first_tokens", "not_reported"),
         *ENGINE_COUNTERS,
         *GAUGES,
         *_histogram("ttft"),
@@ -57,7 +62,7 @@ ENGINE_TABLE = Table(
 ROUTE_TABLE = Table(
     "telemetry_routerreading",
     (
-        *("at", "router_id", "pool", "group", "replica", "policy", "revision", "state", "interval_s"),
+        *("at", "router_id", "pool", "group", "replica", "policy", "revision", "reuse", "state", "interval_s"),
         *ROUTE_COUNTERS,
         *_histogram("ttft"),
     ),
@@ -80,6 +85,7 @@ def engine_row(replica_id: int, at: datetime, reading: EngineReading, layouts: M
         added.state.value,
         added.interval_s,
         added.histograms["ttft"].total if "ttft" in added.histograms else None,
+        None if reading.not_reported is None else sorted(reading.not_reported),
         *_counts(added.counters, ENGINE_COUNTERS),
         *(reading.gauges.get(name) for name in GAUGES),
         *_buckets(added.histograms.get("ttft"), layouts),
@@ -98,6 +104,7 @@ def route_row(router_id: int, at: datetime, reading: RouteReading, layouts: Mapp
         key.replica,
         key.policy,
         key.revision,
+        key.reuse,
         added.state.value,
         added.interval_s,
         *_counts(added.counters, ROUTE_COUNTERS),

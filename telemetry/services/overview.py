@@ -42,7 +42,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         hit_rate_ratio=hit_rate_ratio(
             queries, _total(row.hits for row in engine), _total(row.external_hits for row in engine)
         ),
-        hit_rate_state=sums.point_state(queries, stale=any(row.stale for row in engine)),
+        hit_rate_state=sums.state_together(engine),
         ceiling_ratio=ratio(
             _total(row.cacheable_tokens for row in routed), _total(row.ceiling_prompt_tokens for row in routed)
         ),

@@ -46,7 +46,7 @@ def _together(rows: list[sums.EngineSums]) -> Point:
     known = [row for row in rows if row.queries is not None]
     queries = sum(row.queries or 0 for row in known) if known else None
     hits = sum((row.hits or 0) + (row.external_hits or 0) for row in known)
-    return hit_rate_ratio(queries, hits), sums.point_state(queries, stale=any(row.stale for row in rows))
+    return hit_rate_ratio(queries, hits), sums.state_together(rows)
 
 
 def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:

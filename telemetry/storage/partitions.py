@@ -59,14 +59,19 @@ def partition_name(parent: str, day: date) -> str:
     return f"{parent}_{day:%Y%m%d}"
 
 
-def _partitions() -> dict[str, date]:
-    """Every partition, ascending, and its day."""
+def partitions_of(*parents: str) -> list[str]:
+    """The tables of some partitioned ones, ascending."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select inhrelid::regclass::text from pg_inherits where inhparent = any(%s::regclass[]) order by 1",
-            [list(PARENTS)],
+            [list(parents)],
         )
-        names = [row[0] for row in cursor.fetchall()]
+        return [row[0] for row in cursor.fetchall()]
+
+
+def _partitions() -> dict[str, date]:
+    """Every partition, ascending, and its day."""
+    names = partitions_of(*PARENTS)
     return {name: datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names}
 
 

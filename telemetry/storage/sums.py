@@ -36,6 +36,15 @@ class EngineSums:
     prompt_tokens: int | None
     covered_s: float | None  # seconds that the additions cover, longest engine
     stale: bool  # a scrape failed in this step
+    not_reported: bool | None  # its engines have no counters of queries or hits; None where no scrape told
+    gap_s: float | None  # the longest time that one reading covers after missed scrapes or a restart (H10)
+    admitted_tokens: int | None  # prompt tokens of readings that know the queries, for what was not eligible (H5, H6)
+    device_tokens: int | None  # hits by tier (H4)
+    host_tokens: int | None
+    p2p_tokens: int | None
+    disk_tokens: int | None
+    other_tokens: int | None
+    preemptions: int | None
 
     @property
     def requests(self) -> int | None:
@@ -45,7 +54,7 @@ class EngineSums:
     @property
     def state(self) -> PointState:
         """What the hit rate of this step is worth."""
-        return point_state(self.queries, stale=self.stale)
+        return point_state(self.queries, stale=self.stale, not_reported=bool(self.not_reported))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,12 @@ class RouterSums:
     cached_tokens: int | None
     ceiling_prompt_tokens: int | None  # those of them whose ceiling is known
     cacheable_tokens: int | None
+    spilled_requests: int | None  # placed away from the prefix's home or holder, for load; None where there is none
+    usage_reported: int | None  # answers behind prompt_tokens
+    predicted_answers: int | None  # those of which the router predicted a hit; the next three are theirs (H17)
+    predicted_prompt_tokens: int | None
+    predicted_tokens: int | None
+    predicted_cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +88,24 @@ class Coverage:
     stale: bool
 
 
-def point_state(asked: float | None, *, stale: bool) -> PointState:
+def point_state(asked: float | None, *, stale: bool, not_reported: bool = False) -> PointState:
     """The state of a rate whose denominator is ``asked`` (H11, H12)."""
+    if asked is None and not_reported:
+        return PointState.NOT_REPORTED
     if asked is None:
         return PointState.STALE if stale else PointState.UNKNOWN
     return PointState.OK if asked > 0 else PointState.NO_TRAFFIC
+
+
+def state_together(rows: Sequence[EngineSums]) -> PointState:
+    """What a hit rate of several replicas is worth: not reported if nobody that was read reports it."""
+    known = [row.queries for row in rows if row.queries is not None]
+    told = [row.not_reported for row in rows if row.not_reported is not None]
+    return point_state(
+        sum(known) if known else None,
+        stale=any(row.stale for row in rows),
+        not_reported=bool(told) and all(told),
+    )
 
 
 def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = False) -> list[EngineSums]:
@@ -91,13 +119,22 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
                 sum(external_hits) as external_hits, sum(finished) as finished,
                 sum(first_tokens) as first_tokens,
                 sum(prompt_tokens) as prompt_tokens,
-                sum(interval_s) filter (where state <> 'stale') as covered_s, bool_or(state = 'stale') as stale
+                sum(interval_s) filter (where state <> 'stale') as covered_s, bool_or(state = 'stale') as stale,
+                bool_and('queries' = any(not_reported) or 'hits' = any(not_reported)) as not_reported,
+                max(interval_s) filter (where state in ('gap', 'reset')) as gap_s,
+                sum(prompt_tokens) filter (where queries is not null) as admitted_tokens,
+                sum(device_tokens) as device_tokens, sum(host_tokens) as host_tokens, sum(p2p_tokens) as p2p_tokens,
+                sum(disk_tokens) as disk_tokens, sum(other_tokens) as other_tokens, sum(preemptions) as preemptions
             from telemetry_reading
             where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
             group by replica_id, model, engine, start
         )
         select replica_id, start, sum(queries)::bigint, sum(hits)::bigint, sum(external_hits)::bigint,
-            sum(finished)::bigint, sum(first_tokens)::bigint, sum(prompt_tokens)::bigint, max(covered_s), bool_or(stale)
+            sum(finished)::bigint, sum(first_tokens)::bigint, sum(prompt_tokens)::bigint, max(covered_s),
+            bool_or(stale), bool_and(not_reported), max(gap_s), sum(admitted_tokens)::bigint,
+            sum(device_tokens)::bigint,
+            sum(host_tokens)::bigint, sum(p2p_tokens)::bigint, sum(disk_tokens)::bigint, sum(other_tokens)::bigint,
+            sum(preemptions)::bigint
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
         during(window, whole=whole) | {"ids": list(replica_ids)},
@@ -117,6 +154,8 @@ def router_sums(
             sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
             sum(cached_tokens) filter (where usage_reported > 0)::bigint,
             sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint, sum(cacheable_tokens)::bigint,
+            sum(spilled_requests)::bigint, sum(usage_reported)::bigint, sum(predicted_answers)::bigint,
+            sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint, sum(predicted_cached_tokens)::bigint,
             count(distinct router_id) filter (where state <> 'stale'),
             coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
         from telemetry_routerreading
@@ -125,8 +164,8 @@ def router_sums(
         """,  # noqa: S608 - no part of it comes from outside
         during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
-    sums = [RouterSums(*row[:9]) for row in rows if row[0]]
-    return sums, [Coverage(row[2], *row[9:]) for row in rows if not row[0]]
+    sums = [RouterSums(*row[:-3]) for row in rows if row[0]]
+    return sums, [Coverage(row[2], *row[-3:]) for row in rows if not row[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +236,25 @@ def engine_ttft(
 def router_ttft(
     pools: Sequence[str] | None, window: Window, *, by: str | None = None, whole: bool = False
 ) -> dict[tuple[Any, datetime], Merged]:
-    """TTFT by the routers' clock, per (key, start of the step); the key is "", (pool, group) or (pool, replica).
+    """TTFT by the routers' clock, per (key, start of the step).
 
-    Rows with a policy are the same requests once more, by revision, while one is on trial.
+    The key is "", (pool, group), (pool, replica) or, by "reuse", (pool, group, "hit" or "miss"). Rows with a policy are
+    the same requests once more, by revision, while one is on trial; so are those with a reuse.
     """
-    key = {None: "''", "group": """array[pool, "group"]""", "replica": "array[pool, replica]"}[by]
+    key, reuse = {
+        None: ("''", "reuse = ''"),
+        "group": ("""array[pool, "group"]""", "reuse = ''"),
+        "replica": ("array[pool, replica]", "reuse = ''"),
+        "reuse": ("""array[pool, "group", reuse]""", "reuse <> ''"),
+    }[by]
     return _merged(
         f"""
         select {key}, {STEP} as start, ttft_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and (%(pools)s::text[] is null or pool = any(%(pools)s))
-            and policy = '' and ttft_layout_id is not null
+            and policy = '' and {reuse} and ttft_layout_id is not null
         group by 1, 2, 3, 4
-        """,  # noqa: S608 - the key is one of three
+        """,  # noqa: S608 - the key is one of four
         during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
     )
 

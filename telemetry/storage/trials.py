@@ -69,7 +69,7 @@ def waited(pool: str, policy: str, window: Window) -> list[Waited]:
         select {STEP} as start, router_id, "group", revision, ttft_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
-            and ttft_layout_id is not null
+            and reuse = '' and ttft_layout_id is not null
         group by 1, 2, 3, 4, 5, 6 order by 1, 2, 3, 4
         """,  # noqa: S608 - no part of it comes from outside
         during(window) | {"pool": pool, "policy": policy},

@@ -14,6 +14,7 @@ _WORDS = {"ratio": percent, "seconds": seconds, "count": count}
 _ABSENT = {
     PointState.NO_TRAFFIC: "no traffic",
     PointState.STALE: "stale: scrapes fail",
+    PointState.NOT_REPORTED: "not reported by this engine",
     PointState.UNKNOWN: "unknown",
     PointState.OK: "unknown",
 }
@@ -48,9 +49,9 @@ def last_value(line: Series) -> float | None:
 
 
 def why_empty(lines: Sequence[Series]) -> str:
-    """The most telling reason why a chart has no point: scrapes fail, then no traffic, then nothing known."""
+    """The most telling reason why a chart has no point: scrapes fail, then no traffic, then not reported."""
     states = {state for line in lines for state in line.states}
-    for state in (PointState.STALE, PointState.NO_TRAFFIC):
+    for state in (PointState.STALE, PointState.NO_TRAFFIC, PointState.NOT_REPORTED):
         if state in states:
             return absence(state)
     return "no reading yet"

@@ -59,7 +59,8 @@ def _histogram(name, labels, counts):
 def router_text(*routes, boot="b1", name="router-1"):
     """Routes are dicts: pool, group, replica, policy, revision, and counters by short name.
 
-    ttft and policy_ttft, the one by revision, are {position: count}.
+    ttft, policy_ttft, the one by revision, and those by reuse, hit_ttft and miss_ttft, are {position: count}.
+    ``requests`` is {outcome: count}, or {(reason, outcome): count}.
     """
     lines = [f'warmpath_router_info{{router="{name}",boot="{boot}",version="1"}} 1']
     for route in routes:
@@ -75,8 +76,12 @@ def _route_lines(route):
     yield from _ttft_lines("ttft_seconds", base, route.pop("ttft", {}))
     by_policy = f'pool="{pool}",group="{group}",{policy}'
     yield from _ttft_lines("policy_ttft_seconds", by_policy, route.pop("policy_ttft", {}))
-    for outcome, count in route.pop("requests", {}).items():
-        yield f'warmpath_router_requests_total{{{labels},reason="affinity",outcome="{outcome}"}} {count}'
+    for reuse in ("hit", "miss"):
+        by_reuse = f'pool="{pool}",group="{group}",reuse="{reuse}"'
+        yield from _ttft_lines("reuse_ttft_seconds", by_reuse, route.pop(f"{reuse}_ttft", {}))
+    for what, count in route.pop("requests", {}).items():
+        reason, outcome = what if isinstance(what, tuple) else ("affinity", what)
+        yield f'warmpath_router_requests_total{{{labels},reason="{reason}",outcome="{outcome}"}} {count}'
     for short, count in route.items():
         yield f"warmpath_router_{short}_total{{{labels}}} {count}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from controlplane.models import Replica, Router
@@ -27,11 +28,13 @@ def engine_reading(
     ttft: dict[int, int] | None = None,
     edges: tuple[float, ...] = EDGES,
     gauges: dict[str, float] | None = None,
+    not_reported: Collection[str] = (),
     **counters: float,
 ) -> None:
     """One engine's reading; counters by name, ``ttft`` as {position: count}."""
     histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft, 1.0)}
-    reading = EngineReading(EngineKey("tiny", engine), Addition(state, interval_s, counters, histograms), gauges or {})
+    addition = Addition(state, interval_s, counters, histograms)
+    reading = EngineReading(EngineKey("tiny", engine), addition, gauges or {}, frozenset(not_reported))
     store_rows(ENGINE_TABLE, [engine_row(replica.pk, at, reading, layout_ids(edges_of([reading])))])
 
 
@@ -50,13 +53,19 @@ def route_reading(
     replica: str = "r1",
     ttft: dict[int, int] | None = None,
     revision: int | None = None,
+    reuse: str = "",
     **counters: float,
 ) -> None:
-    """One key's reading of a router, of revision 1 unless told; TTFT with ``revision`` is of all replicas together."""
+    """One key's reading of a router, of revision 1 unless told.
+
+    TTFT with ``revision`` or ``reuse`` is of all replicas together.
+    """
     histograms = {} if ttft is None else {"ttft": Buckets(ROUTER_EDGES, ttft, 1.0)}
     key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else revision or 1)
     if ttft and revision is not None:
         key = RouteKey(pool, group, "", "chat", revision)
+    if reuse:
+        key = RouteKey(pool, group, "", "", 0, reuse)
     reading = RouteReading(key, Addition(ReadingState.OK, 5.0, counters, histograms))
     store_rows(ROUTE_TABLE, [route_row(router.pk, at, reading, layout_ids(edges_of([reading])))])
 

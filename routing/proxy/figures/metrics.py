@@ -25,6 +25,13 @@ GRACE_S = 900.0  # how long a series outlives its configuration
 
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
 POLICY_TTFT = "policy_ttft_seconds"
+REUSE_TTFT = "reuse_ttft_seconds"
+PREDICTION_LINES = (
+    ("predicted_answers_total", "answers", "Of these answers, those of which a hit was predicted."),
+    ("predicted_prompt_tokens_total", "prompt", "Prompt tokens of the answers with a prediction."),
+    ("predicted_tokens_total", "predicted", "Of these, tokens that were predicted to be cached."),
+    ("predicted_cached_tokens_total", "cached", "Of these, tokens that came from the cache."),
+)
 V = TypeVar("V")
 
 
@@ -46,14 +53,31 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the client went away
 
 
+class Predictions:
+    """Sums over the answers of which a hit was predicted, and that said how many tokens came from the cache."""
+
+    __slots__ = ("answers", "cached", "predicted", "prompt")
+
+    def __init__(self) -> None:
+        self.answers = self.prompt = self.predicted = self.cached = 0
+
+    def add(self, prompt: int, predicted: int, cached: int) -> None:
+        """Count one answer."""
+        self.answers += 1
+        self.prompt += prompt
+        self.predicted += predicted
+        self.cached += cached
+
+
 class Tokens:
     """Sums over the answers that said how many tokens came from the cache."""
 
-    __slots__ = ("answers", "cacheable", "cached", "prompt")
+    __slots__ = ("answers", "cacheable", "cached", "predictions", "prompt")
 
     def __init__(self) -> None:
         self.answers = self.prompt = self.cached = 0
         self.cacheable: int | None = None  # None: the replica's block size is not known
+        self.predictions: Predictions | None = None  # None: the strategy asks for no residency
 
     def add(self, prompt: int, cached: int, block_tokens: int | None) -> None:
         """Count one answer. An engine always computes a prompt's last token, hence ``prompt - 1``."""
@@ -62,6 +86,12 @@ class Tokens:
         self.cached += cached
         if block_tokens:
             self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
+
+    def predict(self, prompt: int, predicted: int, cached: int) -> None:
+        """Count what was expected of that answer beside what came."""
+        if self.predictions is None:
+            self.predictions = Predictions()
+        self.predictions.add(prompt, predicted, cached)
 
 
 class Series:
@@ -88,6 +118,7 @@ class Metrics:
         self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
         self._policy_ttft: dict[SeriesKey, Histogram] = {}  # of all replicas together, so that label is empty
+        self._reuse_ttft: dict[tuple[str, str, str], Histogram] = {}  # by pool, group and reuse, of all replicas
         self._retries: dict[tuple[str, str, str], int] = {}
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
@@ -99,16 +130,24 @@ class Metrics:
         series = self._series.get(key) or self._series_of(key)
         series.count(record.reason, outcome)
         if record.ttft_s is not None and record.status is not None and record.status < 400:
-            if series.ttft is None:
-                place = (record.pool, record.group, record.replica)
-                series.ttft = self._ttft.setdefault(place, Histogram())
-            series.ttft.observe(record.ttft_s)
-            if record.arm is not None:
-                self._policy_ttft_of(record).observe(record.ttft_s)
+            self._waited(series, record, record.ttft_s)
         if record.prompt_tokens is not None and record.cached_tokens is not None:
             if series.tokens is None:
                 series.tokens = Tokens()
             series.tokens.add(record.prompt_tokens, record.cached_tokens, record.block_tokens)
+            if record.hit_tokens is not None:
+                series.tokens.predict(record.prompt_tokens, _predicted_tokens(record), record.cached_tokens)
+
+    def _waited(self, series: Series, record: Record, ttft_s: float) -> None:
+        if series.ttft is None:
+            place = (record.pool, record.group, record.replica)
+            series.ttft = self._ttft.setdefault(place, Histogram())
+        series.ttft.observe(ttft_s)
+        if record.arm is not None:
+            self._policy_ttft_of(record).observe(ttft_s)
+        if record.prompt_tokens and record.cached_tokens is not None:
+            is_hit = 2 * record.cached_tokens >= record.prompt_tokens
+            self._reuse_ttft_of(record, "hit" if is_hit else "miss").observe(ttft_s)
 
     def unplaced_ended(self, outcome: Outcome, pool: str = "", group: str = "") -> None:
         """Count a request that no replica was chosen for."""
@@ -131,6 +170,14 @@ class Metrics:
             histogram = self._policy_ttft[key] = Histogram()
         return histogram
 
+    def _reuse_ttft_of(self, record: Record, reuse: str) -> Histogram:
+        """A hit has at least half of its prompt from the cache: a few tokens most prompts share with any other."""
+        key = (record.pool, record.group, reuse)
+        histogram = self._reuse_ttft.get(key)
+        if histogram is None:
+            histogram = self._reuse_ttft[key] = Histogram()
+        return histogram
+
     def _series_of(self, key: SeriesKey) -> Series:
         series = self._series.get(key)
         if series is None:
@@ -145,6 +192,7 @@ class Metrics:
         self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
         self._keep(self._policy_ttft, lambda key: knows(key, tried=True), now)
+        self._keep(self._reuse_ttft, lambda key: knows((key[0], key[1], "", "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
     def _keep(self, series: dict[V, Any], knows: Callable[[V], bool], now: float) -> None:
@@ -172,6 +220,10 @@ class Metrics:
         for (pool, group, _, policy, revision), histogram in list(self._policy_ttft.items()):
             where = labels(pool=pool, group=group, policy=policy, revision=revision)
             yield from histogram.lines(f"{PREFIX}{POLICY_TTFT}", where)
+        if self._reuse_ttft:
+            yield from header(REUSE_TTFT, "histogram", "The same by whether half of the prompt came from the cache.")
+        for (pool, group, reuse), histogram in list(self._reuse_ttft.items()):
+            yield from histogram.lines(f"{PREFIX}{REUSE_TTFT}", labels(pool=pool, group=group, reuse=reuse))
         yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
@@ -191,6 +243,20 @@ class Metrics:
         for key, tokens in reported:
             if tokens.cacheable is not None:
                 yield f"{PREFIX}cacheable_tokens_total{{{_series(key)}}} {tokens.cacheable}"
+        yield from _prediction_lines([(key, tokens.predictions) for key, tokens in reported if tokens.predictions])
+
+
+def _predicted_tokens(record: Record) -> int:
+    """The hit that was predicted of the estimated prompt, in tokens of the prompt as the replica counted it."""
+    hit, estimate, prompt = record.hit_tokens or 0, record.prompt_tokens_estimate, record.prompt_tokens or 0
+    return min(prompt, round(hit * prompt / estimate)) if estimate else 0
+
+
+def _prediction_lines(predictions: list[tuple[SeriesKey, Predictions]]) -> Iterator[str]:
+    for name, of, text in PREDICTION_LINES:
+        yield from header(name, "counter", text)
+        for key, sums in predictions:
+            yield f"{PREFIX}{name}{{{_series(key)}}} {getattr(sums, of)}"
 
 
 PREFIX = "warmpath_router_"

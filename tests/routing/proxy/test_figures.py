@@ -16,6 +16,13 @@ from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
 
+PREDICTED = (
+    "usage_reported",
+    "predicted_answers",
+    "predicted_prompt_tokens",
+    "predicted_tokens",
+    "predicted_cached_tokens",
+)
 USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
 
 
@@ -197,3 +204,51 @@ async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two:
         assert knows(("chat", "", "replica-0", "everyday", 2))
         assert not knows(("chat", "gone", "replica-0", "everyday", 2))
         assert not knows(("gone", "", "replica-0", "everyday", 2))
+
+
+def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> None:
+    """H17: a prediction is of the estimated prompt, and is counted in tokens of the real one."""
+    metrics = Metrics()
+    for hit_tokens, estimate, prompt, cached in ((200, 400, 500, 240), (0, 100, 100, 0), (None, 90, 90, 80)):
+        answered = record()
+        answered.hit_tokens, answered.prompt_tokens_estimate = hit_tokens, estimate
+        answered.prompt_tokens, answered.cached_tokens = prompt, cached
+        metrics.placed_ended(answered, Outcome.OK)
+    silent = record()
+    silent.hit_tokens, silent.prompt_tokens, silent.cached_tokens = 5, None, None
+    metrics.placed_ended(silent, Outcome.OK)
+
+    seen = samples("\n".join(metrics.lines()) + "\n")
+    counted = {name: seen[f"warmpath_router_{name}_total"][0][1] for name in PREDICTED}
+    assert counted == {
+        "usage_reported": 3,
+        "predicted_answers": 2,
+        "predicted_prompt_tokens": 600,
+        "predicted_tokens": 250,
+        "predicted_cached_tokens": 240,
+    }
+
+
+def test_ttft_is_told_apart_by_whether_half_of_the_prompt_was_cached() -> None:
+    metrics = Metrics()
+    for prompt, cached in ((100, 50), (100, 100), (100, 49), (100, 0), (100, None), (0, 0)):
+        answered = record()
+        answered.prompt_tokens, answered.cached_tokens = prompt, cached
+        metrics.placed_ended(answered, Outcome.OK)
+
+    seen = samples("\n".join(metrics.lines()) + "\n")
+    by_reuse = {labels["reuse"]: value for labels, value in seen["warmpath_router_reuse_ttft_seconds_count"]}
+    assert by_reuse == {"hit": 2, "miss": 2}
+    assert seen["warmpath_router_ttft_seconds_count"][0][1] == 6
+    (labels, _), *_ = seen["warmpath_router_reuse_ttft_seconds_count"]
+    assert set(labels) == {"pool", "group", "reuse"}
+
+
+def test_ttft_by_reuse_leaves_with_its_group() -> None:
+    now = [0.0]
+    metrics = Metrics(clock=lambda: now[0])
+    metrics.placed_ended(record(), Outcome.OK)
+    for now[0] in (0.0, GRACE_S + 1):
+        metrics.prune(lambda *_, **__: False)
+
+    assert "reuse_ttft" not in "\n".join(metrics.lines())

@@ -209,6 +209,7 @@ def test_a_router_s_text():
     counted = sample.routes[RouteKey("chat", "coding", "r1", "chat", 1)].counters
     assert counted == {
         "requests": 8, "ok_requests": 5, "replica_error_requests": 1, "cancelled_requests": 2, "prompt_tokens": 900,
+        "spilled_requests": 0,
     }  # fmt: skip
     ttft = sample.routes[RouteKey("chat", "coding", "r1")].histograms["ttft"]
     assert (ttft.edges, ttft.counts) == (ROUTER_EDGES, {7: 3})

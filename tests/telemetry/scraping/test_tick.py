@@ -303,6 +303,84 @@ def test_a_tick_of_64_targets_costs_a_bounded_number_of_queries(pool, metrics_se
     assert (time.process_time() - before) / 64 < 0.1  # seconds of CPU; README has the measured figure
 
 
+def test_predictions_spills_and_ttft_by_reuse_of_a_router_are_stored(pool, metrics_server):
+    """H17"""
+    before = {"requests": {("hit", "ok"): 5}, "usage_reported": 5, "prompt_tokens": 500, "cached_tokens": 100}
+    after = {
+        "requests": {("hit", "ok"): 7, ("spill", "ok"): 2, ("all_full", "replica_error"): 1},
+        "usage_reported": 8,
+        "prompt_tokens": 900,
+        "cached_tokens": 400,
+        "predicted_answers": 3,
+        "predicted_prompt_tokens": 400,
+        "predicted_tokens": 350,
+        "predicted_cached_tokens": 300,
+        "hit_ttft": {3: 2},
+        "miss_ttft": {90: 1},
+    }
+    router(metrics_server, text(router_text(before)), text(router_text(after)))
+
+    tick(0)
+    tick(1)
+
+    counted = RouterReading.objects.get(policy="chat")
+    assert (counted.requests, counted.spilled_requests, counted.predicted_answers) == (5, 3, 3)
+    assert (counted.predicted_prompt_tokens, counted.predicted_tokens, counted.predicted_cached_tokens) == (
+        400,
+        350,
+        300,
+    )
+    by_reuse = RouterReading.objects.exclude(reuse="").order_by("reuse").values_list("reuse", "replica", "ttft_counts")
+    assert list(by_reuse) == [("hit", "", [2]), ("miss", "", [1])]
+
+
+def test_spills_are_unknown_where_placing_knows_no_home(pool, metrics_server):
+    router(
+        metrics_server,
+        text(router_text({"requests": {("round_robin", "ok"): 5}})),
+        text(router_text({"requests": {("round_robin", "ok"): 9}})),
+    )
+
+    tick(0)
+    tick(1)
+
+    assert RouterReading.objects.get(policy="chat").spilled_requests is None
+
+
+def test_spills_of_before_they_were_counted_do_not_come_at_once(pool, metrics_server):
+    router(
+        metrics_server,
+        *(text(router_text({"requests": {("spill", "ok"): count}})) for count in (1000, 1004, 1009)),
+    )
+    tick(0)
+    state = ScrapeState.objects.get()
+    for source in state.marks["sources"]:
+        source["counters"].pop("spilled_requests", None)
+    state.save()
+
+    tick(1)
+    tick(2)
+
+    spilled = RouterReading.objects.filter(policy="chat").order_by("at").values_list("requests", "spilled_requests")
+    assert list(spilled) == [(4, None), (5, 5)]
+
+
+def test_what_an_engine_does_not_report_is_named_and_a_gap_names_nothing(pool, metrics_server):
+    short = "".join(line for line in replica_text(10, 5).splitlines(keepends=True) if "prefix_cache_hits" not in line)
+    replica(pool, metrics_server, "r1", text(replica_text(5, 2, ttft=(1, 0, 0, 0, 0))), text(short), status(500))
+
+    for number in range(3):
+        tick(number)
+
+    first, second, third = Reading.objects.order_by("at")
+    assert "hits" not in first.not_reported
+    assert "ttft" not in first.not_reported
+    assert {"hits", "ttft", "itl", "device_tokens", "preemptions"} <= set(second.not_reported)
+    assert "queries" not in second.not_reported
+    assert (second.queries, second.hits) == (5, None)
+    assert third.not_reported is None
+
+
 @pytest.mark.parametrize(
     ("now_s", "taken_s", "due_s"),
     [

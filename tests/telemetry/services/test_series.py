@@ -12,6 +12,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services import overview, series
+from telemetry.storage import sums
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
 
@@ -294,3 +295,50 @@ def test_a_chart_reads_its_window_by_the_primary_key_of_the_days_that_it_spans(r
 
     assert "telemetry_reading_20310304_pkey" in plan
     assert "20310302" not in plan
+
+
+def test_a_rate_that_no_engine_reports_says_so_instead_of_zero(r1, r2, pool):
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1000, not_reported=["hits"])
+    engine_reading(r2, at, queries=1000, hits=400)
+
+    lines = series.hit_rate_by_replica([pool], MINUTE)
+    (of_pool,) = series.hit_rate_by_pool([pool], MINUTE)
+
+    assert [(values(line)[0], line.states[0]) for line in lines] == [
+        (None, PointState.NOT_REPORTED),
+        (0.4, PointState.OK),
+    ]
+    assert (values(of_pool)[0], of_pool.states[0]) == (0.4, PointState.OK)
+
+
+def test_ttft_by_reuse_is_the_same_requests_once_more(pool, router):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, ttft={10: 3})
+    route_reading(router, at, ttft={10: 2}, reuse="hit")
+    route_reading(router, at, ttft={90: 1}, reuse="miss")
+
+    everything = sums.router_ttft([pool.name], MINUTE, whole=True)
+    split = sums.router_ttft([pool.name], MINUTE, by="reuse", whole=True)
+
+    assert {key: merged.buckets.total for (key, _), merged in everything.items()} == {"": 3}
+    assert {key: merged.buckets.total for (key, _), merged in split.items()} == {
+        ("chat", "", "hit"): 2,
+        ("chat", "", "miss"): 1,
+    }
+
+
+def test_what_was_predicted_is_summed_beside_what_came(pool, router):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    compared = {"predicted_answers": 2, "predicted_prompt_tokens": 90, "predicted_tokens": 80}
+    for replica in ("r1", "r2"):
+        route_reading(
+            router, at, replica=replica, requests=3, spilled_requests=1, predicted_cached_tokens=70, **compared
+        )
+
+    ((row,), _) = sums.router_sums([pool.name], MINUTE)
+
+    assert (row.spilled_requests, row.predicted_answers, row.predicted_prompt_tokens) == (2, 4, 180)
+    assert (row.predicted_tokens, row.predicted_cached_tokens) == (160, 140)
