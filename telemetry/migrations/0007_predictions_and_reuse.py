@@ -6,35 +6,40 @@ from django.db import migrations, models
 from telemetry.storage.keys import ReplaceKey
 
 KEY = ("at", "router_id", "pool", "group", "replica", "policy", "revision")
-COUNTS = ("spilled_requests", "predicted_answers", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens")
+COUNTS = (
+    "spilled_requests",
+    "predicted_answers",
+    "predicted_prompt_tokens",
+    "predicted_tokens",
+    "predicted_cached_tokens",
+)
 
 
 class Migration(migrations.Migration):
-
     atomic = False  # the indexes of the new key are built beside writers
 
     dependencies = [
-        ('telemetry', '0003_reading_first_tokens'),
+        ("telemetry", "0006_alert_uniques"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='reading',
-            name='not_reported',
+            model_name="reading",
+            name="not_reported",
             field=django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), null=True, size=None),
         ),
         *(
             migrations.AddField(
-                model_name='routerreading',
+                model_name="routerreading",
                 name=name,
                 field=models.BigIntegerField(null=True),
             )
             for name in COUNTS
         ),
         migrations.AddField(
-            model_name='routerreading',
-            name='reuse',
-            field=models.TextField(db_default=''),
+            model_name="routerreading",
+            name="reuse",
+            field=models.TextField(db_default=""),
         ),
-        ReplaceKey('routerreading', before=KEY, after=(*KEY, 'reuse')),
+        ReplaceKey("routerreading", before=KEY, after=(*KEY, "reuse")),
     ]
