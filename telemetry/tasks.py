@@ -8,6 +8,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.alerts import pipeline
+from telemetry.collecting import collect
 from telemetry.scraping import tick
 from telemetry.services import guards, outbox
 from telemetry.storage import partitions
@@ -17,6 +18,12 @@ from telemetry.storage import partitions
 def scrape_fleet() -> None:
     """Store one reading or one gap per replica and router."""
     tick.scrape_fleet()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def collect_decisions() -> None:
+    """Store what routers decided since they were last asked."""
+    collect.collect_decisions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -40,4 +47,8 @@ def deliver_notifications() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def maintain_partitions() -> None:
     """Make the days ahead, drop those whose time is over."""
-    partitions.maintain(timezone.now(), retention_days=settings.READINGS_RETENTION_DAYS)
+    partitions.maintain(
+        timezone.now(),
+        retention_days=settings.READINGS_RETENTION_DAYS,
+        decisions_h=settings.DECISIONS_RETENTION_H,
+    )

@@ -163,6 +163,7 @@ def _every(task: str, seconds: float) -> dict[str, object]:
 CELERY_BEAT_SCHEDULE = {
     "scrape": _every("telemetry.tasks.scrape_fleet", SCRAPE_INTERVAL_S),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
+    "collect": _every("telemetry.tasks.collect_decisions", 5),
     "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
@@ -183,6 +184,9 @@ ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control
 METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))
+DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))
+DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, of all routers
+DECISIONS_ROWS_PER_S = env.number("DECISIONS_ROWS_PER_S", 1000, low=1, high=100_000)
 # Where replicas and routers may live: they are private by nature. Link-local and metadata addresses never.
 FLEET_NETWORKS = env.networks(
     "FLEET_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,fc00::/7"

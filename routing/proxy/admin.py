@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -101,10 +102,11 @@ class Admin:
         return _json({"replicas": await self._view.replicas()})
 
     async def decisions(self, request: web.Request) -> web.Response:
-        """Decisions after a sequence number, oldest first."""
+        """Decisions after a sequence number, oldest first; ``blocks`` is the part of their hashes that is wanted."""
         after = _number(request, "after", 0)
         limit = min(_number(request, "limit", MAX_DECISIONS), MAX_DECISIONS)
-        return _json({"boot": self._view.boot, **await self._view.decisions(after, limit)})
+        found = await self._view.decisions(after, limit, _part(request, "blocks"))
+        return _json({"boot": self._view.boot, **found})
 
     async def explain(self, request: web.Request) -> web.Response:
         """The decision that a request would get now. Nothing is sent."""
@@ -187,3 +189,15 @@ def _number(request: web.Request, name: str, default: int) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise web.HTTPUnprocessableEntity(text=f"{name}: expected a whole number")
     return int(text)
+
+
+def _part(request: web.Request, name: str) -> float:
+    """A number from 0 to 1; all of it where it is not said."""
+    text = request.query.get(name, "1")
+    try:
+        part = float(text)
+    except ValueError:
+        part = math.nan
+    if not 0 <= part <= 1:
+        raise web.HTTPUnprocessableEntity(text=f"{name}: expected a number from 0 to 1")
+    return part

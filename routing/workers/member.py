@@ -94,12 +94,12 @@ class Member:
             raise RefusalError(status, message) from None
         return explained
 
-    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+    async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
         """Its decisions from one number to another, page by page; those that it told before it was gone."""
         found: list[dict[str, Any]] = []
         with suppress(*GONE, DeclinedError):
             while first <= last:
-                page = await self.channel.ask("decisions", [first, last], timeout_s=ANSWER_S)
+                page = await self.channel.ask("decisions", [first, last, ratio], timeout_s=ANSWER_S)
                 if not page:
                     break
                 found += page

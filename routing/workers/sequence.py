@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from routing.proxy.figures.decisions import MAX_BYTES, MAX_RECORDS
+from routing.proxy.figures.decisions import MAX_BYTES, MAX_RECORDS, thinned
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode
@@ -33,8 +33,8 @@ class Book(Protocol):
         """The newest one known of."""
         ...
 
-    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
-        """What is left of these, in order, each with its number in ``seq``."""
+    async def read(self, first: int, last: int, ratio: float) -> list[dict[str, Any]]:
+        """What is left of these, in order, each with its number in ``seq`` and this part of its block hashes."""
         ...
 
 
@@ -50,10 +50,10 @@ class KeptBook:
     def __len__(self) -> int:
         return len(self._records)
 
-    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+    async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
         """What is there of these."""
         records = self._records
-        return [_decode(records[number]) for number in range(first, last + 1) if number in records]
+        return [thinned(_decode(records[number]), ratio) for number in range(first, last + 1) if number in records]
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Sequence:
             self.replace(oldest, None)
         self._stretches = [one for one in self._stretches if one.book is not None]
 
-    async def after(self, seq: int, limit: int) -> dict[str, Any]:
+    async def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
         """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
         found: list[dict[str, Any]] = []
         reached = self._last  # and no further, though more may be noted while records are read
@@ -120,7 +120,7 @@ class Sequence:
             start, end = max(stretch.oldest, seq + 1), min(stretch.end, reached)
             while start <= end and len(found) < limit:
                 last = min(end, start + limit - len(found) - 1)
-                found += await _read(stretch, start, last)
+                found += await _read(stretch, start, last, ratio)
                 start = last + 1
             if start <= end:  # the limit
                 reached = max(start - 1, seq)
@@ -128,10 +128,10 @@ class Sequence:
         return {"decisions": found, "next": reached, "dropped": max(0, reached - seq - len(found))}
 
 
-async def _read(stretch: Stretch, start: int, end: int) -> list[dict[str, Any]]:
+async def _read(stretch: Stretch, start: int, end: int, ratio: float) -> list[dict[str, Any]]:
     """Records of a stretch, under the sequence's numbers."""
     if stretch.book is None:
         return []
     offset = stretch.start - stretch.first
-    records = await stretch.book.read(start - offset, end - offset)
+    records = await stretch.book.read(start - offset, end - offset, ratio)
     return [record | {"seq": record["seq"] + offset} for record in records]

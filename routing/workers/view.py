@@ -77,10 +77,10 @@ class WorkersView:
         await self._supervisor.look(LOOK_S)
         return merged_rows(member.rows for member in self._supervisor.members)
 
-    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
+    async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first by when the parent learned of them."""
         await self._supervisor.look(LOOK_S)
-        return await self._supervisor.sequence.after(after, limit)
+        return await self._supervisor.sequence.after(after, limit, ratio)
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
         """The decision that a request would get now, by the next worker in turn; RefusalError if it gets none."""

@@ -133,8 +133,8 @@ class Worker:
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """Those from one number to another that are still there, or the first of them: a page."""
-        first, last = content
-        found = self.router.decisions.after(first - 1, last - first + 1)["decisions"]
+        first, last, ratio = content
+        found = self.router.decisions.after(first - 1, last - first + 1, ratio)["decisions"]
         plain: list[dict[str, Any]] = msgspec.to_builtins([one for one in found if one["seq"] <= last])
         return plain
 

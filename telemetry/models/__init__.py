@@ -1,10 +1,11 @@
-"""What did happen, one noun per file. Only ``scraping``, ``alerts`` and ``services`` write these rows."""
+"""What did happen, one noun per file. ``scraping``, ``collecting``, ``alerts`` and ``services`` write these rows."""
 
 from telemetry.models.alert import Alert, AlertState
 from telemetry.models.alert_rule import AlertRule, RuleKind, Severity
 from telemetry.models.alert_step import AlertMove, AlertStep
 from telemetry.models.bucket_layout import BucketLayout
 from telemetry.models.channel import Channel
+from telemetry.models.decision import Decision, DecisionCursor
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
 from telemetry.models.scrape_state import Health, ScrapeState
@@ -18,6 +19,8 @@ __all__ = [
     "AlertStep",
     "BucketLayout",
     "Channel",
+    "Decision",
+    "DecisionCursor",
     "DeliveryAttempt",
     "Health",
     "Notification",

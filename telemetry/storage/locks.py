@@ -8,6 +8,7 @@ from django.db import connection
 SCRAPE = 0x7770_7363_7270  # any numbers that no other advisory lock of ours has
 EVALUATE = 0x7770_616C_7274
 GUARD = 0x7770_6775_6172
+COLLECT = 0x7770_0001_0000_0000  # and a router's id added: one lock each
 
 
 @contextmanager

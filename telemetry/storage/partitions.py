@@ -1,4 +1,4 @@
-"""One table per day of readings: made ahead, dropped when their time is over. A day is a UTC day.
+"""One table per day of readings, and of decisions: made ahead, dropped when their time is over. A day is a UTC day.
 
 A partition is built beside its parent and then attached, because attaching, unlike creating it in place, does not
 keep readers and writers of the parent waiting.
@@ -6,14 +6,16 @@ keep readers and writers of the parent waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection, transaction
 from psycopg import sql
 
-PARENTS = ("telemetry_reading", "telemetry_routerreading")
+READINGS = ("telemetry_reading", "telemetry_routerreading")
+DECISIONS = ("telemetry_decision",)
+PARENTS = (*READINGS, *DECISIONS)
 DAYS_AHEAD = 2
 LOCK_KEY = 0x7770_7061_7274  # any number that no other advisory lock of ours has
 
@@ -26,11 +28,15 @@ class Maintenance:
     dropped: list[str]
 
 
-def maintain(now: datetime, *, retention_days: int, days_ahead: int = DAYS_AHEAD) -> Maintenance:
-    """Make the partitions of today and the days ahead, drop those that ended ``retention_days`` ago or earlier."""
+def maintain(now: datetime, *, retention_days: int, decisions_h: int, days_ahead: int = DAYS_AHEAD) -> Maintenance:
+    """Make the partitions of today and the days ahead, drop those that ended before the time that is kept."""
     today = now.astimezone(UTC).date()
     created = ensure_days(today + timedelta(days=ahead) for ahead in range(days_ahead + 1))
-    return Maintenance(created, drop_before(today - timedelta(days=retention_days)))
+    oldest = (now - timedelta(hours=decisions_h)).astimezone(UTC).date()
+    return Maintenance(
+        created,
+        drop_before(today - timedelta(days=retention_days), READINGS) + drop_before(oldest, DECISIONS),
+    )
 
 
 @transaction.atomic
@@ -44,9 +50,9 @@ def ensure_days(days: Iterable[date]) -> list[str]:
 
 
 @transaction.atomic
-def drop_before(first_kept: date) -> list[str]:
+def drop_before(first_kept: date, parents: Sequence[str] = PARENTS) -> list[str]:
     """Drop the partitions of the days before ``first_kept``; their names."""
-    expired = [name for name, day in _partitions().items() if day < first_kept]
+    expired = [name for name, day in _partitions(parents).items() if day < first_kept]
     with connection.cursor() as cursor:
         cursor.execute("set local lock_timeout = '2s'")  # a long query keeps its table until the next hour
         for name in expired:
@@ -69,9 +75,9 @@ def partitions_of(*parents: str) -> list[str]:
         return [row[0] for row in cursor.fetchall()]
 
 
-def _partitions() -> dict[str, date]:
+def _partitions(parents: Sequence[str] = PARENTS) -> dict[str, date]:
     """Every partition, ascending, and its day."""
-    names = partitions_of(*PARENTS)
+    names = partitions_of(*parents)
     return {name: datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names}
 
 

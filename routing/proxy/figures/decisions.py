@@ -3,6 +3,11 @@
 Bounded in number and in bytes, because a record of a long prompt carries thousands of block hashes. A record enters
 when its request has ended; a reader asks for what came after the last sequence number it saw, and learns how many
 records it came too late for. What it gets at once is bounded too, because requests wait while it is written out.
+
+A reader who wants every record but not every hash says which part of the blocks it wants (``ratio``). Which ones those
+are is a property of the blocks, not of the prompts: the hash lies below that part of its range. Whoever replays them
+then sees the same blocks again wherever they come back (SHARDS: Waldspurger et al., "Efficient MRC Construction with
+SHARDS", FAST 2015). A smaller part is a subset of a larger one.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ import time
 from array import array
 from collections import deque
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+
+from routing.core.residency import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from routing.proxy.exchanges.usage import Usage
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
 MAX_RECORDS = 20_000
 MAX_BYTES = 32 << 20
 MAX_SHOWN_BLOCKS = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
+_RECORD_UNITS = 25  # of them that a record without its blocks takes as long as, and looking at a block
+_LOOK_UNITS = 0.2
+_HASHES = 1 << 64
 MAX_CANDIDATES = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
 _RECORD_BYTES = 900  # of a record without its blocks
 _CANDIDATE_BYTES = 120
@@ -103,8 +113,8 @@ class Record(Struct, gc=False):
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = usage.prompt_and_cached()
 
-    def as_json(self, seq: int | None = None) -> dict[str, Any]:
-        """The record as the admin port shows it."""
+    def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
+        """The record as the admin port shows it, with this part of its block hashes."""
         shown = {
             "seq": seq,
             "at": datetime.fromtimestamp(self.at, UTC).isoformat(),
@@ -120,8 +130,10 @@ class Record(Struct, gc=False):
             "rank": self.rank,
             "reason": self.reason,
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
+            "block_tokens": self.block_tokens,
             "prefix": shown_hash(self.prefix),
-            "blocks": [f"{block:016x}" for stretch in self.blocks for block in stretch],
+            **self._shown_blocks(ratio),
+            "hash_tokens": BLOCK_TOKENS,
             "candidates": self.candidates,
             "hit_tokens": self.hit_tokens,
             "retries": self.retries,
@@ -134,6 +146,34 @@ class Record(Struct, gc=False):
         if seq is None:
             del shown["seq"]
         return shown
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the prompt."""
+        return sum(map(len, self.blocks))
+
+    def _shown_blocks(self, ratio: float) -> dict[str, Any]:
+        """``positions`` says which of the prompt's blocks these are, from 0 on; not said where they are all."""
+        blocks = chain.from_iterable(self.blocks)
+        if ratio >= 1:
+            shown = [f"{block:016x}" for block in blocks]
+            return {"blocks": shown, "block_count": len(shown)}
+        below = round(ratio * _HASHES)
+        kept = [(place, block) for place, block in enumerate(blocks) if block < below]
+        return {
+            "blocks": [f"{block:016x}" for _, block in kept],
+            "positions": [place for place, _ in kept],
+            "block_count": self.block_count,
+        }
+
+
+def thinned(shown: dict[str, Any], ratio: float) -> dict[str, Any]:
+    """A record that is shown with all its blocks, with this part of them."""
+    if ratio >= 1:
+        return shown
+    below = round(ratio * _HASHES)
+    kept = [(place, block) for place, block in enumerate(shown["blocks"]) if int(block, 16) < below]
+    return {**shown, "blocks": [block for _, block in kept], "positions": [place for place, _ in kept]}
 
 
 def shown_hash(value: int | None) -> str | None:
@@ -161,7 +201,7 @@ class DecisionRing:
 
     def add(self, record: Record) -> None:
         """Enter a record, and drop the oldest ones that no longer fit."""
-        size = _RECORD_BYTES + 8 * sum(map(len, record.blocks)) + _CANDIDATE_BYTES * len(record.candidates)
+        size = _RECORD_BYTES + 8 * record.block_count + _CANDIDATE_BYTES * len(record.candidates)
         if record.opening is not None:
             size += len(record.opening)
         self._records.append((record, size))
@@ -170,20 +210,21 @@ class DecisionRing:
         while len(self._records) > self._max_records or self._bytes > self._max_bytes:
             self._bytes -= self._records.popleft()[1]
 
-    def after(self, seq: int, limit: int) -> dict[str, Any]:
+    def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
         """Records after ``seq``; ``next`` is where to go on, ``dropped`` what is gone for good.
 
-        At most ``limit``, and fewer where their prompts are long: as many as have ``MAX_SHOWN_BLOCKS`` together.
+        At most ``limit``, and fewer where their prompts are long: as many as take no longer to write out than
+        ``MAX_SHOWN_BLOCKS`` do. ``ratio`` is the part of their blocks that is shown.
         """
         first = self._last - len(self._records) + 1
         start = max(seq + 1, first)
         shown: list[dict[str, Any]] = []
-        blocks = 0
+        units = 0.0
         for record, _ in islice(self._records, start - first, start - first + limit):
-            blocks += sum(map(len, record.blocks))
-            if shown and blocks > MAX_SHOWN_BLOCKS:
+            units += record.block_count if ratio >= 1 else _RECORD_UNITS + (_LOOK_UNITS + ratio) * record.block_count
+            if shown and units > MAX_SHOWN_BLOCKS:
                 break
-            shown.append(record.as_json(start + len(shown)))
+            shown.append(record.as_json(start + len(shown), ratio))
         return {
             "decisions": shown,
             "next": start + len(shown) - 1 if shown else max(0, min(seq, self._last)),

@@ -76,8 +76,8 @@ class View(Protocol):
         """Every configured replica, its health and its load."""
         ...
 
-    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
-        """Decisions after a sequence number, oldest first."""
+    async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
+        """Decisions after a sequence number, oldest first, with this part of their block hashes."""
         ...
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
@@ -130,9 +130,9 @@ class RouterView:
         """Every configured replica, its health and its load."""
         return list(self.replica_rows())
 
-    async def decisions(self, after: int, limit: int) -> dict[str, Any]:
-        """Decisions after a sequence number, oldest first."""
-        return self._router.decisions.after(after, limit)
+    async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
+        """Decisions after a sequence number, oldest first, with this part of their block hashes."""
+        return self._router.decisions.after(after, limit, ratio)
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
         """The decision that a request would get now; RefusalError if it gets none."""

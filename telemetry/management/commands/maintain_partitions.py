@@ -14,10 +14,10 @@ from telemetry.storage.partitions import DAYS_AHEAD, maintain
 class Command(BaseCommand):
     """Make the tables of the days ahead, drop those older than the retention."""
 
-    help = "Make the daily tables of readings for the days ahead and drop those whose retention is over."
+    help = "Make the daily tables of readings and decisions for the days ahead and drop those whose retention is over."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Both default to the settings."""
+        """They default to the settings."""
         parser.add_argument("--days-ahead", type=int, default=DAYS_AHEAD, help="days to make tables for, beside today")
         parser.add_argument(
             "--retention-days",
@@ -25,8 +25,19 @@ class Command(BaseCommand):
             default=settings.READINGS_RETENTION_DAYS,
             help="days of readings to keep (WARMPATH_READINGS_RETENTION_DAYS)",
         )
+        parser.add_argument(
+            "--decisions-h",
+            type=int,
+            default=settings.DECISIONS_RETENTION_H,
+            help="hours of decisions to keep (WARMPATH_DECISIONS_RETENTION_H)",
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Do it and say what was done."""
-        done = maintain(timezone.now(), retention_days=options["retention_days"], days_ahead=options["days_ahead"])
+        done = maintain(
+            timezone.now(),
+            retention_days=options["retention_days"],
+            decisions_h=options["decisions_h"],
+            days_ahead=options["days_ahead"],
+        )
         self.stdout.write(f"{len(done.created)} tables made, {len(done.dropped)} dropped.")

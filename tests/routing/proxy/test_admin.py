@@ -91,3 +91,17 @@ async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -
     assert (up["name"], up["health"], up["reason"], up["connections"], up["running"]) == ("replica-0", "up", None, 1, 0)
     assert up["last_ok_at"] is not None
     assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check answered 500", None)
+
+
+async def test_decisions_are_shown_with_the_part_of_their_blocks_that_is_asked_for(replica: FakeReplica) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 2000}]}
+    async with routed(config([replica])) as harness:
+        await harness.chat(json.dumps(body).encode())
+        shown = [(await harness.admin("GET", f"/admin/decisions{query}"))[1] for query in ("", "?blocks=0.25")]
+        (whole,), (part,) = (page["decisions"] for page in shown)
+        assert len(whole["blocks"]) == whole["block_count"] == part["block_count"] > 100
+        assert part["blocks"] == [whole["blocks"][place] for place in part["positions"]]
+        assert 0 < len(part["blocks"]) < 60
+        assert (whole["hash_tokens"], whole["block_tokens"]) == (64, 16)
+        for bad in ("2", "-0.1", "nan", "half", "inf"):
+            assert (await harness.admin("GET", f"/admin/decisions?blocks={bad}"))[0] == 422

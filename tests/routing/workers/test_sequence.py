@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
 
+from routing.proxy.figures.decisions import DecisionRing
 from routing.workers import sequence as module
 from routing.workers.sequence import KeptBook, Sequence
+from tests.routing.proxy.test_decisions import record
 
 
 class Book:
@@ -29,7 +32,7 @@ class Book:
         sequence.note(self, self.noted)
         self.noted = self.last
 
-    async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+    async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:  # noqa: ARG002 - no blocks
         return [{"seq": number, "id": f"{self.name}{number}"} for number in range(max(first, self.first), last + 1)]
 
 
@@ -91,10 +94,10 @@ async def test_what_is_decided_while_a_reader_waits_is_on_its_next_page_and_not_
     sequence = Sequence()
 
     class Busy(Book):
-        async def read(self, first: int, last: int) -> list[dict[str, Any]]:
+        async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
             if self.last < 10:
                 self.decide(sequence, 2)
-            return await super().read(first, last)
+            return await super().read(first, last, ratio)
 
     Busy("a").decide(sequence, 2)
     assert await everything(sequence) == ([f"a{number}" for number in range(1, 11)], 0)
@@ -132,3 +135,16 @@ async def test_any_life_of_workers_is_read_without_repetition() -> None:
         ids, dropped = await everything(sequence, chance.choice([1, 2, 7, 1000]))
         assert len(ids) == len(set(ids))
         assert len(ids) + dropped == noted
+
+
+async def test_a_reader_of_part_of_the_blocks_gets_the_same_ones_from_who_runs_and_who_has_ended() -> None:
+    chance = random.Random(5)
+    hashes = [chance.getrandbits(64) for _ in range(200)]
+    whole = {"seq": 1, "blocks": [f"{one:016x}" for one in hashes], "block_count": 200}
+    ring = DecisionRing()
+    ring.add(record("r", array("Q", hashes)))
+    asked = [
+        (await KeptBook([whole]).read(1, 1, ratio), ring.after(0, 1, ratio)["decisions"]) for ratio in (0, 0.25, 1)
+    ]
+    for (ended,), (running,) in asked:
+        assert {name: running.get(name) for name in ended} == ended

@@ -1,0 +1,77 @@
+"""Decisions: where routers sent each request, why, and what came of it. Hashes, never text.
+
+Theory of operation. Rows are asked for by ranges of ``at``, so the primary key begins with it, as that of readings
+does; a router's number within one of its lives keeps duplicates out. Of a prompt's blocks only those are there whose
+hash lies below ``sample_ratio`` of the range of hashes, which ones that are being a property of the block: the same
+block is there, or missing, wherever it comes back. ``positions`` says which blocks of the prompt they are.
+
+PostgreSQL's integers have a sign: a hash is stored as the signed integer of the same 64 bits.
+"""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import CheckConstraint, Q
+
+from controlplane.models import Router
+
+
+class Decision(models.Model):
+    """One request that a router placed, once it had ended. None is what nobody said."""
+
+    pk = models.CompositePrimaryKey("at", "router_id", "boot", "seq")
+    at = models.DateTimeField()  # when it was placed, by the router's clock
+    router = models.ForeignKey(Router, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
+    boot = models.TextField()  # of the router
+    seq = models.BigIntegerField()  # within that life, in the order in which requests ended
+    pool = models.TextField()  # names, as the router's configuration had them
+    group = models.TextField()  # "": of no task group
+    matched_by = models.TextField()
+    policy = models.TextField()
+    revision = models.IntegerField()
+    arm = models.TextField()  # "in_force" or "trial"; "": the policy tried nothing
+    strategy = models.TextField()
+    replica = models.TextField()
+    rank = models.SmallIntegerField(null=True)  # data-parallel; None: the replica has only one
+    reason = models.TextField()
+    status = models.SmallIntegerField(null=True)  # of the answer; None: there was none
+    ttft_s = models.FloatField(null=True)  # router's clock (T1)
+    prompt_tokens_estimate = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
+    cached_tokens = models.BigIntegerField(null=True)  # of those, as the engine reported
+    hit_tokens = models.BigIntegerField(null=True)  # the router's prediction, of the estimated prompt
+    block_tokens = models.IntegerField(null=True)  # of the engine's KV blocks
+    hash_tokens = models.IntegerField()  # estimated tokens that one of ``blocks`` stands for
+    prefix = models.BigIntegerField(null=True)  # tier-1 hash
+    blocks = ArrayField(models.BigIntegerField())  # chained hashes, in the order of the prompt
+    positions = ArrayField(models.SmallIntegerField(), null=True)  # of each, from 0; None: all of them are there
+    block_count = models.IntegerField()  # of the whole prompt
+    sample_ratio = models.FloatField()  # part of the blocks that is there, 0 to 1
+    request_id = models.TextField()
+    retries = models.SmallIntegerField()
+    candidates = models.JSONField(null=True)  # loads, hits and costs; kept of a part of the requests
+    opening = models.JSONField(null=True)  # where its segments end, as hashes; told of few requests
+
+    def __str__(self) -> str:
+        return f"{self.request_id} to {self.replica} at {self.at:%F %T}"
+
+
+class DecisionCursor(models.Model):
+    """How far a router's decisions have been collected. One row each, so that a worker may restart at any moment."""
+
+    router = models.OneToOneField(Router, models.CASCADE, related_name="decision_cursor")
+    boot = models.TextField(blank=True)
+    seq = models.BigIntegerField(default=0)  # the last one stored, or given up, of that life
+    at = models.DateTimeField(null=True)  # when decisions were last asked for and told
+    collected = models.BigIntegerField(default=0)  # ever
+    dropped = models.BigIntegerField(default=0)  # ever: gone from the router before they were asked for, or unreadable
+    reason = models.CharField(max_length=200, blank=True)  # why the last attempt failed; "" when it did not
+    sample_ratio = models.FloatField(default=0.0625)  # part of the blocks that is asked for next
+    blocks_per_s = models.FloatField(default=0.0)  # what the router's prompts have, sampled or not; a fading peak
+
+    class Meta:
+        constraints = (
+            CheckConstraint(condition=Q(sample_ratio__gt=0, sample_ratio__lte=1), name="decision_cursor_ratio_range"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.boot}/{self.seq}"
