@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 MOST_BLOCKS = 4096  # of one prompt; a router hashes 2,048 at most
-MOST_JSON_BYTES = 8192  # of candidates, and of an opening
+MOST_JSON_BYTES = 32 << 10  # of candidates, and of an opening: routers describe fewer
 _SIGN = 1 << 63
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -90,7 +90,7 @@ def test_what_a_router_no_longer_had_is_counted_and_what_cannot_be_read_does_not
         decision(15, blocks=["no hash"]),
         decision(16, replica=7),
         decision(17, block_count=3),
-        decision(18, candidates=[{"replica": "x" * 10_000}]),
+        decision(18, candidates=[{"replica": "x" * 40_000}]),
     ]
     DecisionCursor.objects.create(router=router(server, "one", ring), sample_ratio=1.0)
 

@@ -46,7 +46,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('controlplane', '0017_pool_warm_up'),
-        ('telemetry', '0003_reading_first_tokens'),
+        ("telemetry", "0007_predictions_and_reuse"),
     ]
 
     operations = [
