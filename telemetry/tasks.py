@@ -10,14 +10,26 @@ from django.utils import timezone
 from telemetry.alerts import pipeline
 from telemetry.collecting import collect
 from telemetry.scraping import tick
+from telemetry.scraping.shards import Shard
 from telemetry.services import guards, outbox
 from telemetry.storage import partitions
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_fleet() -> None:
-    """Store one reading or one gap per replica and router."""
-    tick.scrape_fleet()
+    """Scrape a fleet of one shard; have each shard of a larger one scraped by whichever worker, when it is due."""
+    shards = tick.fleet_shards()
+    if len(shards) == 1:
+        tick.scrape_shard(shards[0])
+        return
+    for shard, due, over in tick.dues(shards, timezone.now()):
+        scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=over)
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def scrape_shard(number: int, of: int) -> None:
+    """Store one reading or one gap per replica and router of a shard. One that was told twice scrapes once."""
+    tick.scrape_shard(Shard(number, of))
 
 
 @shared_task(acks_late=True, ignore_result=True)

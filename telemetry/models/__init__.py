@@ -8,6 +8,7 @@ from telemetry.models.channel import Channel
 from telemetry.models.decision import Decision, DecisionCursor
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
+from telemetry.models.scrape_shard import ScrapeShard
 from telemetry.models.scrape_state import Health, ScrapeState
 from telemetry.models.silence import Silence
 
@@ -29,6 +30,7 @@ __all__ = [
     "Reading",
     "RouterReading",
     "RuleKind",
+    "ScrapeShard",
     "ScrapeState",
     "Severity",
     "Silence",
