@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from telemetry.alerts import pipeline
 from telemetry.collecting import collect
-from telemetry.scraping import tick
+from telemetry.scraping import metrics_servers, tick
 from telemetry.scraping.shards import Shard
 from telemetry.services import guards, outbox
 from telemetry.storage import partitions
@@ -36,6 +36,12 @@ def scrape_shard(number: int, of: int) -> None:
 def collect_decisions() -> None:
     """Store what routers decided since they were last asked."""
     collect.collect_decisions(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def read_metrics_servers() -> None:
+    """Store one reading or one gap per replica that a metrics server scrapes for us."""
+    metrics_servers.read_metrics_servers()
 
 
 @shared_task(acks_late=True, ignore_result=True)

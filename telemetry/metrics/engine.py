@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
@@ -107,12 +107,16 @@ def _wire_names() -> dict[str, tuple[str, str, int]]:
 
 _NAMES = _wire_names()
 OURS = frozenset(COUNTERS) | frozenset(TIERS.values()) | frozenset(GAUGES) | frozenset(HISTOGRAMS)
-_KNOWN = frozenset(_NAMES) | {START_TIME, CREATED, CACHE_INFO, SLEEP_STATE}
+KNOWN_NAMES = frozenset(_NAMES) | {START_TIME, CREATED, CACHE_INFO, SLEEP_STATE}  # on the wire
 
 
 def read_replica(text: str) -> ReplicaSample:
     """Read a replica's exposition; ExpositionError if it is malformed, holds an impossible count, or no engine."""
-    samples = read_samples(text, _KNOWN)
+    return replica_sample(read_samples(text, KNOWN_NAMES))
+
+
+def replica_sample(samples: Sequence[Sample]) -> ReplicaSample:
+    """Samples of one scrape, whoever made it; ExpositionError for an impossible count, or no engine."""
     by_engine: dict[EngineKey, list[Sample]] = defaultdict(list)
     for sample in samples:
         if "engine" in sample.labels and sample.name != CACHE_INFO:

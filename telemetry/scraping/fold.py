@@ -29,6 +29,7 @@ class Failure:
 
     reason: str  # for people; never holds the URL
     refused: bool = False  # nobody listens at the address
+    blames_target: bool = True  # False: whoever should have known it failed, so it stays what it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Folded:
 def fold_failure(before: Condition, failure: Failure) -> tuple[Condition, list[str]]:
     """The condition after a scrape that failed, and ``replica_down`` when that is news of a target that was up."""
     failures = before.failures + 1
-    is_down = failure.refused or failures >= DOWN_AFTER
+    is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
     health = "down" if is_down else before.health
     happened = ["replica_down"] if is_down and before.health == "up" else []
     return replace(before, health=health, failures=failures, reason=failure.reason[:200], lag_s=None), happened

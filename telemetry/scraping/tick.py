@@ -122,7 +122,8 @@ def _begin(shard: Shard, now_s: float) -> datetime | None:
 
 
 def _replicas() -> QuerySet[Replica]:
-    return Replica.objects.exclude(state=ReplicaState.DISABLED)
+    """Those that no metrics server scrapes for us."""
+    return Replica.objects.exclude(state=ReplicaState.DISABLED).exclude(pool__read_from__server__enabled=True)
 
 
 def _routers() -> QuerySet[Router]:
