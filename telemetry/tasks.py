@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from telemetry.alerts import pipeline
 from telemetry.collecting import collect
-from telemetry.scraping import metrics_servers, tick
+from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
 from telemetry.services import guards, outbox
 from telemetry.storage import partitions
@@ -42,6 +42,12 @@ def collect_decisions() -> None:
 def read_metrics_servers() -> None:
     """Store one reading or one gap per replica that a metrics server scrapes for us."""
     metrics_servers.read_metrics_servers()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def ask_versions() -> None:
+    """Ask replicas which version of their engine they run."""
+    versions.ask_versions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from telemetry.metrics.counters import Mark
-from telemetry.metrics.engine import CacheFacts, EngineKey, EngineSample, ReplicaSample
+from telemetry.metrics.engine import EngineKey, EngineSample, ReplicaSample
+from telemetry.metrics.engines.names import CacheFacts
 from telemetry.metrics.rates import Addition, ReadingState, advance
 from telemetry.metrics.router import SPILLED, RouteKey, RouterSample
 
@@ -52,6 +53,8 @@ class Condition:
     reason: str = ""
     asleep: bool = False
     lag_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
+    engine: str = ""  # "vllm", "sglang" ...: whose names its metrics have
+    role: str = ""  # "prefill" or "decode", where its metrics say so (H19)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,11 @@ def fold_replica(
     asleep = all(engine.asleep for engine in sample.engines.values())
     condition, happened = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
     return Folded(
-        replace(condition, asleep=asleep), engines=readings, engine_marks=now, happened=happened, facts=sample.facts
+        replace(condition, asleep=asleep, engine=sample.engine, role=sample.role),
+        engines=readings,
+        engine_marks=now,
+        happened=happened,
+        facts=sample.facts,
     )
 
 

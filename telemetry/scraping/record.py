@@ -15,7 +15,8 @@ from django.db import DataError, IntegrityError, transaction
 from controlplane.models import EventKind, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import record_engine_facts
-from telemetry.metrics.engine import CacheFacts, ReplicaSample
+from telemetry.metrics.engine import ReplicaSample
+from telemetry.metrics.engines.names import CacheFacts
 from telemetry.metrics.rates import SET_BACK_S
 from telemetry.metrics.router import RouterSample
 from telemetry.models import ScrapeState
@@ -25,7 +26,7 @@ from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_
 from telemetry.storage.store import layout_ids, store_rows
 
 log = logging.getLogger(__name__)
-KEPT = ("at", "ok_at", "health", "failures", "reason", "restarted_at", "asleep", "lag_s", "marks")
+KEPT = ("at", "ok_at", "health", "failures", "reason", "restarted_at", "asleep", "lag_s", "engine", "role", "marks")
 SUMMARIES = {
     EventKind.REPLICA_DOWN: "Replica {} is down: {}.",
     EventKind.REPLICA_UP: "Replica {} answers again.",
@@ -151,6 +152,8 @@ def _condition(state: ScrapeState) -> Condition:
         reason=state.reason,
         asleep=state.asleep,
         lag_s=state.lag_s,
+        engine=state.engine,
+        role=state.role,
     )
 
 
@@ -163,6 +166,8 @@ def _keep(state: ScrapeState, condition: Condition, due: datetime) -> None:
     state.restarted_at = condition.restarted_at
     state.asleep = condition.asleep
     state.lag_s = condition.lag_s
+    state.engine = condition.engine
+    state.role = condition.role
 
 
 def _save(states: list[ScrapeState], target: str) -> None:
