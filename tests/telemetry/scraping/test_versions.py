@@ -6,7 +6,8 @@ import pytest
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Reading, ScrapeState
-from telemetry.scraping.tick import scrape_fleet
+from telemetry.scraping.shards import Shard
+from telemetry.scraping.tick import scrape_shard
 from telemetry.scraping.versions import ASK_AGAIN, ask_versions
 from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.conftest import T0
@@ -18,7 +19,7 @@ JSON = "application/json"
 
 
 def tick(number):
-    return scrape_fleet((T0 + timedelta(seconds=5 * number)).timestamp())
+    return scrape_shard(Shard(0, 1), (T0 + timedelta(seconds=5 * number)).timestamp())
 
 
 def test_a_version_is_asked_once_an_hour_and_after_each_restart(pool, metrics_server):
