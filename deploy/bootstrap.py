@@ -35,9 +35,6 @@ UV = UV_HOME / "bin" / "uv"
 LOCKS = ROOT / "requirements"
 PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather than installed
 OLDEST = (3, 11)
-# Servers that others run, as Debian packages them: program -> package.
-BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
-TEST_PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus"}
 
 # Three processes at least: one of them mostly waits for the live stack. What each is given: tests/side_by_side.py.
 SIDE_BY_SIDE = ["-n", str(max(3, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
@@ -77,7 +74,6 @@ def test(arguments: list[str]) -> int:
     install("dev")
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many programs that tests start compiles it all
-    environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
     return subprocess.call([PYTHON, "-m", "pytest", *SIDE_BY_SIDE, "--durations=12", *arguments], env=environment)
@@ -92,7 +88,7 @@ def check(_arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run the benchmarks and print their tables."""
     install("dev")
-    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments], env=with_programs(BENCH_PROGRAMS))
+    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments], env=with_programs("nginx-light", "wrk"))
 
 
 def sync(arguments: list[str]) -> int:
@@ -189,7 +185,7 @@ def browser() -> dict[str, str]:
     raise FileNotFoundError("chromium")
 
 
-def with_programs(packages: dict[str, str]) -> dict[str, str]:
+def with_programs(*packages: str) -> dict[str, str]:
     """The environment with programs of Debian's packages on PATH, unpacked where they are not installed.
 
     They are never installed: an installed web server would start itself. What cannot be had is left out, and whoever
@@ -197,7 +193,8 @@ def with_programs(packages: dict[str, str]) -> dict[str, str]:
     """
     environment = dict(os.environ)
     with alone():
-        for program, package in packages.items():
+        for package in packages:
+            program = package.partition("-")[0]
             binary = None if shutil.which(program) else unpacked(package, f"usr/*/{program}")
             if binary:
                 environment["PATH"] = f"{binary.parent}:{environment['PATH']}"

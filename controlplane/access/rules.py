@@ -45,6 +45,12 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     # --- pages: see ---
     "telemetry:overview": SEE,
     "telemetry:overview-live": SEE,
+    "telemetry:pool": SEE,
+    "telemetry:pool-live": SEE,
+    "telemetry:group": SEE,
+    "telemetry:group-live": SEE,
+    "telemetry:replica": SEE,
+    "telemetry:replica-live": SEE,
     "telemetry:chart-table": SEE,
     "telemetry:chart-figure": SEE,
     "telemetry:chart-csv": SEE,
@@ -108,11 +114,6 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:channel-test": {"POST": OPERATOR},
     "telemetry:channel-switch": {"POST": OPERATOR},
     "telemetry:channel-remove": _form(EDITOR),
-    "telemetry:metrics-servers": SEE,
-    "telemetry:metrics-server-new": _form(ADMIN),
-    "telemetry:metrics-server": _form(ADMIN),
-    "telemetry:metrics-server-try": {"POST": OPERATOR},
-    "telemetry:metrics-server-remove": _form(ADMIN),
     "telemetry:delivery-replay": {"POST": OPERATOR},
     # --- pages: who may ---
     "controlplane:people": {"GET": ADMIN},
@@ -178,8 +179,6 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("telemetry-api:alert", _resource()),
     **_named("telemetry-api:channel", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
     "telemetry-api:channel-test": {"POST": OPERATOR},
-    **_named("telemetry-api:metrics-server", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
-    "telemetry-api:metrics-server-test": {"POST": OPERATOR},
     **_named("telemetry-api:delivery", _resource()),
     "telemetry-api:delivery-replay": {"POST": OPERATOR},
 }
@@ -229,8 +228,6 @@ _ASKED_AGAIN = {
     "controlplane:client-key": ("POST",),
     "controlplane:client-key-revoke": ("GET", "POST"),
     "telemetry:channel-new": ("GET", "POST"),
-    "telemetry:metrics-server-new": ("GET", "POST"),
-    "telemetry:metrics-server": ("GET", "POST"),
     "api:config": ("PUT",),  # which may remove pools
     "api:client-key-list": ("POST",),
     "api:client-key-detail": ("PATCH", "DELETE"),
@@ -245,6 +242,8 @@ ASKS_AGAIN = frozenset((route, method) for route, methods in _ASKED_AGAIN.items(
 # The objects that addresses name: the parameter, the model, and the field that the parameter holds.
 NAMED_BY: Mapping[str, tuple[str, str]] = {
     "pool_id": ("controlplane.Pool", "pk"),
+    "pool_name": ("controlplane.Pool", "name"),
+    "replica_name": ("controlplane.Replica", "name"),
     "replica_id": ("controlplane.Replica", "pk"),
     "source_id": ("controlplane.ReplicaSource", "pk"),
     "discovered_id": ("controlplane.DiscoveredReplica", "pk"),
@@ -257,7 +256,6 @@ NAMED_BY: Mapping[str, tuple[str, str]] = {
     "person_id": ("auth.User", "pk"),
     "rule_id": ("telemetry.AlertRule", "pk"),
     "channel_id": ("telemetry.Channel", "pk"),
-    "server_id": ("telemetry.MetricsServer", "pk"),
     "notification_id": ("telemetry.Notification", "pk"),
 }
 
@@ -267,8 +265,6 @@ FLEET_WIDE = frozenset(
     {
         "telemetry:channels",
         "telemetry:channel-new",
-        "telemetry:metrics-servers",
-        "telemetry:metrics-server-new",
         "controlplane:routers",
         "controlplane:configurations",
         "controlplane:configuration",
@@ -288,7 +284,6 @@ FLEET_WIDE = frozenset(
         "api:fleet-settings",
         "api:audit-list",
         "telemetry-api:channel-list",
-        "telemetry-api:metrics-server-list",
     }
 )
 

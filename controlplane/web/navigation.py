@@ -46,7 +46,6 @@ _SECTIONS = (
             ("Routers", "controlplane:routers", "r"),
             ("Configurations", "controlplane:configurations", "n"),
             ("Channels", "telemetry:channels", "c"),
-            ("Metrics servers", "telemetry:metrics-servers", "m"),
         ),
     ),
     (

@@ -13,7 +13,6 @@ export class Chart {
     this.part = (name) => section.querySelector(`[data-${name}]`);
     this.plot = this.part("plot");
     this.every = Number(section.dataset.every);
-    this.about = this.part("notes").textContent;
     this.hidden = new Set();
     this.figure = null;
     this.range = null; // what the reader zoomed to
@@ -64,12 +63,13 @@ export class Chart {
     drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90));
     drawn.xaxis.tickangle = 0;
     const first = !this.plot.classList.contains("js-plotly-plot");
+    legend(this.part("legend"), data.filter((trace) => trace.meta === "line" || trace.meta === "band"), this.hidden, (name) => this.toggle(name));
+    this.part("notes").hidden = !meta.notes.length;
+    this.part("notes").textContent = meta.notes.join(" ");
     await window.Plotly.react(this.plot, shown, drawn, CONFIG);
     if (first) this.plot.on("plotly_relayout", (change) => this.relayouted(change));
     this.note(meta.empty ? `Nothing to draw: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.sentence);
-    this.part("notes").textContent = [this.about, ...meta.notes].join(" ");
-    legend(this.part("legend"), data.filter((trace) => trace.meta === "line" || trace.meta === "band"), this.hidden, (name) => this.toggle(name));
     this.fillTable();
   }
 

@@ -20,7 +20,7 @@ export function table({ data, meta }) {
   for (let step = steps.length - 1; step >= Math.max(0, steps.length - ROWS); step -= 1) {
     const row = body.insertRow();
     row.append(element("th", { scope: "row", textContent: steps[step].replace("T", " ").slice(5, 19) }));
-    for (const line of lines) row.append(element("td", { className: "num", textContent: words(line.y[step], meta.unit) }));
+    for (const line of lines) row.append(element("td", { className: "num", textContent: words((line.customdata ?? line.y)[step], meta.unit) }));
   }
   wrap.append(grid);
   return wrap;

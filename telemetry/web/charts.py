@@ -1,17 +1,22 @@
-"""The charts there are: what each shows, by which query, in which unit."""
+"""The charts there are: what each shows of which subject, by which query, in which unit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from django.http import QueryDict
 
 from telemetry.metrics.windows import Series, Window
-from telemetry.services import series
-from telemetry.services.overview import Pools
+from telemetry.services import lines, series
+from telemetry.services.subjects import Kind, Subject
 
-Query = Callable[[Pools, Window], list[Series]]
+Query = Callable[[Subject, Window], list[Series]]
+FLEET, POOL, GROUP, REPLICA = Kind
+ALL = frozenset(Kind)
+ENGINES = frozenset({FLEET, POOL, REPLICA})  # of what engines know, and they know no task groups
+SEVERAL = frozenset({FLEET, POOL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,73 +28,127 @@ class View:
     title: str
     unit: str  # "ratio", "seconds" or "count": how the axis and the sentence are written
     query: Query
-    noun: str = "line"
+    kinds: frozenset[Kind] = ALL  # of subjects that it can be drawn for
+    stacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart with its views; the first is the default. ``param`` of the URL picks another."""
+    """A chart with its views; the first that fits a subject is the default. ``param`` of the URL picks another."""
 
     slug: str
     param: str
     views: tuple[View, ...]
     about: str
 
-    def view(self, params: QueryDict) -> View:
-        """The view that a URL asks for."""
-        asked = params.get(self.param, "")
-        return next((view for view in self.views if view.key == asked), self.views[0])
+    def views_of(self, kind: Kind) -> list[View]:
+        """The views that a kind of subject has."""
+        return [view for view in self.views if kind in view.kinds]
+
+    def view(self, params: QueryDict, kind: Kind) -> View | None:
+        """The view that a URL asks for; None where there is nothing to draw of such a subject."""
+        fitting, asked = self.views_of(kind), params.get(self.param, "")
+        return next((view for view in fitting if view.key == asked), fitting[0] if fitting else None)
+
+
+def _gauge(what: str, label: str, title: str, unit: str) -> View:
+    return View(what, label, title, unit, partial(lines.gauge, what=what), ENGINES)
+
+
+def _within(objective_s: float, label: str) -> View:
+    title = f"First token within {label}"
+    return View(f"{objective_s:g}", label, title, "ratio", partial(lines.share_within, objective_s=objective_s))
+
+
+def _by_replica(*kinds: Kind) -> View:
+    return View("replica", "Replica", "Hit rate by replica", "ratio", lines.hit_rate_by_replica, frozenset(kinds))
 
 
 HIT_RATE = Chart(
     "hit-rate",
     "by",
     (
-        View("replica", "Replica", "Hit rate by replica", "ratio", series.hit_rate_by_replica, "replica"),
-        View("group", "Task group", "Hit rate by task group", "ratio", series.hit_rate_by_group, "task group"),
-        View("pool", "Pool", "Hit rate by pool", "ratio", series.hit_rate_by_pool, "pool"),
+        _by_replica(FLEET),
+        View("whole", "Whole", "Hit rate and what could be reached", "ratio", lines.hit_rate),
+        _by_replica(POOL, GROUP),
+        View(
+            "group",
+            "Task group",
+            "Hit rate by task group",
+            "ratio",
+            lambda subject, window: series.hit_rate_by_group(subject.among, window),
+            SEVERAL,
+        ),
+        View(
+            "pool",
+            "Pool",
+            "Hit rate by pool",
+            "ratio",
+            lambda subject, window: series.hit_rate_by_pool(subject.among, window),
+            frozenset({FLEET}),
+        ),
+        View("rank", "Rank", "Hit rate by rank", "ratio", lines.hit_rate_by_engine, frozenset({REPLICA})),
     ),
     "Cached tokens over queried tokens. Replicas and pools by the engines' counters, task groups by what "
     "answers reported.",
+)
+TIERS = Chart(
+    "tiers",
+    "tier",
+    (View("", "Tiers", "Where cached tokens came from", "ratio", lines.tiers, ENGINES, stacked=True),),
+    "Each tier's share of the queried tokens, stacked; what is missing to 100 % was computed anew. Routing moves the "
+    "device's share most.",
 )
 TTFT = Chart(
     "ttft",
     "clock",
     (
-        View("", "Router clock", "Time to first token", "seconds", series.ttft_quantiles),
+        View("", "Routers", "Time to first token", "seconds", lines.ttft_by_router),
+        View("engine", "Engines", "Time to first token, engines' clock", "seconds", lines.ttft_by_engine, ENGINES),
         View(
-            "engine",
-            "Engine clock",
-            "Time to first token, engines' clock",
+            "reuse",
+            "By reuse",
+            "Time to first token by reuse",
             "seconds",
-            lambda pools, window: series.ttft_quantiles(pools, window, source="engine"),
+            lines.ttft_by_reuse,
+            frozenset({FLEET, POOL, GROUP}),
         ),
     ),
     "From a request's arrival to its first token: p50 and p95 of all requests together. The band is the "
-    "histogram bucket that holds the value.",
+    "histogram bucket that holds the value. By reuse: answers of which half of the prompt or more came from the cache, "
+    "and the others.",
+)
+OBJECTIVE = Chart(
+    "objective",
+    "within",
+    (_within(0.5, "500 ms"), _within(0.25, "250 ms"), _within(1.0, "1 s"), _within(2.5, "2.5 s")),
+    "The share of requests whose first token came in time.",
 )
 UTILIZATION = Chart(
     "utilization",
     "util",
     (
-        View("kv_usage", "KV usage", "KV usage by replica", "ratio", series.utilization_by_replica, "replica"),
-        View(
-            "running",
-            "Running",
-            "Running requests by replica",
-            "count",
-            lambda pools, window: series.utilization_by_replica(pools, window, what="running"),
-            "replica",
-        ),
-        View(
-            "waiting",
-            "Waiting",
-            "Waiting requests by replica",
-            "count",
-            lambda pools, window: series.utilization_by_replica(pools, window, what="waiting"),
-            "replica",
-        ),
+        _gauge("kv_usage", "KV usage", "KV usage", "ratio"),
+        _gauge("running", "Running", "Running requests", "count"),
+        _gauge("waiting", "Waiting", "Waiting requests", "count"),
+        View("preemptions", "Preempted", "Preemptions a second", "count", lines.preemptions, ENGINES),
     ),
     "KV usage is the share of KV blocks that running requests hold; warm blocks that nobody uses do not count.",
 )
-CHARTS = {chart.slug: chart for chart in (HIT_RATE, TTFT, UTILIZATION)}
+REQUESTS = Chart(
+    "requests",
+    "req",
+    (
+        View("", "Outcomes", "Requests a second by outcome", "count", lines.outcomes),
+        View(
+            "placed",
+            "Replicas",
+            "Share of requests by replica",
+            "ratio",
+            lines.requests_by_replica,
+            frozenset({FLEET, POOL, GROUP}),
+        ),
+    ),
+    "As the routers counted them.",
+)
+CHARTS = {chart.slug: chart for chart in (HIT_RATE, TTFT, TIERS, OBJECTIVE, UTILIZATION, REQUESTS)}

@@ -2,7 +2,9 @@
 
 Theory of operation. A figure holds, in this order: bands, lines, event marks; ``meta`` of a trace says which, for the
 legend and the table. Gaps are not joined. At most twelve lines are drawn: of more, the six highest and the six
-lowest, the rest as one band from their lowest to their highest; CSV and JSON have them all.
+lowest, the rest as one band from their lowest to their highest; CSV and JSON have them all. Stacked lines stand on
+each other, each with the area down to the one below; ``customdata`` then holds what the line itself is worth. Times
+at which a cache was cold are shaded behind everything (H18).
 """
 
 from __future__ import annotations
@@ -22,26 +24,53 @@ MOST_LINES = 12
 AXES: dict[str, dict[str, Any]] = {
     "ratio": {"tickformat": ".0%", "range": [0, 1.02], "dtick": 0.25},
     "seconds": {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero"},
-    "count": {"tickformat": "~s", "rangemode": "tozero"},
+    "count": {"rangemode": "tozero"},
 }
 HOVERS = {"ratio": "%{y:.1%}", "seconds": "%{y:.3~s}s", "count": "%{y:.1~f}"}
+Stretch = tuple[datetime, datetime]
 Polygon = tuple[list[str | None], list[float | None]]
 
 
-def build_figure(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window) -> dict[str, Any]:
+def build_figure(
+    view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window, cold: Sequence[Stretch] = ()
+) -> dict[str, Any]:
     """A figure for ``Plotly.react``: ``data`` and ``layout``, and ``meta`` with the sentence and the notes."""
     from plotly import graph_objects  # noqa: PLC0415 - half a second that only charts should pay
 
+    traces = _stacked(lines, view.unit, window) if view.stacked else _beside(lines, view.unit, window)
+    if marks:
+        traces.append(_marks(marks))
+    layout = _layout(view, marks, window)
+    layout["shapes"] = [_shade(stretch, window) for stretch in cold] + layout["shapes"]
+    figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
+    return {"data": figure["data"], "layout": figure["layout"], "meta": _meta(view, lines, marks, window)}
+
+
+def _beside(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
     chosen, rest = _chosen(lines)
     traces = [_band(_spread(rest), f"{len(rest)} others, lowest to highest", palette.REST, 0.25)] if rest else []
     traces += [
         _band(_edges(line), line.label, palette.colour(index), 0.18, "edge") for index, line in chosen if line.band
     ]
-    traces += _lines(chosen, view.unit, window)
-    if marks:
-        traces.append(_marks(marks))
-    figure = graph_objects.Figure(data=traces, layout=_layout(view, marks, window)).to_plotly_json()
-    return {"data": figure["data"], "layout": figure["layout"], "meta": _meta(view, lines, marks, window)}
+    return traces + _lines(chosen, unit, window)
+
+
+def _stacked(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
+    """Each line on top of those before it; a step of which a line knows nothing adds nothing."""
+    floor = [0.0] * len(window.starts())
+    areas, tops = [], []
+    for index, line in enumerate(lines):
+        values = [value for _, value in line.points]
+        top = [None if value is None else low + value for low, value in zip(floor, values, strict=True)]
+        ends = [None if high is None else (low, high) for low, high in zip(floor, top, strict=True)]
+        area = _polygon((at, between) for (at, _), between in zip(line.points, ends, strict=True))
+        areas.append(_band(area, line.label, palette.colour(index), 0.45, "edge"))
+        raised = [(at, high) for (at, _), high in zip(line.points, top, strict=True)]
+        tops += _lines([(index, Series(line.label, raised, line.states))], unit, window)
+        tops[-1] |= {"customdata": [_short(value) for value in values]}
+        tops[-1]["hovertemplate"] = tops[-1]["hovertemplate"].replace("%{y:", "%{customdata:")
+        floor = [low if high is None else high for low, high in zip(floor, top, strict=True)]
+    return areas + tops
 
 
 def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window) -> dict[str, Any]:
@@ -60,16 +89,17 @@ def _chosen(lines: Sequence[Series]) -> tuple[list[tuple[int, Series]], list[Ser
     numbered = list(enumerate(lines))
     if len(numbered) <= MOST_LINES:
         return numbered, []
-    ranked = sorted(numbered, key=lambda pair: _mean(pair[1]))
+    means = {index: mean for index, line in numbered if (mean := _mean(line)) is not None}
+    ranked = sorted(means, key=lambda index: means[index])
     half = MOST_LINES // 2
-    drawn = {index for index, _ in (*ranked[:half], *ranked[-half:])}
+    drawn = {*ranked[:half], *ranked[-half:]}
     return [pair for pair in numbered if pair[0] in drawn], [line for index, line in numbered if index not in drawn]
 
 
-def _mean(line: Series) -> float:
-    """The mean of what is known; lines without a value count as the very middle, so that they are left out first."""
+def _mean(line: Series) -> float | None:
+    """The mean of what is known; None where nothing is, and then there is nothing to draw."""
     values = [value for _, value in line.points if value is not None]
-    return sum(values) / len(values) if values else 0.5
+    return sum(values) / len(values) if values else None
 
 
 def _lines(chosen: Sequence[tuple[int, Series]], unit: str, window: Window) -> list[dict[str, Any]]:
@@ -188,7 +218,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
             "showgrid": False,
             **_times(window),
         },
-        "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, **AXES[view.unit]},
+        "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
         "shapes": [_rule(mark) for mark in marks],
         "annotations": [_label(mark) for mark in marks],
@@ -206,6 +236,12 @@ def _rule(mark: Marker) -> dict[str, Any]:
     at = _stamp(mark.at)
     line = {"color": mark.colour, "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
+
+
+def _shade(stretch: Stretch, window: Window) -> dict[str, Any]:
+    start, end = (_stamp(min(max(at, window.start), window.end)) for at in stretch)
+    place = {"type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
+    return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": palette.translucent(palette.COLD, 0.16)}
 
 
 def _label(mark: Marker) -> dict[str, Any]:

@@ -10,6 +10,7 @@ COLOURS = (
 )  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot")
 REST = "#7f8b98"
+COLD = "#3f86cc"
 SURFACES = ("#ffffff", "#1c1816")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.web.tags import percent
 from telemetry.metrics.windows import PointState
+from telemetry.services.heat import CELLS, Strip
 from telemetry.web.sentences import absence
 
 register = template.Library()
@@ -38,3 +39,30 @@ def verdict_words(verdict: dict[str, Any]) -> SafeString:
     if value is not None and baseline is not None:
         words = f"{percent(value)} against {percent(baseline)}"
     return format_html('<span class="badge {}">{}</span> <span class="small muted">{}</span>', tone, label, words)
+
+
+@register.simple_tag
+def heat_strip(strips: dict[str, Strip], name: str) -> SafeString:
+    """A replica's strip in a table: how warm it was, step by step; what it says stands beside it for those who hear."""
+    return _strip(strips[name]) if name in strips else SafeString("")
+
+
+@register.simple_tag
+def heat_strip_of(strip: Strip, name: str) -> SafeString:
+    """One replica's strip by itself."""
+    return format_html('<div class="strip-wide" id="strip-{}">{}</div>', name, _strip(strip))
+
+
+def _strip(strip: Strip) -> SafeString:
+    said = "hit rate unknown"
+    if strip.lowest_ratio is not None:
+        said = f"hit rate from {percent(strip.lowest_ratio)} to {percent(strip.highest_ratio)}"
+    cells = format_html_join(
+        "", '<rect x="{}" width="{}" height="1" class="{}"/>', ((run.first, run.cells, run.look) for run in strip.runs)
+    )
+    return format_html(
+        '<svg class="strip" viewBox="0 0 {} 1" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>',
+        CELLS,
+        said,
+        cells,
+    )

@@ -16,7 +16,7 @@ MOST_SCRIPT_BYTES = 450_000  # gzipped, OPERATORS 2.4
 
 
 def wait_for_charts(page) -> None:
-    expect(page.locator(".js-plotly-plot")).to_have_count(3)
+    expect(page.locator(".js-plotly-plot")).to_have_count(6)
 
 
 def eventually(page, expression: str, timeout_s: float = 10) -> None:
@@ -60,7 +60,7 @@ def test_a_chart_says_in_a_sentence_what_it_shows(page):
 def test_zooming_one_chart_zooms_all_and_can_be_undone(page):
     whole = axis(page, "ttft")
     page.locator("[data-chart=hit-rate]").get_by_role("button", name="Zoom in").click()
-    expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(3)
+    expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(6)
     assert axis(page, "ttft") != whole
     assert axis(page, "ttft") == axis(page, "hit-rate")
 

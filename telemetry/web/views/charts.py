@@ -13,7 +13,7 @@ from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.web.tags import spreadsheet_safe
 from telemetry.metrics.windows import PointState, Series
-from telemetry.services.timeline import events_between
+from telemetry.services.timeline import cold_stretches, events_of
 from telemetry.web.asking import Asked, asked
 from telemetry.web.charts import CHARTS, Chart, View
 from telemetry.web.figures import build_figure
@@ -30,8 +30,8 @@ def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
     state = asked(request)
     _, view, lines = _lines(state, slug)
     window = state.range.window
-    marks = markers(events_between(state.among, window), window)
-    return JsonResponse(build_figure(view, lines, marks, window))
+    marks = markers(events_of(state.subject, window), window)
+    return JsonResponse(build_figure(view, lines, marks, window, cold_stretches(state.subject, window)))
 
 
 @require_GET
@@ -84,8 +84,10 @@ def _lines(state: Asked, slug: str) -> tuple[Chart, View, list[Series]]:
     if slug not in CHARTS:
         raise Http404
     chart = CHARTS[slug]
-    view = chart.view(state.query)
-    return chart, view, view.query(state.among, state.range.window)
+    view = chart.view(state.query, state.kind)
+    if view is None:
+        raise Http404
+    return chart, view, view.query(state.subject, state.range.window)
 
 
 def _steps(lines: list[Series]) -> list[tuple[int, Any]]:

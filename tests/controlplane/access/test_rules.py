@@ -78,6 +78,9 @@ def filled(address, made):
     """The address of an object of ``made``; None where it names none."""
     values = {
         "pool_id": made.pool.pk,
+        "pool_name": made.pool.name,
+        "group_name": made.group.name,
+        "replica_name": made.replica.name,
         "replica_id": made.replica.pk,
         "source_id": made.source.pk,
         "discovered_id": made.discovered.pk,
@@ -88,7 +91,6 @@ def filled(address, made):
         "router_id": made.router.pk,
         "rule_id": made.rule.pk,
         "channel_id": made.channel.pk,
-        "server_id": made.server.pk,
         "notification_id": made.sent.pk,
         "revision_id": made.draft.pk,
         "number": 1,
@@ -125,7 +127,7 @@ def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_wi
     for (route, method), status in statuses(person, here).items():
         address = ALL[route][0]
         needed = needed_role(route, method)
-        if any(name in address for name in ("channel_id", "person_id", "router_id", "server_id")):
+        if any(name in address for name in ("channel_id", "person_id", "router_id")):
             assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
         elif route in FLEET_WIDE or not role.covers(needed):
             assert status == 403, f"{role}: {method} {route}"

@@ -41,7 +41,7 @@ def test_rows_of_replicas_and_task_groups_are_there(visitor, fleet):
     text = visitor.get("/").text
 
     for name in ("gpu-1", "gpu-4", "coding", "retrieval", "no group"):
-        assert f'<th scope="row">{name}' in text
+        assert re.search(f'<th scope="row"><a href="/[^"]+">{name}</a>', text)
 
 
 def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor, fleet, noon):
@@ -74,16 +74,16 @@ def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_
 
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(22):
+    with django_assert_num_queries(27):
         visitor.get("/")
 
 
 def test_state_in_the_url_reaches_every_part(visitor, fleet):
-    text = visitor.get("/?range=1h&by=group&util=running&pool=chat").text
+    text = visitor.get("/?range=1h&by=group&util=running").text
 
     assert "Hit rate by task group" in text
-    assert "Running requests by replica" in text
-    assert "/charts/hit-rate/figure/?range=1h&amp;by=group&amp;util=running&amp;pool=chat" in text
+    assert "Running requests" in text
+    assert "/charts/hit-rate/figure/?range=1h&amp;by=group&amp;util=running" in text
     assert "/live/?range=1h&amp;by=group" in text
 
 
@@ -114,5 +114,5 @@ def test_a_fixed_range_stays(visitor, fleet):
 def test_tables_sort_by_plain_links_that_keep_the_rest_of_the_url(visitor, fleet):
     text = visitor.get("/?range=5m&sort=-name").text
 
-    assert text.index('<th scope="row">gpu-4') < text.index('<th scope="row">gpu-1')
+    assert text.index('">gpu-4</a>') < text.index('">gpu-1</a>')
     assert 'href="?range=5m&amp;sort=name"' in text

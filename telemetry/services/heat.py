@@ -1,0 +1,84 @@
+"""How warm each replica was over a window, in a few cells: what a strip in a table shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from controlplane.models import Event, EventKind, Replica
+from telemetry.metrics.rates import hit_rate_ratio
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services.health import COLD_S
+from telemetry.storage import sums
+
+CELLS = 36
+LEVELS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring cells that look the same."""
+
+    first: int  # number of the first cell, from 0
+    cells: int
+    look: str  # "h0" (cold) to "h9", "cold" after a restart (H18), or a reason: "no_traffic", "stale", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A replica's cells, ascending in time."""
+
+    runs: tuple[Run, ...]
+    lowest_ratio: float | None  # of the cells with traffic
+    highest_ratio: float | None
+
+
+def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]:
+    """A strip a replica, by name, from its engines' hit rate. Two queries."""
+    cells = Window(window.start, window.end, window.length_s / CELLS)
+    rates: dict[int, dict[int, tuple[float | None, PointState]]] = defaultdict(dict)
+    for row in sums.engine_sums([replica.pk for replica in replicas], cells):
+        value = hit_rate_ratio(row.queries, row.hits, row.external_hits)
+        rates[row.replica_id][round((row.start - cells.start).total_seconds() / cells.step_s)] = (value, row.state)
+    cold = _cold_cells([replica.pk for replica in replicas], cells)
+    return {replica.name: _strip(rates[replica.pk], cold[replica.pk]) for replica in replicas}
+
+
+def _cold_cells(replica_ids: Sequence[int], cells: Window) -> dict[int, set[int]]:
+    """The cells in which a cache was filling anew."""
+    found: dict[int, set[int]] = defaultdict(set)
+    warm_up = timedelta(seconds=COLD_S)
+    restarts = Event.objects.filter(
+        kind=EventKind.REPLICA_RESTARTED,
+        replica__in=replica_ids,
+        at__gt=cells.start - warm_up,
+        at__lte=cells.end,
+    ).values_list("replica_id", "at")
+    for replica_id, at in restarts:
+        first, last = (_cell(moment, cells) for moment in (at, at + warm_up))
+        found[replica_id or 0] |= set(range(max(first, 0), last + 1))
+    return found
+
+
+def _cell(at: datetime, cells: Window) -> int:
+    return int((at - cells.start).total_seconds() // cells.step_s)
+
+
+def _strip(rates: dict[int, tuple[float | None, PointState]], cold: set[int]) -> Strip:
+    runs: list[Run] = []
+    for number in range(CELLS):
+        look = _look(*rates.get(number, (None, PointState.UNKNOWN)), cold=number in cold)
+        if runs and runs[-1].look == look:
+            runs[-1] = Run(runs[-1].first, runs[-1].cells + 1, look)
+        else:
+            runs.append(Run(number, 1, look))
+    known = [value for value, _ in rates.values() if value is not None]
+    return Strip(tuple(runs), min(known, default=None), max(known, default=None))
+
+
+def _look(ratio: float | None, state: PointState, *, cold: bool) -> str:
+    if ratio is None:
+        return str(state)
+    return "cold" if cold else f"h{min(int(ratio * LEVELS), LEVELS - 1)}"

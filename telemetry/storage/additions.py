@@ -1,0 +1,141 @@
+"""What readings add up to by other keys than sums.py has: of a replica per rank, of routers per group and replica.
+
+The rules are the same: additions are summed first and divided by whoever asked (H2), and a reading at ``t`` belongs to
+the step that ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from telemetry.metrics.windows import Window
+from telemetry.storage.sums import STEP, Coverage, during, rows_of
+
+# name -> what is summed
+ENGINE = {
+    "queries": "case when hits is not null then queries end",
+    "hits": "case when queries is not null then hits end",
+    **{name: name for name in ("external_hits", "preemptions", "finished", "prompt_tokens", "generation_tokens")},
+}
+ROUTES = {
+    name: name
+    for name in (
+        "requests",
+        "ok_requests",
+        "client_error_requests",
+        "replica_error_requests",
+        "router_error_requests",
+        "cancelled_requests",
+        "prompt_tokens",
+        "cached_tokens",
+        "cacheable_tokens",
+    )
+} | {"ceiling_prompt_tokens": "case when cacheable_tokens is not null then prompt_tokens end"}
+KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
+GAUGES = ("running", "waiting", "kv_usage_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What was counted under one key over one step; None is unknown."""
+
+    key: tuple[str, ...]
+    start: datetime
+    counts: dict[str, int | None] = field(default_factory=dict)
+    covered_s: float | None = None  # of engines: seconds that the additions cover
+    stale: bool = False  # of engines: a scrape failed in this step
+
+    def get(self, name: str) -> int | None:
+        """A count by its name."""
+        return self.counts[name]
+
+
+def engine_additions(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[Added]:
+    """Of each rank (key: model, engine) of a replica, per step, ascending. One query."""
+    summed = ", ".join(f"sum({ENGINE[name]})::bigint" for name in names)
+    rows = rows_of(
+        f"""
+        select array[model, engine], {STEP} as start, sum(interval_s) filter (where state <> 'stale'),
+            bool_or(state = 'stale'), {summed}
+        from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = %(id)s
+        group by model, engine, start order by model, engine, start
+        """,  # noqa: S608 - names are keys of ENGINE
+        during(window, whole=whole) | {"id": replica_id},
+    )
+    return [_added(row, names) for row in rows if any(row[0])]
+
+
+def route_additions(
+    pools: Sequence[str] | None,
+    window: Window,
+    names: Sequence[str],
+    *,
+    by: Sequence[str] = (),
+    group: str | None = None,
+    replica: str | None = None,
+    whole: bool = False,
+) -> list[Added]:
+    """What routers counted for some pools (None: all), narrowed to a group or replica, per ``by`` and step. One query.
+
+    ``by`` names some of ``KEYS``.
+    """
+    key = ", ".join(KEYS[name] for name in by) or "''"
+    sums = ", ".join(f"sum({ROUTES[name]})::bigint" for name in names)
+    rows = rows_of(
+        f"""
+        select array[{key}], {STEP} as start, null, false, {sums}
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and pool <> '' and requests is not null
+            and (%(pools)s::text[] is null or pool = any(%(pools)s))
+            and (%(group)s::text is null or "group" = %(group)s)
+            and (%(replica)s::text is null or replica = %(replica)s)
+        group by 1, start order by 1, start
+        """,  # noqa: S608 - names are keys of ROUTES and KEYS
+        during(window, whole=whole)
+        | {"pools": None if pools is None else list(pools), "group": group, "replica": replica},
+    )
+    return [_added(row, names) for row in rows]
+
+
+def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
+    """How well routers were scraped, per step. One query."""
+    rows = rows_of(
+        f"""
+        select {STEP} as start, count(distinct router_id) filter (where state <> 'stale'),
+            coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
+        from telemetry_routerreading where at > %(start)s and at <= %(end)s and pool = ''
+        group by start order by start
+        """,  # noqa: S608 - no part of it comes from outside
+        during(window, whole=whole),
+    )
+    return [Coverage(*row) for row in rows]
+
+
+def engine_gauges(
+    replica_id: int, window: Window, column: str
+) -> list[tuple[tuple[str, ...], datetime, float | None, bool]]:
+    """((model, engine), step, mean of a gauge, whether a scrape failed) of a replica's ranks, ascending. One query."""
+    if column not in GAUGES:
+        raise ValueError(f"{column!r} is no gauge of a reading")
+    rows = rows_of(
+        f"""
+        select array[model, engine], {STEP} as start, avg({column}), bool_or(state = 'stale')
+        from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = %(id)s
+        group by model, engine, start order by model, engine, start
+        """,  # noqa: S608 - the column is one of three
+        during(window) | {"id": replica_id},
+    )
+    return [(tuple(row[0]), row[1], row[2], row[3]) for row in rows]
+
+
+def total(rows: Iterable[Added], name: str) -> int | None:
+    """The sum of what is known of a count; None where nothing is."""
+    known = [value for row in rows if (value := row.get(name)) is not None]
+    return sum(known) if known else None
+
+
+def _added(row: tuple[object, ...], names: Sequence[str]) -> Added:
+    key, start, covered_s, stale, *values = row
+    return Added(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))  # type: ignore[arg-type]  # as selected

@@ -1,0 +1,66 @@
+"""What the pages of figures share: the charts of a subject, what fires there, what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.views.decorators.cache import cache_control
+from django.views.decorators.gzip import gzip_page
+from django.views.decorators.http import conditional_page, require_GET
+
+from telemetry.models import Alert, AlertState
+from telemetry.services.alerts import open_alerts
+from telemetry.services.first_tokens import in_time
+from telemetry.services.timeline import events_of
+from telemetry.web.asking import Asked
+from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
+from telemetry.web.ranges import PRESETS
+
+EVENTS = 8  # on a page; the rest is a link away
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A chart on a page: its view, and those to choose from."""
+
+    chart: Chart
+    view: View
+    views: list[View]
+
+
+def chart_entries(state: Asked) -> list[Entry]:
+    """The charts that there are of a subject, each as the URL wants it."""
+    found = ((chart, chart.view(state.query, state.kind)) for chart in CHARTS.values())
+    return [Entry(chart, view, chart.views_of(state.kind)) for chart, view in found if view is not None]
+
+
+def frame(state: Asked) -> dict[str, Any]:
+    """What a whole page has beside its live part."""
+    return {"asked": state, "presets": PRESETS, "charts": chart_entries(state)}
+
+
+def around(state: Asked) -> dict[str, Any]:
+    """What every live part has: the share in time, what happened, what fires. At most 6 queries."""
+    objective_s = float(view.key) if (view := OBJECTIVE.view(state.query, state.kind)) else 0.0
+    return {
+        "asked": state,
+        "objective_s": objective_s,
+        "in_time": in_time(state.subject, state.range.now, objective_s),
+        "events": events_of(state.subject, state.range.window, EVENTS)[::-1],
+        "firing": firing(state),
+    }
+
+
+def firing(state: Asked) -> list[Alert]:
+    """The alerts of a subject's pool that fire; of the fleet none, because every page counts those. One query."""
+    if state.subject.pool is None:
+        return []
+    return list(open_alerts().filter(pool=state.subject.pool, state=AlertState.FIRING))
+
+
+def live_part(view: Any) -> Any:
+    """A view that answers a page's live part: compressed (it holds no secret that its length could tell), and 304
+    while nothing changed.
+    """
+    return require_GET(gzip_page(cache_control(private=True, no_cache=True)(conditional_page(view))))

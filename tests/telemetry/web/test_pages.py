@@ -1,0 +1,169 @@
+"""The pages of a pool, a task group and a replica: each answers for its own object, and says what it does not know."""
+
+import re
+from datetime import timedelta
+
+import pytest
+import time_machine
+
+from controlplane.models import RoutingPolicy
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group, update_task_group
+from telemetry.models import ScrapeState
+from telemetry.web.charts import CHARTS
+from tests.fleet_history import drop_alert, warm_fleet
+
+PAGES = ("/pools/chat/", "/pools/chat/groups/coding/", "/pools/chat/groups/-/", "/replicas/gpu-4/")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_has_tiles_charts_and_what_happened_and_its_live_part_is_a_fragment(visitor, fleet, path):
+    text = visitor.get(path).text
+
+    assert 'id="tiles"' in text
+    assert "Policy chat revision 2" in text
+    live = re.search(r'hx-get="([^"]+)"', text)[1].replace("&amp;", "&")
+    part = visitor.get(live)
+    assert "<html" not in part.text
+    assert 'id="tiles"' in part.text
+    assert visitor.get(live, headers={"If-None-Match": part["ETag"]}).status_code == 304
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_chart_of_a_page_draws_its_own_subject(visitor, fleet, path):
+    sources = re.findall(r'data-src="([^"]+)"', visitor.get(f"{path}?range=15m").text)
+
+    assert len(sources) >= 4
+    for source in sources:
+        figure = visitor.get(source.replace("&amp;", "&")).json()
+        assert "line" in [trace["meta"] for trace in figure["data"]], source
+
+
+def test_a_pool_that_is_asked_for_by_name_leads_to_its_page_with_the_range(visitor, fleet):
+    answer = visitor.get("/?pool=chat&range=1h")
+
+    assert (answer.status_code, answer["Location"]) == (302, "/pools/chat/?range=1h")
+
+
+def test_a_link_between_pages_carries_the_range(visitor, fleet):
+    assert 'href="/replicas/gpu-1/?range=1h"' in visitor.get("/pools/chat/?range=1h").text
+    assert 'href="/pools/chat/groups/coding/?range=1h"' in visitor.get("/?range=1h").text
+    assert 'href="/pools/chat/?range=1h"' in visitor.get("/replicas/gpu-1/?range=1h").text
+
+
+def test_a_pool_says_what_fires_and_which_policy_is_in_force(visitor, fleet, noon):
+    drop_alert(fleet, noon)
+
+    text = visitor.get("/pools/chat/").text
+
+    assert "31.0 %, 33.0 points below its baseline" in text
+    assert f'href="/policies/{fleet.policies.get(group=None).pk}/"' in text
+    assert "chat r2" in text
+
+
+def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visitor, fleet):
+    update_task_group(fleet.groups.get(name="coding"), hit_rate_objective=0.7, expected_tier1="00ff00ff00ff00ff")
+
+    text = visitor.get("/pools/chat/groups/coding/").text
+
+    assert "the objective is 70.0 %" in text
+    assert "00ff00ff00ff00ff" in text
+    assert re.search(r'href="/replicas/gpu-1/">gpu-1</a>.*?100\.0 %', text, re.DOTALL)
+
+
+def test_a_group_without_a_policy_of_its_own_is_placed_by_the_pools(visitor, fleet):
+    assert RoutingPolicy.objects.filter(group__isnull=False).count() == 0
+    assert "chat r2" in visitor.get("/pools/chat/groups/coding/").text
+
+
+def test_a_group_without_traffic_says_so_and_no_figure_is_zero(visitor, fleet):
+    create_task_group(fleet, "quiet")
+
+    text = visitor.get("/pools/chat/groups/quiet/").text
+
+    assert "no traffic" in text
+    assert "No request of this group was seen" in text
+    tiles = text[text.index('id="tiles"') : text.index('id="charts"')]
+    assert "0.0 %" not in tiles
+
+
+def test_a_removed_group_has_a_page_as_long_as_it_was_measured(visitor, fleet):
+    fleet.groups.get(name="coding").delete()
+
+    assert "not in the configuration any more" in visitor.get("/pools/chat/groups/coding/").text
+    assert visitor.get("/pools/chat/groups/never/").status_code == 404
+
+
+def test_a_replica_shows_its_engine_its_ranks_and_how_reading_goes(visitor, fleet):
+    ScrapeState.objects.filter(replica__name="gpu-4").update(lag_s=0.0123, restarted_at=None)
+
+    text = visitor.get("/replicas/gpu-4/").text
+
+    assert "16 tokens" in text
+    assert "27,648 blocks" in text
+    assert "12 ms" in text
+    assert re.search(r'<th scope="row">0</th><td>llama-3.3-70b</td>', text)
+
+
+def test_a_restarted_replica_is_shaded_cold_on_its_own_charts_alone(visitor, fleet):
+    def shaded(query):
+        layout = visitor.get(f"/charts/hit-rate/figure/?{query}").json()["layout"]
+        return [shape for shape in layout["shapes"] if shape["type"] == "rect"]
+
+    (cold,) = shaded("replica=gpu-4")
+    assert (cold["x0"], cold["x1"]) == ("2031-03-04T11:58:00", "2031-03-04T12:00:00")
+    assert shaded("pool=chat") == shaded("replica=gpu-1") == []
+
+
+def test_a_replica_that_was_never_read_says_what_to_check(visitor, noon):
+    add_replica(create_pool("chat"), name="gpu-1", url="http://gpu-1:8000")
+
+    text = visitor.get("/replicas/gpu-1/").text
+
+    assert "Waiting for the first reading" in text
+    assert "No rank was read in this range" in text
+    assert "not told yet" in text
+
+
+def test_a_replica_that_stopped_answering_says_since_when(visitor, fleet, noon):
+    with time_machine.travel(noon + timedelta(minutes=3), tick=False):
+        assert "Nothing was read from replicas since" in visitor.get("/replicas/gpu-1/").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/pools/none/", "/pools/none/live/", "/pools/none/groups/coding/", "/replicas/none/", "/replicas/none/live/"],
+)
+def test_what_is_not_there_is_not_found(visitor, path):
+    assert visitor.get(path).status_code == 404
+
+
+def test_a_pool_without_replicas_says_the_next_step(visitor):
+    pool = create_pool("chat")
+
+    text = visitor.get("/pools/chat/").text
+
+    assert f'href="/fleet/pools/{pool.pk}/replicas/new/"' in text
+    assert "data-chart" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "queries"), [("/pools/chat/", 31), ("/pools/chat/groups/coding/", 17), ("/replicas/gpu-1/", 22)]
+)
+def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
+    warm_fleet(noon, seconds=60, replicas=9)
+
+    with django_assert_num_queries(queries):
+        visitor.get(path)
+
+
+@pytest.mark.parametrize("query", ["pool=chat", "pool=chat&group=coding", "pool=chat&group=-", "replica=gpu-1", ""])
+def test_every_view_of_every_chart_can_be_drawn(visitor, fleet, query):
+    drawn = 0
+    for slug, chart in CHARTS.items():
+        for view in chart.views:
+            answer = visitor.get(f"/charts/{slug}/figure/?range=5m&{query}&{chart.param}={view.key}")
+            assert answer.status_code in {200, 404}
+            drawn += answer.status_code == 200
+    assert drawn >= 8
