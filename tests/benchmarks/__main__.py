@@ -10,6 +10,7 @@ import signal
 import sys
 
 BENCHMARKS = {
+    "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
-from routing.core.request import BODIES, BodyError, parse_body
+from routing.core.request import BODIES, parse_body
 from routing.core.shape import (
     DESCRIBED_BYTES,
     MAX_NUMBERS,
@@ -27,6 +27,7 @@ from routing.core.shape import (
     Volatile,
     shape_of,
 )
+from routing.core.types import BodyError
 from tests.routing.building import CHAT, SECRET, canonical
 
 digest = PrefixHasher(SECRET).digest

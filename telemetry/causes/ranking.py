@@ -1,0 +1,62 @@
+"""All judges' answers, the likeliest first.
+
+Theory of operation. Each judge says how many tokens its cause explains and how sure it is. Their order is that of the
+product, as a share of what was lost: a cause that is certain and explains little stands behind one that is likely and
+explains it all. What one event explains shows in several figures, so judges of what is seen (the index is stale,
+affinity is given up, the cache is too small) leave out replicas and revisions that something happened to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from telemetry.causes import (
+    affinity_given_up,
+    capacity,
+    engine_silent,
+    index_stale,
+    prompt_changed,
+    replica_added,
+    replica_lost,
+    replica_restarted,
+    revision,
+    workload_changed,
+)
+from telemetry.causes.cause import Cause, Finding
+from telemetry.causes.evidence import Evidence
+
+Judge = Callable[[Evidence], Finding | None]
+JUDGES: tuple[Judge, ...] = (
+    engine_silent.judge,
+    prompt_changed.judge,
+    replica_restarted.judge,
+    replica_lost.judge,
+    replica_added.judge,
+    revision.judge,
+    affinity_given_up.judge,
+    workload_changed.judge,
+    capacity.judge,
+    index_stale.judge,
+)
+LEAST = 0.05  # confidence of a cause that is worth a word
+
+
+def rank(evidence: Evidence) -> list[Cause]:
+    """The causes that explain something, likeliest first; none where nothing was lost, or nothing is known."""
+    if evidence.lost <= 0:
+        return []
+    found = [finding for judge in JUDGES if (finding := judge(evidence)) is not None]
+    causes = [_cause(finding, evidence) for finding in found]
+    likely = [cause for cause in causes if cause.confidence >= LEAST]
+    return sorted(likely, key=lambda cause: cause.confidence, reverse=True)
+
+
+def _cause(finding: Finding, evidence: Evidence) -> Cause:
+    share = min(max(finding.tokens, 0.0) / evidence.lost, 1.0)
+    told = {
+        "explained_tokens": round(min(max(finding.tokens, 0.0), evidence.lost)),
+        "lost_tokens": round(evidence.lost),
+        "explained_ratio": round(share, 3),
+        **finding.evidence,
+    }
+    return Cause(finding.kind, round(finding.certainty * share, 3), finding.summary, told, finding.advice)

@@ -1,0 +1,41 @@
+"""Each cause is made to happen in a stand-in fleet, and has to be named first. All variations: ``make bench``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from telemetry.causes import CauseKind
+from telemetry.services.causes import explain_drop
+from tests.telemetry.causes.dramas import DRAMAS, Drama, play
+from tests.telemetry.causes.fleet import SCRAPE_S, T0
+
+pytestmark = pytest.mark.django_db
+ONE_OF_EACH = {drama.kind: drama for drama in reversed(DRAMAS)}
+
+
+def test_there_is_a_drama_for_every_cause() -> None:
+    assert ONE_OF_EACH.keys() == set(CauseKind)
+
+
+@pytest.mark.parametrize("drama", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
+def test_what_happened_is_named_first(drama: Drama, pool, settings, time_machine) -> None:
+    settings.SCRAPE_INTERVAL_S = SCRAPE_S
+    when = play(drama, 1, pool, lambda at: time_machine.move_to(at, tick=False))
+
+    causes = explain_drop(pool, **when.as_spans())
+
+    first = causes[0]
+    assert first.kind == drama.kind
+    assert 0.25 < first.confidence <= 1
+    assert first.summary.endswith(".")
+    assert first.advice
+    assert first.evidence["lost_tokens"] > 0.03 * 1000 * SCRAPE_S  # it was a drop indeed
+    assert [it.confidence for it in causes] == sorted((it.confidence for it in causes), reverse=True)
+
+
+def test_where_nothing_is_known_nothing_is_said(pool, django_assert_max_num_queries) -> None:
+    hour = timedelta(hours=1)
+    with django_assert_max_num_queries(14):
+        assert explain_drop(pool, start=T0, end=T0 + hour, baseline_start=T0 - hour, baseline_end=T0) == []
