@@ -36,8 +36,9 @@ LOCKS = ROOT / "requirements"
 PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather than installed
 OLDEST = (3, 11)
 
-# Three processes at least: one of them mostly waits for the live stack. What each is given: tests/side_by_side.py.
-SIDE_BY_SIDE = ["-n", str(max(3, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
+# Four processes at least: two of them mostly wait, for the live stack and for servers that are away. What each is
+# given: tests/side_by_side.py.
+SIDE_BY_SIDE = ["-n", str(max(4, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 COMPILE = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "-q"]
 

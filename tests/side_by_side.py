@@ -1,8 +1,10 @@
 """How tests share a machine when several processes run them: what goes first, and what wants to be alone.
 
-A process takes one file at a time, in the order made here: the live stack first, because it mostly waits while the
-others work. What measures time is marked ``@alone`` and goes last, all of it in one process. A lock keeps what the
-others still have to finish away from it: every test holds it with the rest, or for itself if it wants to be alone.
+A process takes one file at a time, in the order made here. First comes what mostly waits while the others work: the
+live stack, and the stands of ``tests/reliability``, which are one file to the scheduler, so that one process has them
+one after the other. What measures milliseconds is marked ``@alone`` and goes last, all of it in one process. A lock
+keeps what the others still have to finish away from it: every test holds it with the rest, or for itself if it wants
+to be alone. What measures seconds runs beside the others, and gives itself the time that a busy machine takes.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-FIRST = ("tests/end_to_end/test_make_run.py", "tests/end_to_end/")
+STANDS = "tests/reliability/"
+FIRST = ("tests/end_to_end/test_make_run.py", STANDS, "tests/end_to_end/")
 
 alone = pytest.mark.xdist_group("alone")  # ends the test's name for the scheduler: ``...::test_it@alone``
 
 
 class Files(LoadScopeScheduling):
-    """Hand out whole files in the order of collection, and what wants to be alone as one file more."""
+    """Hand out whole files in the order of collection, the stands as one, and what wants to be alone as one more."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if nodeid.endswith("@alone") else nodeid.partition("::")[0]
+        if nodeid.endswith("@alone"):
+            return "alone"
+        return STANDS if nodeid.startswith(STANDS) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log) -> Files:

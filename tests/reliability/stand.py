@@ -16,13 +16,14 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from controlplane.stack import plan
 from controlplane.stack.child import Child
 from controlplane.stack.postgres import EmbeddedPostgres
 from controlplane.stack.valkey import valkey_child
 from tests.conftest import wait_until
-from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
+from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest, slowdown
 
 STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
 START_S = 90  # of any process, on a machine that does other things too
@@ -262,7 +263,7 @@ class Stand:
         """Wait for a tick after now; how many seconds that took."""
         begun, before = time.monotonic(), self.ask("select now()")
         try:
-            wait_until(lambda: (self.ticked() or before) > before, within_s, "ticks to resume", every_s=0.1)
+            soon(lambda: (self.ticked() or before) > before, within_s, "ticks to resume")
         except BaseException:
             print("\n".join(self.worker.lines[-60:]))  # noqa: T201 - pytest shows it with the failure
             raise
@@ -297,6 +298,22 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (OSError, ValueError):
         return []
+
+
+def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.05) -> None:
+    """Wait until a condition holds; as long as ``within_s`` seconds are while others use the machine too."""
+    begun, allowed_s = time.monotonic(), within_s
+    while not condition():
+        if (waited_s := time.monotonic() - begun) > allowed_s:
+            allowed_s = within_s * slowdown()
+            if waited_s > allowed_s:
+                pytest.fail(f"waited {waited_s:.1f} s for {what}: more than the {within_s:g} s of a machine at rest")
+        time.sleep(every_s)
+
+
+def is_within(took_s: float, limit_s: float) -> bool:
+    """Whether something took no longer than it may, or than that is while others use the machine too."""
+    return took_s < limit_s or took_s < limit_s * slowdown()
 
 
 def answers(ask: Callable[[], httpx.Response]) -> int | None:

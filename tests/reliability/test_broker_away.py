@@ -11,10 +11,9 @@ from controlplane.broker import LONGEST_PAUSE_S
 from controlplane.celery import app
 from tests.conftest import wait_until
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
-from tests.reliability.stand import Stand
-from tests.side_by_side import alone
+from tests.reliability.stand import Stand, is_within, soon
 
-pytestmark = [alone, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 RESUMES_S = 10
 CYCLES = 3
 AWAY_S = 8.0
@@ -58,13 +57,11 @@ def test_killed_and_away_for_a_while_it_costs_no_transition_of_an_alert(stand, r
         stand.valkey.start()
         stand.until_ticks_resume(RESUMES_S)
         expected = ["alert.firing", "alert.resolved"] * 2
-        wait_until(
-            lambda wanted=expected[: cycle + 1]: told(receiver) == wanted, 30, f"{expected[: cycle + 1]}, each once"
-        )
+        soon(lambda wanted=expected[: cycle + 1]: told(receiver) == wanted, 30, f"{expected[: cycle + 1]}, each once")
     counted = "select count(*) from controlplane_event where kind in ('alert_firing', 'alert_resolved')"
     assert stand.ask(counted) == CYCLES
     undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
-    wait_until(lambda: stand.ask(undelivered) == 0, 10, "the last message to be marked")
+    soon(lambda: stand.ask(undelivered) == 0, 10, "the last message to be marked")
     assert len(stand.worker.said("the broker is away", since=begun)) == CYCLES
     assert stand.worker.said("Traceback|Message Error", since=begun) == []
 
@@ -79,7 +76,7 @@ def test_flushed_it_knows_again_within_two_ticks_what_is_due(stand):
     with redis.Redis(unix_socket_path=path) as broker:
         for _ in range(3):
             broker.flushall()
-            assert stand.until_ticks_resume(RESUMES_S) < 2 * TICK_S + 1  # on a machine that does other things too
+            assert is_within(stand.until_ticks_resume(RESUMES_S), 2 * TICK_S + 1)
 
 
 def test_away_for_long_it_is_found_again_as_soon_as_after_a_moment(stand):
@@ -93,4 +90,4 @@ def test_away_for_long_it_is_found_again_as_soon_as_after_a_moment(stand):
     returns_at = time.monotonic() + LONG_S
     wait_until(lambda: time.monotonic() > returns_at, LONG_S + 1, "half a minute to pass", every_s=0.5)
     stand.valkey.start()
-    assert stand.until_ticks_resume(RESUMES_S) < LONGEST_PAUSE_S + 3
+    assert is_within(stand.until_ticks_resume(RESUMES_S), LONGEST_PAUSE_S + 3)

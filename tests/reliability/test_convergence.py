@@ -8,13 +8,12 @@ import pytest
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
-from tests.conftest import wait_until
 from tests.end_to_end.live_stack import slowdown
 from tests.fakes.fault_proxy import Fault
 from tests.reliability.fleet import fleet
-from tests.side_by_side import alone
+from tests.reliability.stand import soon
 
-pytestmark = [alone, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 ROUTERS = 16
 PUBLICATIONS = 40
 SOON_S, SURELY_S = 2.0, 30.0
@@ -73,6 +72,6 @@ def test_whatever_becomes_of_pushes_and_answers_all_run_it_within_half_a_minute(
             reconcile_routers()
             return Router.objects.filter(running_number=newest()).count() == ROUTERS
 
-        wait_until(converged, SURELY_S, "all routers to run the newest", every_s=0.5)
+        soon(converged, SURELY_S, "all routers to run the newest", every_s=0.5)
         assert {router.revision for router in routers} == {newest()}
         assert sum(sum(router.proxy.met.values()) for router in routers) > 10, "nothing went wrong on the way"

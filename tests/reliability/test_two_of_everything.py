@@ -12,11 +12,10 @@ import pytest
 from tests.conftest import wait_until
 from tests.fakes.fake_router import FakeRouter
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
-from tests.reliability.stand import Part, Stand
+from tests.reliability.stand import Part, Stand, soon
 from tests.reliability.test_broker_away import QUICK, measured, told
-from tests.side_by_side import alone
 
-pytestmark = [alone, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 HOUR_S = 3600
 SKEWED = Path(__file__).with_name("skewed.py")
 
@@ -57,7 +56,7 @@ def test_each_transition_is_one_row_and_one_message(stand, workers, receiver):
     expected = ["alert.firing", "alert.resolved", "alert.firing"]
     for number, ratio in enumerate((0.1, 0.8, 0.1), start=1):
         measured(stand, ratio)
-        wait_until(lambda wanted=expected[:number]: told(receiver) == wanted, 40, f"{expected[:number]}, each once")
+        soon(lambda wanted=expected[:number]: told(receiver) == wanted, 40, f"{expected[:number]}, each once")
     kinds = "select string_agg(kind, ' ' order by id) from controlplane_event where kind like 'alert%%'"
     assert stand.ask(kinds) == "alert_firing alert_resolved alert_firing"
     assert stand.ask("select count(*) from telemetry_notification") == 3
@@ -77,7 +76,7 @@ def test_each_configuration_is_pushed_once_and_no_router_is_taken_for_lost(stand
             made = rest.post("pools", json={"name": f"pool-{number}", "models": [f"model-{number}"]})
             assert made.status_code == 201, made.text
             newest = stand.ask("select max(number) from controlplane_configsnapshot")
-            wait_until(lambda wanted=newest: router.revision == wanted, 15, f"configuration {newest}")
+            soon(lambda wanted=newest: router.revision == wanted, 15, f"configuration {newest}")
             assert heartbeat() == 200
         done_at = time.monotonic() + 5
         wait_until(lambda: time.monotonic() > done_at, 6, "several ticks of every worker", every_s=0.2)
