@@ -9,8 +9,8 @@ what is older than what they run, and acknowledgements are recorded by condition
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 
 from celery import shared_task
 from django.conf import settings
@@ -21,11 +21,13 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.models import ConfigSnapshot, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
+from controlplane.push.signing import sign
 from controlplane.services.audit.checks import check_audit_daily
 from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
 from controlplane.services.discovery.settling import settle
 from controlplane.services.feed import adopt_foreign_events
 from controlplane.services.kept_answers import forget_answers
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,
@@ -72,20 +74,27 @@ def _push(router_id: int | None) -> None:
 
 
 def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
-    """Send concurrently; record each answer as it comes, in this thread, which alone uses the database."""
-    document, token = snapshot_document(desired), settings.ROUTER_ADMIN_TOKEN
+    """Send concurrently; record each answer as it comes, in this thread, which alone uses the database.
+
+    What answers mean for rollouts is looked at once for all that have come in the meantime.
+    """
+    document, token = sign(snapshot_document(desired), timezone.now()), settings.ROUTER_ADMIN_TOKEN
     with guarded_client(fleet_rules()) as http, ThreadPoolExecutor(min(PARALLEL, len(routers))) as threads:
         sent: dict[Future[Ack | Nack | Unreachable], Router] = {
             threads.submit(deliver, http, router, desired, document, token): router for router in routers
         }
-        for answer in as_completed(sent):
-            _record(sent[answer].pk, desired, answer.result())
+        waiting: Collection[Future[Ack | Nack | Unreachable]] = sent
+        while waiting:
+            answered, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for answer in answered:
+                _record(sent[answer].pk, desired, answer.result())
+            advance_rollouts()
 
 
 def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreachable) -> None:
     match outcome:
-        case Ack(number, sha256):
-            record_ack(router_id, number=number, sha256=sha256)
+        case Ack(number, sha256, signature):
+            record_ack(router_id, number=number, sha256=sha256, signature=signature)
         case Nack(path, reason, running_number):
             record_nack(router_id, number=sent.number, path=path, reason=reason, running_number=running_number)
         case Unreachable(reason):

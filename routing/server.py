@@ -24,6 +24,7 @@ from routing.proxy.allocator import give_back_large_blocks
 from routing.proxy.collector import spare_the_collector
 from routing.proxy.configuration.announce import Announcement, keep_announcing
 from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import NackError
 from routing.proxy.events.observer import Observer
 from routing.proxy.events.spool import Spool
@@ -133,12 +134,12 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
 
 
 def _data_side(settings: ServeSettings) -> DataSide:
-    files = LastKnownGood(settings.state_dir)
+    files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
-        return SingleProcess(Router(settings.name, files, Tls(settings.tls)), __version__)
+        return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
     from routing.workers.parent import Parent  # noqa: PLC0415 - most routers need nothing of it
 
-    return Parent(settings.name, files, __version__, settings.workers, settings.tls)
+    return Parent(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
 
 async def serve(settings: ServeSettings) -> None:

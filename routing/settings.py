@@ -15,9 +15,10 @@ from pathlib import Path
 
 from routing.proxy.loopback import is_loopback
 from routing.proxy.tls import TlsFiles
-from routing.schema import ConfigError, check_base_url
+from routing.schema import KEY_HEX, ConfigError, check_base_url
 
 MAX_WORKERS = 64
+CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
 
 _PEM_FILES = (  # flag, variable, what it is
     ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
@@ -25,6 +26,7 @@ _PEM_FILES = (  # flag, variable, what it is
     ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the authorities of replicas with an https URL"),
 )
 
+_config_key = re.compile(KEY_HEX).fullmatch
 _token = re.compile(r"[!-~]+").fullmatch
 _name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
 
@@ -49,6 +51,7 @@ class ServeSettings:
     workers: int = 1  # processes that serve the data port
     reuse_port: bool = False  # whether another router may have the data port as well
     tls: TlsFiles = field(default_factory=TlsFiles)
+    config_keys: tuple[str, ...] = ()  # public keys that pushed configurations are signed with; (): nobody looks
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
@@ -85,7 +88,16 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         workers=given.workers,
         reuse_port=given.reuse_port,
         tls=TlsFiles(given.tls_cert, given.tls_key, given.upstream_ca),
+        config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
     )
+
+
+def _config_keys(text: str) -> tuple[str, ...]:
+    """Public keys from a list with commas."""
+    keys = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not all(map(_config_key, keys)):
+        raise SettingsError(f"{CONFIG_KEYS}: expected public keys of 64 hex digits, separated by commas")
+    return keys
 
 
 def from_environment(environ: Mapping[str, str], name: str) -> str | None:

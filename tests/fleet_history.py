@@ -31,7 +31,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.rollouts.plans import make_plan
 from controlplane.services.rollouts.steering import Verdict as Judgement
-from controlplane.services.rollouts.steering import judge_stage, pause_rollout
+from controlplane.services.rollouts.steering import advance_rollouts, judge_stage, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict
 from telemetry.alerts.message import describe_drop, summary_of
@@ -59,6 +59,7 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
     router = announce(name="router-1", boot="b1", version="0.1.0", admin_url="http://10.0.1.1:8081")
     newest = ConfigSnapshot.objects.defer("sealed").first()
     record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+    advance_rollouts()
     change = until - timedelta(seconds=seconds / 2)
     Event.objects.update(at=until - timedelta(seconds=seconds * 2))
     Event.objects.filter(kind=EventKind.POLICY_PUBLISHED).update(at=change)
@@ -219,6 +220,7 @@ def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict
     newest = ConfigSnapshot.objects.defer("sealed").first()
     for router in Router.objects.all():
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+    advance_rollouts()
     figure = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
     told = "A hit rate of 41.1 % beside 63.4 %: 22.3 points less (± 4.1)."
     slower = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}

@@ -23,6 +23,10 @@ class Router(models.Model):
 
     running_number = models.PositiveBigIntegerField(null=True, blank=True)  # a ConfigSnapshot's; None: nothing yet
     running_sha256 = models.CharField(max_length=64, blank=True)
+    # What it says of the signature of what it runs: "verified", "expired", "unsigned" or "unchecked"; "": nothing yet.
+    signature_state = models.CharField(max_length=20, blank=True, default="", db_default="")
+    signature_key = models.CharField(max_length=16, blank=True, default="", db_default="")  # id of the public key
+    signature_expires_at = models.DateTimeField(null=True, blank=True)
     last_ack_at = models.DateTimeField(null=True, blank=True)
     last_nack = models.JSONField(null=True, blank=True)  # {"revision", "path", "reason", "at"} until the next ACK
     last_error = models.CharField(max_length=500, blank=True)  # why the last push did not arrive; "" when it did

@@ -11,7 +11,16 @@ import msgspec
 from controlplane.egress import fetch
 
 DEADLINE_S = 5.0  # a whole push or look
+LAST_MOMENT = 253_402_300_799  # of the year 9999, which is the last that a date can be of
 MAX_ANSWER_BYTES = 8 << 20  # GET /admin/config answers the configuration
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a router says of the signature of what it runs."""
+
+    state: Annotated[str, msgspec.Meta(max_length=20)]
+    key: Annotated[str, msgspec.Meta(max_length=16)] | None = None
+    expires_at: Annotated[int, msgspec.Meta(ge=0, le=LAST_MOMENT)] | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,7 @@ class Ack:
 
     number: int
     sha256: str
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,13 @@ class Running(msgspec.Struct, frozen=True):
 
     revision: int | None = None
     sha256: str | None = None
+    signature: Signature | None = None
 
 
 class _Acked(msgspec.Struct, frozen=True):
     revision: Annotated[int, msgspec.Meta(ge=1)]
     sha256: str
+    signature: Signature | None = None
 
 
 class _Nacked(msgspec.Struct, frozen=True):
@@ -60,7 +72,7 @@ def push_document(http: httpx.Client, admin_url: str, document: bytes, *, token:
     """Send a snapshot's document, and read the acknowledgement or the refusal."""
     status, body = _asked(http, "PUT", admin_url, token, content=document)
     if status == 200 and (acked := _read(body, _Acked)):
-        return Ack(acked.revision, acked.sha256)
+        return Ack(acked.revision, acked.sha256, acked.signature)
     if status in {409, 422} and (nacked := _read(body, _Nacked)):
         return Nack(nacked.path, nacked.reason, nacked.running_revision)
     return _unexpected(status, body)

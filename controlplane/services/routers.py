@@ -9,7 +9,7 @@ sent again; a newer number never waits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -21,6 +21,8 @@ from controlplane.celery import wake
 from controlplane.errors import InUseError, InvalidError
 from controlplane.models import ConfigSnapshot, EventKind, Router
 from controlplane.models.names import LONG_NAME
+from controlplane.push.client import Signature
+from controlplane.push.signing import wanting_renewal
 from controlplane.services.rollouts.steering import advance_rollouts
 from routing.schema import ConfigError, check_base_url
 
@@ -50,12 +52,13 @@ def announce(
     events: Sequence[Any] = (),
     sent_at: float | None = None,
     warming: Mapping[str, Mapping[str, int]] | None = None,
+    signature: Signature | None = None,
 ) -> Router:
     """Note a router's heartbeat, and take what it tells of; a new one gets its row here, and one that runs something
     else is pushed to at once.
 
-    ``warming`` is how far each replica is that it warms up; None: it warms none. InvalidError for a name or URL that
-    cannot be one.
+    ``warming`` is how far each replica is that it warms up; None: it warms none. ``signature`` is what it says of that
+    of its configuration; None: nothing. InvalidError for a name or URL that cannot be one.
     """
     check_name(name, LONG_NAME, "$.name")
     _check_urls(admin_url, data_url)
@@ -69,6 +72,7 @@ def announce(
     for field, value in told.items():
         setattr(router, field, value)
     router.warming = dict(warming or {})
+    _note_signature(router, signature)
     _seen(router)
     if restarted or _may_be_told(router, revision):
         _note_running(router, revision, sha256 or "")
@@ -82,8 +86,11 @@ def announce(
 
 
 @transaction.atomic
-def record_ack(router_id: int, *, number: int, sha256: str) -> None:
-    """A router acknowledged a snapshot; an acknowledgement older than what is known changes nothing."""
+def record_ack(router_id: int, *, number: int, sha256: str, signature: Signature | None = None) -> None:
+    """A router acknowledged a snapshot; an acknowledgement older than what is known changes nothing.
+
+    What it means for rollouts is for ``advance_rollouts`` to say, once for all that answered.
+    """
     router = _locked(router_id)
     if router is None:
         return
@@ -93,16 +100,17 @@ def record_ack(router_id: int, *, number: int, sha256: str) -> None:
     if router.running_number is None or number >= router.running_number or not _acked_just_now(router):
         _note_running(router, number, sha256)
         router.last_ack_at, router.last_nack = timezone.now(), None
+        _note_signature(router, signature)
     router.save()
-    advance_rollouts()
 
 
 @transaction.atomic
 def record_nack(router_id: int, *, number: int, path: str, reason: str, running_number: int | None) -> None:
     """A router refused a snapshot. The refusal is an event once; the number is offered again after a pause.
 
-    A router that runs a number at or above ours, of another digest, got it from a database that is gone: a fresh
-    snapshot is numbered above it, so that it converges again.
+    What it means for rollouts is for ``advance_rollouts`` to say. A router that runs a number at or above ours, of
+    another digest, got it from a database that is gone: a fresh snapshot is numbered above it, so that it converges
+    again.
     """
     router = _locked(router_id)
     if router is None:
@@ -117,7 +125,6 @@ def record_nack(router_id: int, *, number: int, path: str, reason: str, running_
         record_event(EventKind.CONFIG_REFUSED, summary, router=router, detail=refusal)
     router.last_nack = {**refusal, "at": timezone.now().isoformat()}
     router.save()
-    advance_rollouts()
     newest = newest_snapshot()
     if newest and newest.number == number and number <= (running_number or 0) < HIGHEST_NUMBER:
         freeze_snapshot(reason=f"router {router.name} ran number {running_number} already", above=running_number or 0)
@@ -174,7 +181,8 @@ def remove_router(router: Router, *, by: User | None = None, reason: str = "") -
 def claim_pushes(desired: ConfigSnapshot, *, router_id: int | None = None) -> list[Router]:
     """The routers that need a push or a look, each claimed for 10 s, so that nobody else sends the same.
 
-    A router needs one when, as far as is known, it does not run ``desired``, or when it has been silent for 15 s.
+    A router needs one when, as far as is known, it does not run ``desired``, when the signature of what it runs wants
+    to be renewed, or when it has been silent for 15 s.
     """
     now = timezone.now()
     rows = Router.objects.select_for_update(no_key=True, skip_locked=True).filter(_needing(desired), _due(desired))
@@ -195,7 +203,7 @@ def _wake_push(router: Router) -> None:
 def _needing(desired: ConfigSnapshot) -> Q:
     drifted = ~Q(running_number=desired.number, running_sha256=desired.sha256) | Q(running_number=None)
     silent = Q(last_seen_at__lt=timezone.now() - timedelta(seconds=PROBE_AFTER_S))
-    return drifted | silent
+    return drifted | silent | wanting_renewal(timezone.now())
 
 
 def _due(desired: ConfigSnapshot) -> Q:
@@ -216,6 +224,13 @@ def _note_running(router: Router, number: int | None, sha256: str) -> None:
         summary = f"Router {router.name} runs configuration {number}."
         record_event(EventKind.CONFIG_APPLIED, summary, router=router, detail=detail)
     router.running_number, router.running_sha256 = number, sha256
+
+
+def _note_signature(router: Router, told: Signature | None) -> None:
+    ends = None if told is None or told.expires_at is None else datetime.fromtimestamp(told.expires_at, UTC)
+    router.signature_state = told.state if told else ""
+    router.signature_key = (told.key if told else None) or ""
+    router.signature_expires_at = ends
 
 
 def _may_be_told(router: Router, revision: int | None) -> bool:

@@ -181,6 +181,8 @@ BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to
 API_RATE = int(env.number("API_RATE", 1200, low=0, high=1_000_000))
 API_RATE_UNAUTHENTICATED = int(env.number("API_RATE_UNAUTHENTICATED", 60, low=0, high=1_000_000))
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
+CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "")  # what configurations are signed with; "": from SECRET_KEY
+CONFIG_VALID_H = int(env.number("CONFIG_VALID_H", 168, low=1, high=8760))  # how long a signature holds
 METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))

@@ -11,6 +11,7 @@ from .base import DATA_DIR
 DEBUG = env.flag("DEBUG", default=False)
 SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DIR, "router_admin_token")
+CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "") or places.secret(DATA_DIR, "config_signing_key")
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 if DEBUG and (strangers := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost", "[::1]"})):
     raise ImproperlyConfigured(

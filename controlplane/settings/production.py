@@ -4,6 +4,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import env
 from .base import *  # noqa: F403 - this file is base plus differences
+from .base import CONFIG_SIGNING_KEY
 
 DEBUG = False
 SECRET_KEY = env.text("SECRET_KEY")
@@ -36,5 +37,7 @@ if len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 10:
     raise ImproperlyConfigured("WARMPATH_SECRET_KEY: expected at least 50 characters, at least 10 of them different")
 if not ALLOWED_HOSTS or "*" in ALLOWED_HOSTS:
     raise ImproperlyConfigured("WARMPATH_ALLOWED_HOSTS: expected the host names that this site is served under")
+if 0 < len(CONFIG_SIGNING_KEY) < 32:
+    raise ImproperlyConfigured("WARMPATH_CONFIG_SIGNING_KEY: expected at least 32 characters")
 if len(ROUTER_ADMIN_TOKEN) < 32:
     raise ImproperlyConfigured("WARMPATH_ROUTER_ADMIN_TOKEN: expected at least 32 characters")

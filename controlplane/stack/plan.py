@@ -10,6 +10,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.settings import env
+from controlplane.signing_keys import public_key
 
 from . import places
 from .child import Child
@@ -149,7 +150,10 @@ def _router(settings: StackSettings) -> Child:
         "router",
         [*_routing("serve"), "--control-plane", settings.web_url, *where, *admin, *state],
         ready=lambda: _answers(f"http://127.0.0.1:{settings.router_admin_port}/readyz"),
-        environment={"WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings)},
+        environment={
+            "WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings),
+            "WARMPATH_ROUTER_CONFIG_KEYS": public_key(_signing_secret(settings)),
+        },
     )
 
 
@@ -166,6 +170,10 @@ def player(settings: StackSettings) -> list[Child]:
 
 def _admin_token(settings: StackSettings) -> str:
     return env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(settings.data_dir, "router_admin_token")
+
+
+def _signing_secret(settings: StackSettings) -> str:
+    return env.text("CONFIG_SIGNING_KEY", "") or places.secret(settings.data_dir, "config_signing_key")
 
 
 def _manage(*arguments: str) -> list[str]:

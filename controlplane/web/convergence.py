@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.models import ConfigSnapshot, Router
+from controlplane.push.signing import signing_key_id
 from controlplane.services.snapshots import newest_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureLine:
+    """What is known of the signature of what a router runs."""
+
+    word: str  # "verified", "expired", "unsigned", "unchecked", "other key", "refused" or "unknown"
+    reason: str  # what to do about it; "" where it is as it should be
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,7 @@ class RouterLine:
     running: int | None
     behind: int | None  # snapshots between what it runs and the newest; None while it runs nothing known
     last_seen: datetime
+    signature: SignatureLine
 
     @property
     def still_safe(self) -> str:
@@ -78,7 +88,31 @@ def lines_of(routers: Iterable[Router], newest: ConfigSnapshot | None) -> list[R
 def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
     status, reason = _status(router, newest)
     behind = newest.number - router.running_number if newest and router.running_number else None
-    return RouterLine(router, router.name, status, reason, router.running_number, behind, router.last_seen_at)
+    return RouterLine(
+        router, router.name, status, reason, router.running_number, behind, router.last_seen_at, _signature(router)
+    )
+
+
+SIGNATURES = {  # by what routers say
+    "": ("unknown", "It does not say whether it checks signatures: it is older than they are, or runs nothing yet."),
+    "unchecked": (
+        "unchecked",
+        "It takes configurations from whoever has the router token. Give it WARMPATH_ROUTER_CONFIG_KEYS, which "
+        "manage.py config_key prints.",
+    ),
+    "unsigned": ("unsigned", "It runs a file of its own, which nobody signed."),
+    "expired": ("expired", "The signature was not renewed in time. It serves on, and is sent a new one."),
+}
+
+
+def _signature(router: Router) -> SignatureLine:
+    nack: dict[str, Any] = router.last_nack or {}
+    if str(nack.get("path", "")).startswith("$.signature"):
+        return SignatureLine("refused", f"It refuses ours: {nack.get('reason', 'no reason given')}.")
+    state = router.signature_state
+    if state == "verified" and router.signature_key != signing_key_id():
+        return SignatureLine("other key", f"It was signed with {router.signature_key}, and is sent anew with ours.")
+    return SignatureLine(*SIGNATURES.get(state, (state, "")))
 
 
 def _status(router: Router, newest: ConfigSnapshot | None) -> tuple[str, str]:

@@ -33,6 +33,7 @@ _TONES = {
     "cold": "cold",
     "trial": "ember", "awaiting_approval": "warn", "rolled_back": "bad", "acknowledged": "good",
     "passed": "good", "breached": "bad", "inconclusive": "warn",
+    "verified": "good", "expired": "warn", "unsigned": "warn", "unchecked": "warn", "other key": "warn",
 }  # fmt: skip
 
 

@@ -82,6 +82,7 @@ class Admin:
                 "sha256": applied.snapshot.sha256 if applied else None,
                 "applied_at": applied.at.isoformat() if applied else None,
                 "source": applied.source if applied else None,
+                "signature": store.signature,
                 "config": without_secrets(applied.snapshot.config) if applied else None,
                 "last_nack": nack.as_json() if nack else None,
             }
@@ -95,7 +96,7 @@ class Admin:
         except NackError as nack:
             refusal = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
             return _json(refusal, status=409 if nack.is_conflict else 422)
-        return _json(applied.as_ack())
+        return _json({**applied.as_ack(), "signature": store.signature})
 
     async def replicas(self, _: web.Request) -> web.Response:
         """Every configured replica, its health and its load."""

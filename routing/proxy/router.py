@@ -24,6 +24,7 @@ from routing.proxy.clients.client import Client
 from routing.proxy.clients.models import models_answer
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.proxy.deadlines import Deadlines
 from routing.proxy.errors import LocalAnswer, RefusalError
@@ -72,7 +73,13 @@ class Serving:
 class Router:
     """One router process, apart from its listening sockets."""
 
-    def __init__(self, name: str, files: LastKnownGood | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        files: LastKnownGood | None = None,
+        tls: Tls | None = None,
+        signatures: Signatures | None = None,
+    ) -> None:
         self.name = name
         self.tls = tls or Tls()
         self.boot = secrets.token_hex(8)  # tells one life of the process from the next
@@ -97,7 +104,7 @@ class Router:
         self.metrics = Metrics()
         self.decisions = DecisionRing()
         self.openings = OpeningSampler()
-        self.store = ConfigStore(self.prepare, files)
+        self.store = ConfigStore(self.prepare, files, signatures)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
         self.addresses = Addresses()

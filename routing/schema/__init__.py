@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
@@ -50,9 +50,11 @@ from routing.schema.policies import (
     Trial,
     check_trial,
 )
+from routing.schema.signatures import KEY_HEX, Signature, key_id, signed_text
 from routing.schema.warm_up import WarmUp
 
 __all__ = [  # what stands in a file of its own; the rest is below
+    "KEY_HEX",
     "LEAST_URGENT",
     "PRIORITIES",
     "Access",
@@ -90,11 +92,14 @@ __all__ = [  # what stands in a file of its own; the rest is below
     "Seconds",
     "SessionAffinitySettings",
     "Settings",
+    "Signature",
     "TaskGroupConfig",
     "Tier1",
     "TieredSettings",
     "Trial",
     "WarmUp",
+    "key_id",
+    "signed_text",
     "without_secrets",
 ]
 
@@ -180,6 +185,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA_VERSION
     revision: Annotated[int, Meta(ge=1)]
     sha256: str | UnsetType = UNSET  # of the bytes of ``config``; a hand-written file may leave it out
+    signature: Signature | UnsetType = UNSET  # by the control plane; routers from before it pass it over
     config: msgspec.Raw
 
 
@@ -193,6 +199,23 @@ class LoadedSnapshot(Frozen, frozen=True):
     sha256: str
     config: RouterConfig
     document: bytes
+    schema: int = SCHEMA_VERSION
+    signature: Signature | None = None  # as it came: whether it holds is for whoever has the key to say
+
+    @property
+    def signed_text(self) -> bytes:
+        """What its signature is of; AssertionError where there is none."""
+        if self.signature is None:
+            raise AssertionError("the snapshot is not signed")
+        of = self.signature
+        return signed_text(
+            schema=self.schema,
+            revision=self.revision,
+            sha256=self.sha256,
+            key=of.key,
+            issued_at=of.issued_at,
+            expires_at=of.expires_at,
+        )
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -222,7 +245,35 @@ def load_snapshot(document: bytes) -> LoadedSnapshot:
         )
     config = _decoded(_configs, body)
     check_config(config)
-    return LoadedSnapshot(revision=envelope.revision, sha256=actual, config=config, document=document)
+    return LoadedSnapshot(
+        revision=envelope.revision,
+        sha256=actual,
+        config=config,
+        document=document,
+        schema=envelope.schema,
+        signature=None if envelope.signature is UNSET else envelope.signature,
+    )
+
+
+def sign_document(
+    document: bytes, *, key: str, issued_at: int, expires_at: int, sign: Callable[[bytes], bytes]
+) -> bytes:
+    """A snapshot's document with a signature by the key of that id; ``config`` keeps its bytes.
+
+    ConfigError for what is no snapshot. What ``dump_snapshot`` made is not checked again.
+    """
+    envelope = _decoded(_envelopes, document)
+    digest = hashlib.sha256(bytes(envelope.config)).hexdigest()
+    text = signed_text(
+        schema=envelope.schema,
+        revision=envelope.revision,
+        sha256=digest,
+        key=key,
+        issued_at=issued_at,
+        expires_at=expires_at,
+    )
+    made = Signature(key=key, issued_at=issued_at, expires_at=expires_at, value=sign(text).hex())
+    return _encoder.encode(msgspec.structs.replace(envelope, sha256=digest, signature=made))
 
 
 def encode_config(config: RouterConfig) -> bytes:

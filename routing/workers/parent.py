@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.listening import bind
 from routing.proxy.tls import Tls, TlsFiles
 from routing.workers.supervisor import Supervisor
@@ -12,9 +13,18 @@ from routing.workers.view import WorkersView
 class Parent:
     """The supervisor and what the admin port shows of it."""
 
-    def __init__(self, name: str, files: LastKnownGood, version: str, workers: int, tls: TlsFiles) -> None:
+    def __init__(
+        self,
+        name: str,
+        files: LastKnownGood,
+        version: str,
+        workers: int,
+        tls: TlsFiles,
+        *,
+        signatures: Signatures | None = None,
+    ) -> None:
         Tls(tls)  # files that cannot be used are better found out here than by every worker
-        self._supervisor = Supervisor(name, files, workers, tls)
+        self._supervisor = Supervisor(name, files, workers, tls, signatures=signatures)
         self.view = WorkersView(self._supervisor, version)
         self.port = 0  # the real one, once open
         self._is_beside_others = False

@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, NackError, Swap
 from routing.proxy.figures.configured import ConfiguredSeries
 from routing.proxy.figures.metrics import SeriesKey
@@ -47,10 +48,18 @@ logger = logging.getLogger(__name__)
 class Supervisor:
     """All workers of one router."""
 
-    def __init__(self, name: str, files: LastKnownGood, workers: int, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        files: LastKnownGood,
+        workers: int,
+        tls: TlsFiles | None = None,
+        *,
+        signatures: Signatures | None = None,
+    ) -> None:
         self.name = name
         self._tls = tls or TlsFiles()
-        self.store = ConfigStore(self._prepare, files)
+        self.store = ConfigStore(self._prepare, files, signatures)
         self.counts = Counts()
         self.sequence = Sequence()
         self.restarts = 0

@@ -3,7 +3,7 @@
 from controlplane.models import ConfigSnapshot, RolloutState, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.rollouts.plans import make_plan
-from controlplane.services.rollouts.steering import Verdict, judge_stage
+from controlplane.services.rollouts.steering import Verdict, advance_rollouts, judge_stage
 from controlplane.services.routers import announce, record_ack, record_nack
 
 AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK, SUPERSEDED = RolloutState
@@ -37,12 +37,14 @@ def ack(*routers):
     snapshot = newest()
     for router in routers or Router.objects.filter(lost_at=None):
         record_ack(router.pk, number=snapshot.number, sha256=snapshot.sha256)
+    advance_rollouts()
 
 
 def nack(router, reason="no room"):
     """It refuses the newest snapshot."""
     running = Router.objects.get(pk=router.pk).running_number
     record_nack(router.pk, number=newest().number, path="$.pools[0]", reason=reason, running_number=running)
+    advance_rollouts()
 
 
 def verdict(rollout, word, readings=(), stage=None):

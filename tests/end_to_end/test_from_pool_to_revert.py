@@ -10,6 +10,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.models import ConfigSnapshot, Rollout, Router
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from telemetry.services.guards import judge_rollouts
 from telemetry.storage.partitions import ensure_days
@@ -23,6 +24,7 @@ def acknowledge() -> None:
     """The router runs what is newest."""
     newest = ConfigSnapshot.objects.defer("sealed").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
+    advance_rollouts()
 
 
 def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict[int, int]) -> None:

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 
 MOST_TABS = 60
@@ -26,6 +27,7 @@ def policy(site, operator):
 def acknowledge() -> None:
     newest = ConfigSnapshot.objects.defer("sealed").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
+    advance_rollouts()
 
 
 def tab_to(page, name: str) -> None:

@@ -11,11 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+
 from controlplane.models import Router
+from controlplane.push.client import Signature
 from controlplane.services.routers import announce
 from routing.server import Server, running
 from routing.settings import read_settings
 from tests.fakes.fault_proxy import Fault, FaultProxy
+
+TOKEN, KEYS = "WARMPATH_ROUTER_ADMIN_TOKEN", "WARMPATH_ROUTER_CONFIG_KEYS"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Reached:
         return self.server.data.view.store.revision
 
     def announce(self) -> Router:
-        """What it says of itself every 10 s, by way of the proxy."""
+        """What it says of itself every 10 s; it is reached by way of the proxy."""
         view = self.server.data.view
         applied = view.store.applied
         return announce(
@@ -45,12 +50,25 @@ class Reached:
             admin_url=self.proxy.url,
             revision=applied.snapshot.revision if applied else None,
             sha256=applied.snapshot.sha256 if applied else None,
+            signature=Signature(**told) if (told := view.store.signature) else None,
         )
+
+    def put(self, document: bytes) -> httpx.Response:
+        """What its admin port answers to a document."""
+        headers = {"Authorization": f"Bearer {self.server.settings.admin_token}"}
+        url = f"http://127.0.0.1:{self.proxy._replica.port}/admin/config"
+        return httpx.put(url, content=document, headers=headers, timeout=30, trust_env=False)
 
 
 @contextmanager
 def fleet(
-    folder: Path, count: int, token: str, *, faults: Sequence[Fault] = (Fault.NONE,), seed: int = 1
+    folder: Path,
+    count: int,
+    token: str,
+    *,
+    faults: Sequence[Fault] = (Fault.NONE,),
+    seed: int = 1,
+    keys: str = "",
 ) -> Iterator[list[Reached]]:
     """Routers that serve until the end of the block, on an event loop in a thread."""
     loop = asyncio.new_event_loop()
@@ -62,7 +80,10 @@ def fleet(
         return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=60)
 
     try:
-        yield [wait(_start(stack, folder / f"router-{n:02}", token, list(faults), seed + n)) for n in range(count)]
+        yield [
+            wait(_start(stack, folder / f"router-{n:02}", {TOKEN: token, KEYS: keys}, list(faults), seed + n))
+            for n in range(count)
+        ]
     finally:
         wait(stack.aclose())
         loop.call_soon_threadsafe(loop.stop)
@@ -70,11 +91,11 @@ def fleet(
         loop.close()
 
 
-async def _start(stack: AsyncExitStack, folder: Path, token: str, faults: list[Fault], seed: int) -> Reached:
+async def _start(
+    stack: AsyncExitStack, folder: Path, environment: dict[str, str], faults: list[Fault], seed: int
+) -> Reached:
     options = ["--name", folder.name, "--port", "0", "--admin-port", "0", "--state-dir", str(folder)]
-    settings = read_settings(
-        [*options, "--control-plane", "http://127.0.0.1:9"], {"WARMPATH_ROUTER_ADMIN_TOKEN": token}
-    )
+    settings = read_settings([*options, "--control-plane", "http://127.0.0.1:9"], environment)
     server = await stack.enter_async_context(running(settings))
     target = SimpleNamespace(name=settings.name, port=server._admin.port)
     proxy = FaultProxy(target, seed, faults, 300, again=False)  # a fault falls anywhere in an acknowledgement

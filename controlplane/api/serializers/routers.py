@@ -7,6 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.models import ConfigSnapshot, Router
+from controlplane.push.client import LAST_MOMENT
 
 OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
     "admin_url",
@@ -19,6 +20,9 @@ OBSERVED = (  # what a router tells of itself: no change of that is in anybody's
     "running_sha256",
     "desired_number",
     "in_sync",
+    "signature_state",
+    "signature_key",
+    "signature_expires_at",
     "last_ack_at",
     "last_nack",
     "last_error",
@@ -46,6 +50,9 @@ class RouterSerializer(serializers.ModelSerializer[Router]):
             "running_sha256",
             "desired_number",
             "in_sync",
+            "signature_state",
+            "signature_key",
+            "signature_expires_at",
             "last_ack_at",
             "last_nack",
             "last_error",
@@ -72,6 +79,16 @@ class WarmingSerializer(serializers.Serializer[Any]):
     tokens = serializers.IntegerField(min_value=0, max_value=2**53)
 
 
+class SignatureSerializer(serializers.Serializer[Any]):
+    """What a router says of the signature of what it runs."""
+
+    state = serializers.CharField(max_length=20, help_text="verified, expired, unsigned or unchecked.")
+    key = serializers.RegexField(r"^[0-9a-f]{16}$", allow_null=True, required=False, help_text="Id of the public key.")
+    expires_at = serializers.IntegerField(
+        min_value=0, max_value=LAST_MOMENT, allow_null=True, required=False, help_text="Unix time."
+    )
+
+
 class AnnounceInput(serializers.Serializer[Any]):
     """A router's heartbeat."""
 
@@ -90,6 +107,7 @@ class AnnounceInput(serializers.Serializer[Any]):
         help_text="What happened at the router: boot, seq, at, kind, facts. Told until it is taken; each is kept once.",
     )
     warming = serializers.DictField(child=WarmingSerializer(), required=False)  # by replica
+    signature = SignatureSerializer(required=False, allow_null=True)
 
 
 class AnnouncedSerializer(serializers.Serializer[Any]):

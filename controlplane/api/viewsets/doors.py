@@ -125,6 +125,13 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
             answer["Location"] = f"{request.path}/{name}"
 
 
+def heard(kind: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
+    """What is known of a body of another program of ours, which may be newer and say more."""
+    serializer = kind(data=request.data, context={"request": request})
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
+
+
 def parsed(kind: type[serializers.Serializer[Any]], request: Request, *, partial: bool = False) -> dict[str, Any]:
     """The body as a service's arguments; a ValidationError names every field that is wrong, or that nobody knows."""
     serializer = kind(data=request.data, partial=partial, context={"request": request})

@@ -16,11 +16,12 @@ from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import IsRouter, signed_in_user
 from controlplane.api.serializers import routers as s
 from controlplane.models import Router
+from controlplane.push.client import Signature
 from controlplane.push.explain import ask_decision
 from controlplane.services import routers
 from controlplane.services.snapshots import newest_snapshot
 
-from .doors import NAME, Door, parsed
+from .doors import NAME, Door, heard, parsed
 
 
 class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Router]):
@@ -56,9 +57,13 @@ class AnnounceView(Exchange):
 
     @extend_schema(request=s.AnnounceInput, responses=s.AnnouncedSerializer)
     def post(self, request: Request) -> Response:
-        """Note a heartbeat; the answer is the number to run, which is then pushed to the admin port."""
-        told = parsed(s.AnnounceInput, request)
-        routers.announce(**told)
+        """Note a heartbeat; the answer is the number to run, which is then pushed to the admin port.
+
+        What a newer router says besides is passed over: routers may be upgraded first.
+        """
+        told = heard(s.AnnounceInput, request)
+        said = told.pop("signature", None)
+        routers.announce(**told, signature=Signature(**said) if said else None)
         desired = newest_snapshot()
         taken = len(told.get("events", ()))
         return Response({"desired_revision": desired.number if desired else None, "events_taken": taken})

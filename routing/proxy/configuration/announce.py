@@ -90,6 +90,7 @@ async def _announce(
         "data_url": what.data_url,
         "revision": applied.snapshot.revision if applied else None,
         "sha256": applied.snapshot.sha256 if applied else None,
+        "signature": router.store.signature,
         "sent_at": time.time(),  # by which the control plane knows how our clock goes
         "events": msgspec.to_builtins(happened),
     }

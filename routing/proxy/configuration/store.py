@@ -3,6 +3,7 @@
 Theory of operation. A document is checked, made ready to serve and written to disk; only then is one reference
 swapped, between two requests. Whatever fails before that leaves everything as it was. Requests under way keep the
 configuration they began with. Documents are taken one at a time, and an older revision never replaces a newer one.
+The one in force may come again with a later signature, which is kept with it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.log import event
 from routing.schema import ConfigError, LoadedSnapshot, load_snapshot
 
@@ -75,9 +77,10 @@ class ConfigStore:
     ``lock`` is held while one is taken: whoever holds it knows that the one in force stays so.
     """
 
-    def __init__(self, prepare: Prepare, files: LastKnownGood | None) -> None:
+    def __init__(self, prepare: Prepare, files: LastKnownGood | None, signatures: Signatures | None = None) -> None:
         self._prepare = prepare
         self._files = files
+        self._signatures = signatures or Signatures()
         self.lock = asyncio.Lock()
         self.applied: Applied | None = None
         self.last_nack: NackError | None = None
@@ -86,6 +89,11 @@ class ConfigStore:
     def revision(self) -> int | None:
         """The number in force."""
         return self.applied.snapshot.revision if self.applied else None
+
+    @property
+    def signature(self) -> dict[str, Any] | None:
+        """What is known of the signature of what is in force; None where nothing is."""
+        return self._signatures.told(self.applied.snapshot) if self.applied else None
 
     async def apply(self, document: bytes, source: Source) -> Applied:
         """Check, prepare, write down and swap; NackError if the document is not taken."""
@@ -122,15 +130,18 @@ class ConfigStore:
     def _newest_kept(self) -> LoadedSnapshot | None:
         for document in self._files.load() if self._files else ():
             try:
-                return load_snapshot(document)
+                snapshot = load_snapshot(document)
+                self._signatures.check_kept(snapshot)
             except ConfigError as error:
                 event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
+            else:
+                return snapshot
         return None
 
     async def _apply(self, document: bytes, source: Source) -> Applied:
-        snapshot = await asyncio.to_thread(_checked, document)
+        snapshot = await asyncio.to_thread(self._checked, document, source)
         if self.applied is not None and (repeated := _compare(snapshot, self.applied)):
-            return repeated
+            return await self._repeated(snapshot, repeated)
         try:
             swap = await self._prepare(snapshot)
         except (ValueError, OSError) as error:
@@ -139,6 +150,25 @@ class ConfigStore:
         await swap()
         self.applied = Applied(snapshot, source, datetime.now(UTC))
         event(logger, "config_applied", revision=snapshot.revision, sha256=snapshot.sha256, source=source)
+        return self.applied
+
+    def _checked(self, document: bytes, source: Source) -> LoadedSnapshot:
+        try:
+            snapshot = load_snapshot(document)
+            if source is Source.PUSH:
+                self._signatures.check_pushed(snapshot)
+        except ConfigError as error:
+            raise NackError(error.reason, path=error.path) from None
+        return snapshot
+
+    async def _repeated(self, snapshot: LoadedSnapshot, running: Applied) -> Applied:
+        """What runs, with a later signature where it came with one."""
+        given, known = snapshot.signature, running.snapshot.signature
+        if given is None or (known is not None and (known == given or known.issued_at > given.issued_at)):
+            return running
+        await self._keep(snapshot, Source.PUSH)
+        self.applied = replace(running, snapshot=snapshot)
+        event(logger, "config_signature_renewed", revision=snapshot.revision, expires_at=given.expires_at)
         return self.applied
 
     async def _keep(self, snapshot: LoadedSnapshot, source: Source) -> None:
@@ -150,13 +180,6 @@ class ConfigStore:
         except OSError as error:
             reason = f"the last known good configuration cannot be written: {error.strerror}"
             raise NackError(reason, revision=snapshot.revision) from error
-
-
-def _checked(document: bytes) -> LoadedSnapshot:
-    try:
-        return load_snapshot(document)
-    except ConfigError as error:
-        raise NackError(error.reason, path=error.path) from None
 
 
 def _compare(snapshot: LoadedSnapshot, applied: Applied) -> Applied | None:

@@ -107,6 +107,16 @@ def test_a_router_tells_how_far_the_replicas_are_that_it_warms_up(router_api, ap
     assert api.get("/api/v1/routers/router-1").data["warming"] == {}
 
 
+def test_what_a_newer_router_tells_besides_is_passed_over(router_api, api, pool):
+    """Routers may be upgraded before the control plane, and are not taken for lost meanwhile."""
+    signature = {"state": "verified", "key": "0123456789abcdef", "expires_at": 1_900_000_000, "chain": ["x"]}
+    newer = {"mood": "good", "nested": {"a": [1]}, "signature": signature}
+    assert router_api(ANNOUNCEMENT | newer).status_code == 200
+    listed = api.get("/api/v1/routers/router-1").data
+    assert (listed["signature_state"], listed["signature_key"]) == ("verified", "0123456789abcdef")
+    assert listed["lost_at"] is None
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "router-token-for-test", "r\xf6uter"])
 def test_only_the_routers_token_announces(router_api, token, db):
     assert router_api(ANNOUNCEMENT, token=token).status_code == 401

@@ -3,6 +3,7 @@
 import pytest
 
 from controlplane.models import ConfigSnapshot, Rollout
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,6 +24,7 @@ def router(draft):
     def acknowledge():
         newest = ConfigSnapshot.objects.order_by("-number").first()
         record_ack(joined.pk, number=newest.number, sha256=newest.sha256)
+        advance_rollouts()
 
     return acknowledge
 

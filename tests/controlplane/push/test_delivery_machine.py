@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, claim_pushes, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot
 
@@ -184,6 +185,7 @@ class Delivery(RuleBasedStateMachine):
             record_ack(self._row(router).pk, number=number, sha256=sha256)
         else:
             record_nack(self._row(router).pk, number=number, path="$", reason=kind, running_number=running)
+        advance_rollouts()
 
     def _row(self, router: Simulated) -> Router:
         return Router.objects.get(name=router.name)

@@ -7,6 +7,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.settings import policy_catalogue
 from controlplane.services.policies.strategy_documents import strategy_document
+from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack, record_nack
 
 
@@ -142,6 +143,7 @@ def test_each_router_shows_its_answer_and_its_reason(visitor, policy, routers):
     newest = ConfigSnapshot.objects.first()
     record_ack(routers[0].pk, number=newest.number, sha256=newest.sha256)
     record_nack(routers[1].pk, number=newest.number, path="$.pools[0]", reason="no such thing", running_number=None)
+    advance_rollouts()
 
     text = visitor.get(path(policy, "rollout/")).text
 

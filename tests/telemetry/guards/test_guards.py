@@ -15,7 +15,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.rollouts.guard_limits import GuardLimits
 from controlplane.services.rollouts.plans import RolloutPlan, make_plan
-from controlplane.services.rollouts.steering import Verdict, pause_rollout
+from controlplane.services.rollouts.steering import Verdict, advance_rollouts, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from telemetry.guards.evidence import bin_length_s, measure
 from telemetry.services.guards import judge_rollouts
@@ -42,6 +42,7 @@ def converge(routers):
     newest = ConfigSnapshot.objects.order_by("-number").first()
     for router in routers:
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
+    advance_rollouts()
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+"""Configurations are signed on their way to routers (S14), and renewed before that ends."""
+
+from datetime import timedelta
+
+import pytest
+from django.core.management import call_command
+from django.utils import timezone
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.push.signing import public_key, sign, signing_key_id
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.tasks import reconcile_routers
+from routing.schema import load_snapshot
+from tests.reliability.fleet import fleet
+
+pytestmark = pytest.mark.django_db(transaction=True)
+KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
+
+
+@pytest.fixture
+def router(pool, tmp_path, settings):
+    """A real one that accepts the present key."""
+    with fleet(tmp_path, 1, settings.ROUTER_ADMIN_TOKEN, keys=public_key()) as (router,):
+        yield router
+
+
+def known() -> Router:
+    return Router.objects.get()
+
+
+def test_a_router_with_the_key_takes_what_is_pushed_and_says_that_it_is_verified(router, client, admin_user):
+    router.announce()
+    reconcile_routers()
+    assert router.revision == newest_snapshot().number
+    row = known()
+    assert (row.signature_state, row.signature_key) == ("verified", signing_key_id())
+    assert timedelta(days=6) < row.signature_expires_at - timezone.now() < timedelta(days=8)
+    client.force_login(admin_user)
+    assert "verified" in client.get("/routers/").text
+
+
+def test_another_key_is_refused_with_both_named_until_the_router_accepts_it(router, settings, client, admin_user):
+    settings.CONFIG_SIGNING_KEY = "a key that no router was told of " * 2
+    router.announce()
+    reconcile_routers()
+    assert router.revision is None
+    assert known().last_nack["path"] == "$.signature.key"
+    client.force_login(admin_user)
+    assert f"It refuses ours: it is signed with {signing_key_id()}" in client.get("/routers/").text
+
+    settings.CONFIG_SIGNING_KEY = ""
+    Router.objects.update(push_after=None)
+    reconcile_routers()
+    assert router.revision == newest_snapshot().number
+    assert known().last_nack is None
+
+
+def test_a_signature_half_over_is_renewed_without_a_new_number_and_no_sooner(router, time_machine_at):
+    router.announce()
+    reconcile_routers()
+    first, number = known().signature_expires_at, router.revision
+    time_machine_at(2 * 86_400)
+    router.announce()
+    reconcile_routers()
+    assert known().signature_expires_at == first
+    time_machine_at(4 * 86_400)
+    router.announce()
+    reconcile_routers()
+    assert known().signature_expires_at > first + timedelta(days=3)
+    assert (router.revision, ConfigSnapshot.objects.count()) == (number, number)
+
+
+def test_when_the_key_changes_routers_that_accept_both_are_signed_anew(pool, tmp_path, settings):
+    both = public_key()
+    settings.CONFIG_SIGNING_KEY = "the next key, which is long enough too"
+    both += f",{public_key()}"
+    settings.CONFIG_SIGNING_KEY = ""
+    with fleet(tmp_path, 1, settings.ROUTER_ADMIN_TOKEN, keys=both) as (router,):
+        router.announce()
+        reconcile_routers()
+        before = known().signature_key
+        settings.CONFIG_SIGNING_KEY = "the next key, which is long enough too"
+        router.announce()
+        reconcile_routers()
+        assert known().signature_key == signing_key_id() != before
+
+
+def test_a_router_without_keys_runs_what_it_is_sent_and_the_page_says_that_nobody_looked(
+    pool, tmp_path, settings, client, admin_user
+):
+    with fleet(tmp_path, 1, settings.ROUTER_ADMIN_TOKEN) as (router,):
+        router.announce()
+        reconcile_routers()
+        assert router.revision == newest_snapshot().number
+        assert known().signature_state == "unchecked"
+        pushed = known().last_ack_at
+        reconcile_routers()
+        assert known().last_ack_at == pushed  # nothing to renew
+    client.force_login(admin_user)
+    assert "WARMPATH_ROUTER_CONFIG_KEYS, which manage.py config_key prints" in client.get("/routers/").text
+
+
+def test_a_document_from_yesterdays_wire_moves_no_router(router, pool):
+    old = sign(snapshot_document(newest_snapshot()), timezone.now() - timedelta(days=30))
+    router.announce()
+    answer = router.put(old)
+    assert (answer.status_code, answer.json()["path"]) == (422, "$.signature.expires_at")
+    reconcile_routers()
+    kept = sign(snapshot_document(newest_snapshot()), timezone.now())
+    add_replica(pool, name="r1", url="http://127.0.0.1:9")
+    reconcile_routers()
+    answer = router.put(kept)
+    assert (answer.status_code, answer.json()["path"]) == (409, "$.revision")
+
+
+def test_signing_changes_neither_number_nor_digest_nor_bytes(pool):
+    plain = snapshot_document(newest_snapshot())
+    signed = load_snapshot(sign(plain, timezone.now()))
+    assert (signed.revision, signed.sha256, signed.config) == (
+        (before := load_snapshot(plain)).revision,
+        before.sha256,
+        before.config,
+    )
+
+
+def test_the_key_is_printed_as_routers_want_it(capsys):
+    call_command("config_key")
+    assert capsys.readouterr().out == f"{KEYS}={public_key()}\n"
