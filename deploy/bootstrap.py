@@ -35,6 +35,9 @@ UV = UV_HOME / "bin" / "uv"
 LOCKS = ROOT / "requirements"
 PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather than installed
 OLDEST = (3, 11)
+# Servers that others run, as Debian packages them: program -> package.
+BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
+TEST_PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus"}
 
 # Four processes at least: two of them mostly wait, for the live stack and for servers that are away. What each is
 # given: tests/side_by_side.py.
@@ -75,6 +78,7 @@ def test(arguments: list[str]) -> int:
     install("dev")
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many programs that tests start compiles it all
+    environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
     return subprocess.call([PYTHON, "-m", "pytest", *SIDE_BY_SIDE, "--durations=12", *arguments], env=environment)
@@ -89,7 +93,7 @@ def check(_arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run the benchmarks and print their tables."""
     install("dev")
-    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments], env=with_programs("nginx-light", "wrk"))
+    return subprocess.call([PYTHON, "-m", "tests.benchmarks", *arguments], env=with_programs(BENCH_PROGRAMS))
 
 
 def sync(arguments: list[str]) -> int:
@@ -186,7 +190,7 @@ def browser() -> dict[str, str]:
     raise FileNotFoundError("chromium")
 
 
-def with_programs(*packages: str) -> dict[str, str]:
+def with_programs(packages: dict[str, str]) -> dict[str, str]:
     """The environment with programs of Debian's packages on PATH, unpacked where they are not installed.
 
     They are never installed: an installed web server would start itself. What cannot be had is left out, and whoever
@@ -194,8 +198,7 @@ def with_programs(*packages: str) -> dict[str, str]:
     """
     environment = dict(os.environ)
     with alone():
-        for package in packages:
-            program = package.partition("-")[0]
+        for program, package in packages.items():
             binary = None if shutil.which(program) else unpacked(package, f"usr/*/{program}")
             if binary:
                 environment["PATH"] = f"{binary.parent}:{environment['PATH']}"

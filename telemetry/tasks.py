@@ -9,21 +9,45 @@ from django.utils import timezone
 
 from telemetry.alerts import pipeline
 from telemetry.collecting import collect
-from telemetry.scraping import tick
+from telemetry.scraping import metrics_servers, tick, versions
+from telemetry.scraping.shards import Shard
 from telemetry.services import guards, outbox
 from telemetry.storage import partitions
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_fleet() -> None:
-    """Store one reading or one gap per replica and router."""
-    tick.scrape_fleet()
+    """Scrape a fleet of one shard; have each shard of a larger one scraped by whichever worker, when it is due."""
+    shards = tick.fleet_shards()
+    if len(shards) == 1:
+        tick.scrape_shard(shards[0])
+        return
+    for shard, due, over in tick.dues(shards, timezone.now()):
+        scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=over)
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def scrape_shard(number: int, of: int) -> None:
+    """Store one reading or one gap per replica and router of a shard. One that was told twice scrapes once."""
+    tick.scrape_shard(Shard(number, of))
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def collect_decisions() -> None:
     """Store what routers decided since they were last asked."""
     collect.collect_decisions(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def read_metrics_servers() -> None:
+    """Store one reading or one gap per replica that a metrics server scrapes for us."""
+    metrics_servers.read_metrics_servers()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def ask_versions() -> None:
+    """Ask replicas which version of their engine they run."""
+    versions.ask_versions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -114,6 +114,11 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:channel-test": {"POST": OPERATOR},
     "telemetry:channel-switch": {"POST": OPERATOR},
     "telemetry:channel-remove": _form(EDITOR),
+    "telemetry:metrics-servers": SEE,
+    "telemetry:metrics-server-new": _form(ADMIN),
+    "telemetry:metrics-server": _form(ADMIN),
+    "telemetry:metrics-server-try": {"POST": OPERATOR},
+    "telemetry:metrics-server-remove": _form(ADMIN),
     "telemetry:delivery-replay": {"POST": OPERATOR},
     # --- pages: who may ---
     "controlplane:people": {"GET": ADMIN},
@@ -179,6 +184,8 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("telemetry-api:alert", _resource()),
     **_named("telemetry-api:channel", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
     "telemetry-api:channel-test": {"POST": OPERATOR},
+    **_named("telemetry-api:metrics-server", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
+    "telemetry-api:metrics-server-test": {"POST": OPERATOR},
     **_named("telemetry-api:delivery", _resource()),
     "telemetry-api:delivery-replay": {"POST": OPERATOR},
 }
@@ -228,6 +235,8 @@ _ASKED_AGAIN = {
     "controlplane:client-key": ("POST",),
     "controlplane:client-key-revoke": ("GET", "POST"),
     "telemetry:channel-new": ("GET", "POST"),
+    "telemetry:metrics-server-new": ("GET", "POST"),
+    "telemetry:metrics-server": ("GET", "POST"),
     "api:config": ("PUT",),  # which may remove pools
     "api:client-key-list": ("POST",),
     "api:client-key-detail": ("PATCH", "DELETE"),
@@ -256,6 +265,7 @@ NAMED_BY: Mapping[str, tuple[str, str]] = {
     "person_id": ("auth.User", "pk"),
     "rule_id": ("telemetry.AlertRule", "pk"),
     "channel_id": ("telemetry.Channel", "pk"),
+    "server_id": ("telemetry.MetricsServer", "pk"),
     "notification_id": ("telemetry.Notification", "pk"),
 }
 
@@ -265,6 +275,8 @@ FLEET_WIDE = frozenset(
     {
         "telemetry:channels",
         "telemetry:channel-new",
+        "telemetry:metrics-servers",
+        "telemetry:metrics-server-new",
         "controlplane:routers",
         "controlplane:configurations",
         "controlplane:configuration",
@@ -284,6 +296,7 @@ FLEET_WIDE = frozenset(
         "api:fleet-settings",
         "api:audit-list",
         "telemetry-api:channel-list",
+        "telemetry-api:metrics-server-list",
     }
 )
 

@@ -46,11 +46,9 @@ def guarded_client(
     return httpx.Client(transport=transport, trust_env=False, follow_redirects=False, headers=_HEADERS)
 
 
-def guarded_async_client(
-    rules: Rules, *, resolver: Resolver = resolve, limits: httpx.Limits | None = None
-) -> httpx.AsyncClient:
-    """A client for asyncio; close it, or use it in an ``async with``. Requests are made by ``fetch_async``."""
-    transport = GuardedAsyncTransport(rules, resolver, limits or httpx.Limits())
+def guarded_async_client(rules: Rules, *, resolver: Resolver = resolve) -> httpx.AsyncClient:
+    """The same for asyncio, for ``fetch_async``; it keeps no connection."""
+    transport = GuardedAsyncTransport(rules, resolver)
     return httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False, headers=_HEADERS)
 
 

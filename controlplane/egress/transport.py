@@ -89,17 +89,38 @@ class GuardedTransport(httpx.HTTPTransport):
 
 
 class GuardedAsyncTransport(httpx.AsyncHTTPTransport):
-    """The same for asyncio."""
+    """The same for asyncio, a connection for each request.
 
-    def __init__(self, rules: Rules, resolver: Resolver, limits: httpx.Limits) -> None:
+    What asks here asks hundreds of hosts for one thing each: a pool goes through all its connections for every
+    request and every answer. Nor would a kept connection live: vLLM closes one that is idle for 5 s.
+    """
+
+    def __init__(self, rules: Rules, resolver: Resolver) -> None:
         super().__init__(verify=_tls(), trust_env=False)
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_tls(),
-            max_connections=limits.max_connections,
-            max_keepalive_connections=limits.max_keepalive_connections,
-            keepalive_expiry=limits.keepalive_expiry,
-            network_backend=GuardedAsyncBackend(rules, resolver),
+        self._pool = _OneEach(rules, resolver)
+
+
+class _OneEach(httpcore.AsyncConnectionPool):
+    """In the place of a pool: connects, asks that this be the only request, and is rid of the connection after it."""
+
+    def __init__(self, rules: Rules, resolver: Resolver) -> None:
+        super().__init__()
+        self.backend = GuardedAsyncBackend(rules, resolver)
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        """Answer one request; the connection goes when its answer is closed."""
+        if request.url.scheme not in {b"http", b"https"}:
+            raise httpcore.UnsupportedProtocol("only http and https are spoken")
+        headers = [(name, value) for name, value in request.headers if name.lower() != b"connection"]
+        request.headers = [*headers, (b"Connection", b"close")]
+        connection = httpcore.AsyncHTTPConnection(
+            request.url.origin, ssl_context=_tls(), network_backend=self.backend, keepalive_expiry=0
         )
+        try:
+            return await connection.handle_async_request(request)
+        except BaseException:
+            await connection.aclose()
+            raise
 
 
 class GuardedBackend(httpcore.NetworkBackend):

@@ -162,6 +162,8 @@ def _every(task: str, seconds: float) -> dict[str, object]:
 
 CELERY_BEAT_SCHEDULE = {
     "scrape": _every("telemetry.tasks.scrape_fleet", SCRAPE_INTERVAL_S),
+    "metrics-servers": _every("telemetry.tasks.read_metrics_servers", SCRAPE_INTERVAL_S),
+    "versions": _every("telemetry.tasks.ask_versions", 30),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),

@@ -4,11 +4,13 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from . import viewsets
+from .metrics_servers import MetricsServerViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", viewsets.AlertRuleViewSet, "alert-rule")
 router.register("alerts", viewsets.AlertViewSet, "alert")
 router.register("channels", viewsets.ChannelViewSet, "channel")
+router.register("metrics-servers", MetricsServerViewSet, "metrics-server")
 router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 
 app_name = "telemetry-api"

@@ -1,55 +1,27 @@
-"""A replica's exposition -> one sample per engine, and the facts of its cache.
+"""A replica's exposition -> one sample per engine, and the facts of its cache; the names are those of ``engines/``.
 
-Names are those of vLLM 0.28 to 0.33 and, under H14, older ones: with and without ``_total``, with the ``gpu_`` prefix.
-``vllm:iteration_tokens_total`` is a histogram in spite of its name and is not read.
+Theory of operation. The text's own names tell which engine it is. Samples go to the engine (a data-parallel rank) that
+their labels name; where a figure has several names, the preferred one that is there counts (H14). Series that differ in
+other labels add up, buckets of histograms too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from telemetry.metrics.engines import ENGINES, EngineNames
+from telemetry.metrics.engines.names import OURS, CacheFacts, Split
 from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
 from telemetry.metrics.histograms import Buckets, HistogramError, from_cumulative
 
-# our name -> the names on the wire, the preferred one first; counters are looked for with and without _total
-COUNTERS = {
-    "queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
-    "external_queries": ("vllm:external_prefix_cache_queries",),
-    "external_hits": ("vllm:external_prefix_cache_hits",),
-    "prompt_tokens": ("vllm:prompt_tokens",),
-    "generation_tokens": ("vllm:generation_tokens",),
-    "preemptions": ("vllm:num_preemptions",),
-    "finished": ("vllm:request_success",),  # summed over finished_reason
-}
-TIERS = {  # H4: values of the label ``source``
-    "device": "device_tokens",
-    "host": "host_tokens",
-    "p2p": "p2p_tokens",
-    "disk": "disk_tokens",
-    "external_unspecified": "other_tokens",
-}
-TIER_METRIC = "vllm:prompt_tokens_cached_by_source"
-GAUGES = {
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    "kv_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-}
-HISTOGRAMS = {
-    "ttft": ("vllm:time_to_first_token_seconds",),
-    "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-}
 START_TIME = "process_start_time_seconds"
-CREATED = "vllm:prefix_cache_queries_created"
 MOST = 1e14  # of anything counted: three years of a million a second; ten thousand of it still fit into a column
 MOST_ENGINES = 256  # of one replica: each is a row a scrape
-MOST_BLOCKS = 2**31 - 1  # of a cache, and tokens of a block
-
-CACHE_INFO = "vllm:cache_config_info"
-SLEEP_STATE = "vllm:engine_sleep_state"
+KNOWN_NAMES = frozenset({START_TIME}).union(*(names.known for names in ENGINES))  # on the wire
+ROLES = frozenset({"prefill", "decode"})  # H19
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,89 +45,127 @@ class EngineSample:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheFacts:
-    """A replica's KV cache, all its engines together."""
-
-    block_tokens: int | None = None
-    capacity_blocks: int | None = None  # usable ones: vLLM counts one null block per engine that never holds anything
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaSample:
     """What one scrape of a replica said."""
 
     engines: dict[EngineKey, EngineSample]
     started_s: float | None
     facts: CacheFacts
-
-
-def _wire_names() -> dict[str, tuple[str, str, int]]:
-    """Name on the wire -> (kind, our name, rank among the names for it)."""
-    names: dict[str, tuple[str, str, int]] = {TIER_METRIC + "_total": ("tier", "", 0), TIER_METRIC: ("tier", "", 1)}
-    for ours, wire in COUNTERS.items():
-        for rank, name in enumerate(wire):
-            names[name + "_total"] = ("counter", ours, 2 * rank)
-            names[name] = ("counter", ours, 2 * rank + 1)
-    for ours, wire in GAUGES.items():
-        names.update({name: ("gauge", ours, rank) for rank, name in enumerate(wire)})
-    for ours, wire in HISTOGRAMS.items():
-        for rank, name in enumerate(wire):
-            names[name + "_bucket"] = ("bucket", ours, rank)
-            names[name + "_sum"] = ("sum", ours, rank)
-    return names
-
-
-_NAMES = _wire_names()
-OURS = frozenset(COUNTERS) | frozenset(TIERS.values()) | frozenset(GAUGES) | frozenset(HISTOGRAMS)
-_KNOWN = frozenset(_NAMES) | {START_TIME, CREATED, CACHE_INFO, SLEEP_STATE}
+    engine: str  # "vllm", "sglang", "tensorrt_llm"
+    role: str = ""  # "prefill" or "decode", where it says so
 
 
 def read_replica(text: str) -> ReplicaSample:
     """Read a replica's exposition; ExpositionError if it is malformed, holds an impossible count, or no engine."""
-    samples = read_samples(text, _KNOWN)
+    names = _first_of(lambda begin: text.startswith(begin) or f"\n{begin}" in text)
+    return _sample_of(read_samples(text, names.known | {START_TIME}), names, _declared(text, names))
+
+
+def replica_sample(samples: Sequence[Sample]) -> ReplicaSample:
+    """Samples of one scrape, whoever made it; ExpositionError for an impossible count, or no engine."""
+    names = _first_of(lambda begin: any(sample.name.startswith(begin) for sample in samples))
+    return _sample_of(samples, names, frozenset())
+
+
+def _first_of(is_there: Callable[[str], bool]) -> EngineNames:
+    """The engine whose names are there."""
+    for names in ENGINES:
+        if any(map(is_there, names.begins)):
+            return names
+    raise ExpositionError("it holds no counters of an engine that is known")
+
+
+def _sample_of(everything: Iterable[Sample], names: EngineNames, zeros: frozenset[str]) -> ReplicaSample:
+    samples = [s for s in everything if all(s.labels.get(rank, "0") == "0" for rank in names.one_of)]
     by_engine: dict[EngineKey, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if "engine" in sample.labels and sample.name != CACHE_INFO:
-            by_engine[EngineKey(sample.labels.get("model_name", ""), sample.labels["engine"])].append(sample)
-        elif "model_name" in sample.labels and sample.name in _NAMES:  # before ranks were labelled
-            by_engine[EngineKey(sample.labels["model_name"], "0")].append(sample)
+        if sample.name in names.known and sample.name not in names.facts_from:
+            by_engine[_key(sample, names)].append(sample)
     if len(by_engine) > MOST_ENGINES:
         raise ExpositionError(f"more than {MOST_ENGINES} engines")
-    engines = {key: _engine(of_engine) for key, of_engine in by_engine.items()}
+    engines = {key: _engine(of_engine, names, zeros) for key, of_engine in by_engine.items()}
     if not any(engine.counters for engine in engines.values()):
-        raise ExpositionError("it holds no vLLM counters")
-    return ReplicaSample(engines, _single(samples, START_TIME), _facts(samples))
+        raise ExpositionError(f"it holds no counters of {names.engine}")
+    facts = names.facts(sample for sample in samples if sample.name in names.facts_from)
+    return ReplicaSample(engines, _single(samples, START_TIME), facts, names.engine, _role(samples, names))
 
 
-def _engine(samples: list[Sample]) -> EngineSample:
-    engine = EngineSample(created_s=_single(samples, CREATED), asleep=_is_asleep(samples))
-    counts: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    lines: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    sums: dict[tuple[str, int], float] = {}
+def _key(sample: Sample, names: EngineNames) -> EngineKey:
+    """Without a rank's label it is the only one, or the first."""
+    rank = sample.labels.get(names.engine_label, "0") if names.engine_label else "0"
+    return EngineKey(sample.labels.get("model_name", ""), rank)
+
+
+def _declared(text: str, names: EngineNames) -> frozenset[str]:
+    """Our names of counters that the text declares: those are 0 where they have no sample yet."""
+    if not names.lazy:
+        return frozenset()
+    kinds = ((wire, ours) for wire, meanings in names.wire.items() for kind, ours, _ in meanings if kind == "counter")
+    found = {ours for wire, ours in kinds if f"# TYPE {wire} counter" in text}
+    split = any(f"# TYPE {names.split.metric}{end} counter" in text for end in ("", "_total"))
+    return frozenset(found | (names.split.ours if split else set()))
+
+
+def _engine(samples: list[Sample], names: EngineNames, zeros: frozenset[str]) -> EngineSample:
+    heard = _Heard(names.split)
     for sample in samples:
-        kind, ours, rank = _NAMES.get(sample.name, ("", "", 0))
-        if kind == "counter":
-            counts[ours][rank] += checked_count(sample)
-        elif kind == "tier" and (tier := TIERS.get(sample.labels.get("source", ""))):
-            counts[tier][rank] += checked_count(sample)
-        elif kind == "gauge" and 0 <= sample.value <= MOST and (rank == 0 or ours not in engine.gauges):
-            engine.gauges[ours] = sample.value
-        elif kind == "bucket":
-            lines[ours, rank].append((bucket_edge(sample), checked_count(sample)))
-        elif kind == "sum" and abs(sample.value) <= MOST:
-            sums[ours, rank] = sample.value
-    engine.counters = {ours: ranks[min(ranks)] for ours, ranks in counts.items()}
-    for ours, rank in sorted(lines, reverse=True):  # the preferred name comes last and stays
-        if (buckets := _buckets(lines[ours, rank], sums.get((ours, rank)))) is not None:
+        for kind, ours, rank in names.wire.get(sample.name, ()):
+            heard.by_kind[kind](sample, ours, rank)
+    engine = EngineSample(gauges=heard.gauges, asleep=_is_asleep(samples, names))
+    engine.created_s = _single(samples, names.created)
+    engine.counters = {ours: ranks[min(ranks)] for ours, ranks in heard.counts.items()}
+    if engine.counters:
+        engine.counters = dict.fromkeys(zeros, 0.0) | engine.counters
+    for ours, rank in sorted(heard.lines, reverse=True):  # the preferred name comes last and stays
+        if (buckets := _buckets(heard.lines[ours, rank], heard.sums.get((ours, rank)))) is not None:
             engine.histograms[ours] = buckets
-    engine.not_reported = OURS - engine.counters.keys() - engine.gauges.keys() - {ours for ours, _ in lines}
+    engine.not_reported = OURS - engine.counters.keys() - engine.gauges.keys() - {ours for ours, _ in heard.lines}
     return engine
 
 
-def _buckets(lines: list[tuple[float, float]], total_sum: float | None) -> Buckets | None:
+class _Heard:
+    """One engine's samples, added up by our name and the rank of the name that they came under."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.counts: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.gauges: dict[str, float] = {}
+        self.lines: dict[tuple[str, int], dict[float, float]] = defaultdict(lambda: defaultdict(float))
+        self.sums: dict[tuple[str, int], float] = defaultdict(float)
+        self.by_kind = {
+            "counter": self._counter,
+            "split": self._split,
+            "gauge": self._gauge,
+            "bucket": self._bucket,
+            "sum": self._sum,
+        }
+
+    def _counter(self, sample: Sample, ours: str, rank: int) -> None:
+        self.counts[ours][rank] += checked_count(sample)
+
+    def _split(self, sample: Sample, _ours: str, rank: int) -> None:
+        """What the label names gets the count; whatever else the counter tells of is no longer unknown."""
+        for ours in self.split.ours:
+            self.counts[ours][rank] += 0.0
+        for ours in self.split.values.get(sample.labels.get(self.split.label, ""), self.split.otherwise):
+            self.counts[ours][rank] += checked_count(sample)
+
+    def _gauge(self, sample: Sample, ours: str, rank: int) -> None:
+        if 0 <= sample.value <= MOST and (rank == 0 or ours not in self.gauges):
+            self.gauges[ours] = sample.value
+
+    def _bucket(self, sample: Sample, ours: str, rank: int) -> None:
+        self.lines[ours, rank][bucket_edge(sample)] += checked_count(sample)
+
+    def _sum(self, sample: Sample, ours: str, rank: int) -> None:
+        if abs(sample.value) <= MOST:
+            self.sums[ours, rank] += sample.value
+
+
+def _buckets(lines: dict[float, float], total_sum: float | None) -> Buckets | None:
     """None for a histogram that was torn: its distribution is unknown for this scrape, its counters are not."""
     try:
-        return from_cumulative(lines, total_sum)
+        return from_cumulative(lines.items(), total_sum)
     except HistogramError:
         return None
 
@@ -178,27 +188,18 @@ def bucket_edge(sample: Sample) -> float:
     return edge
 
 
-def _single(samples: Iterable[Sample], name: str) -> float | None:
+def _single(samples: Iterable[Sample], name: str | None) -> float | None:
     """The one finite value of a name; None where it is absent or given more than once."""
     values = [sample.value for sample in samples if sample.name == name and math.isfinite(sample.value)]
     return values[0] if len(values) == 1 else None
 
 
-def _is_asleep(samples: Iterable[Sample]) -> bool:
-    states = [s.value for s in samples if s.name == SLEEP_STATE and s.labels.get("sleep_state") == "awake"]
+def _is_asleep(samples: Iterable[Sample], names: EngineNames) -> bool:
+    states = [s.value for s in samples if s.name == names.sleep_state and s.labels.get("sleep_state") == "awake"]
     return states == [0.0]
 
 
-def _facts(samples: Iterable[Sample]) -> CacheFacts:
-    infos = [sample.labels for sample in samples if sample.name == CACHE_INFO]
-    blocks = [_whole(info.get("num_gpu_blocks")) for info in infos]
-    sizes = {_whole(info.get("block_size")) for info in infos}
-    known = [count - 1 for count in blocks if count is not None and count > 1]
-    return CacheFacts(
-        block_tokens=sizes.pop() if len(sizes) == 1 else None,
-        capacity_blocks=sum(known) if known and len(known) == len(blocks) and sum(known) <= MOST_BLOCKS else None,
-    )
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and 0 < int(text) <= MOST_BLOCKS else None
+def _role(samples: Iterable[Sample], names: EngineNames) -> str:
+    """Which half of a split it is, if all its series agree."""
+    told = {sample.labels[names.role_label] for sample in samples if names.role_label in sample.labels}
+    return told.pop() if len(told) == 1 and told <= ROLES else ""

@@ -6,8 +6,10 @@ from telemetry.models.alert_step import AlertMove, AlertStep
 from telemetry.models.bucket_layout import BucketLayout
 from telemetry.models.channel import Channel
 from telemetry.models.decision import Decision, DecisionCursor
+from telemetry.models.metrics_server import MetricsServer, ReadPool
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
+from telemetry.models.scrape_shard import ScrapeShard
 from telemetry.models.scrape_state import Health, ScrapeState
 from telemetry.models.silence import Silence
 
@@ -23,12 +25,15 @@ __all__ = [
     "DecisionCursor",
     "DeliveryAttempt",
     "Health",
+    "MetricsServer",
     "Notification",
     "NotificationKind",
     "NotificationState",
+    "ReadPool",
     "Reading",
     "RouterReading",
     "RuleKind",
+    "ScrapeShard",
     "ScrapeState",
     "Severity",
     "Silence",

@@ -8,13 +8,16 @@ from typing import TypeVar
 
 import httpx
 
-from controlplane.egress import AnswerTooLargeError, EgressRefusedError, fetch_async
+from controlplane.egress import Answer, AnswerTooLargeError, EgressRefusedError, fetch_async
 from telemetry.metrics.engine import ReplicaSample
+from telemetry.metrics.engines import tensorrt_llm
 from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
 from telemetry.metrics.router import RouterSample
 from telemetry.scraping.fold import Failure, Taken
 
 HEADERS = {"Accept": "text/plain;version=0.0.4"}
+JSON_AT_METRICS: set[str] = set()  # URLs that served JSON there: trtllm-serve has its Prometheus text elsewhere
+MOST_REMEMBERED = 4096
 Sample = TypeVar("Sample", ReplicaSample, RouterSample)
 
 
@@ -24,7 +27,7 @@ async def scrape(
     """One exposition, or why there is none; nothing that a target does is raised."""
     begun_s = time.monotonic()
     try:
-        answer = await fetch_async(client, "GET", url, deadline_s=deadline_s, max_bytes=MAX_BYTES, headers=HEADERS)
+        answer = await _fetch(client, url, deadline_s)
     except httpx.HTTPError as error:
         return _failure(error, deadline_s)
     taken_s, lag_s = time.time(), time.monotonic() - begun_s
@@ -35,6 +38,22 @@ async def scrape(
     except (ExpositionError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, ExpositionError) else "the text is not UTF-8"
         return Failure(f"its /metrics is not to be trusted: {reason}")
+
+
+async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float) -> Answer:
+    """What is at the URL; where that is JSON, what is at the place that TensorRT-LLM has. One deadline for both."""
+    elsewhere = url.removesuffix("/metrics") + tensorrt_llm.PATH
+    begun_s = time.monotonic()
+    at = elsewhere if url in JSON_AT_METRICS else url
+    answer = await fetch_async(client, "GET", at, deadline_s=deadline_s, max_bytes=MAX_BYTES, headers=HEADERS)
+    if at == url and answer.status == httpx.codes.OK and answer.body[:1] in {b"[", b"{"}:
+        if len(JSON_AT_METRICS) < MOST_REMEMBERED:
+            JSON_AT_METRICS.add(url)
+        left_s = max(0.05, deadline_s - (time.monotonic() - begun_s))
+        return await fetch_async(client, "GET", elsewhere, deadline_s=left_s, max_bytes=MAX_BYTES, headers=HEADERS)
+    if at == elsewhere and answer.status != httpx.codes.OK:
+        JSON_AT_METRICS.discard(url)  # another engine may serve there by now
+    return answer
 
 
 def _failure(error: httpx.HTTPError, deadline_s: float) -> Failure:

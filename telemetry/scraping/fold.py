@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from telemetry.metrics.counters import Mark
-from telemetry.metrics.engine import CacheFacts, EngineKey, EngineSample, ReplicaSample
+from telemetry.metrics.engine import EngineKey, EngineSample, ReplicaSample
+from telemetry.metrics.engines.names import CacheFacts
 from telemetry.metrics.rates import Addition, ReadingState, advance
 from telemetry.metrics.router import SPILLED, RouteKey, RouterSample
 
@@ -29,6 +30,7 @@ class Failure:
 
     reason: str  # for people; never holds the URL
     refused: bool = False  # nobody listens at the address
+    blames_target: bool = True  # False: whoever should have known it failed, so it stays what it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Condition:
     reason: str = ""
     asleep: bool = False
     lag_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
+    engine: str = ""  # "vllm", "sglang" ...: whose names its metrics have
+    role: str = ""  # "prefill" or "decode", where its metrics say so (H19)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Folded:
 def fold_failure(before: Condition, failure: Failure) -> tuple[Condition, list[str]]:
     """The condition after a scrape that failed, and ``replica_down`` when that is news of a target that was up."""
     failures = before.failures + 1
-    is_down = failure.refused or failures >= DOWN_AFTER
+    is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
     health = "down" if is_down else before.health
     happened = ["replica_down"] if is_down and before.health == "up" else []
     return replace(before, health=health, failures=failures, reason=failure.reason[:200], lag_s=None), happened
@@ -117,7 +121,11 @@ def fold_replica(
     asleep = all(engine.asleep for engine in sample.engines.values())
     condition, happened = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
     return Folded(
-        replace(condition, asleep=asleep), engines=readings, engine_marks=now, happened=happened, facts=sample.facts
+        replace(condition, asleep=asleep, engine=sample.engine, role=sample.role),
+        engines=readings,
+        engine_marks=now,
+        happened=happened,
+        facts=sample.facts,
     )
 
 

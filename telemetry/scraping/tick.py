@@ -1,40 +1,42 @@
-"""One tick: scrape the whole fleet at once, store what comes as it comes.
+"""One tick of a shard: scrape its part of the fleet at once, store what comes as it comes.
 
-Theory of operation. A tick holds an advisory lock, so that one still running makes the next one skip. Every target
-gets its own deadline, below the interval, and all are fetched on one event loop. The loop runs until something
+Theory of operation. A tick holds its shard's advisory lock, so that one still running makes the next one skip. Every
+target gets its own deadline, below the interval, and all are fetched on one event loop. The loop runs until something
 came, stops while that is written to the database, and goes on: a target that hangs holds back nobody's reading, and
-no database call runs on the loop. ``due`` is the tick's place on the grid of intervals, so that two beats, or one
+no database call runs on the loop. ``due`` is the tick's place on the shard's grid, so that two beats, or one
 task delivered twice, make one reading. A tick may come a little early or late without missing its place.
+
+A shard's row says when it was due, how late it began, how long it took and how many ticks it has missed, so that
+nobody has to infer from charts that scraping cannot keep up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import httpx
 from django.conf import settings
-from django.db.models import Max
+from django.db.models import QuerySet
 
 from controlplane.egress import fleet_rules, guarded_async_client
 from controlplane.models import Replica, ReplicaState, Router
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
-from telemetry.models import ScrapeState
+from telemetry.models import ScrapeShard
 from telemetry.scraping.fetch import scrape
 from telemetry.scraping.fold import Failure
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
+from telemetry.scraping.shards import Shard, missed_ticks, shards_for
 from telemetry.storage.locks import SCRAPE, only_one
 
 log = logging.getLogger(__name__)
 LONGEST_S = 5.0  # for one scrape (S8)
 DEADLINE_SHARE = 0.8  # of the interval
-EARLY_SHARE = 0.2  # of the interval: a tick this close to the next place on the grid may take it
 BATCH_S = 0.25  # how long what came first waits for others to be written with
 CONCURRENCY = 512  # scrapes at once: more than may hang, since those behind them would wait for their deadlines
 
@@ -51,23 +53,39 @@ class Tick:
     elapsed_s: float
 
 
-def scrape_fleet(now_s: float | None = None) -> Tick | None:
-    """Scrape every replica that is not disabled and every router that is present.
+def fleet_shards() -> list[Shard]:
+    """The shards that the fleet needs now; rows of others go. Three queries."""
+    shards = shards_for(_replicas().count() + _routers().count())
+    ScrapeShard.objects.filter(number__gte=len(shards)).delete()
+    return shards
+
+
+def dues(shards: Iterable[Shard], now: datetime) -> list[tuple[Shard, datetime, datetime]]:
+    """(shard, when it is due, when that tick is no longer worth anything) of the ticks that lie ahead, by time."""
+    interval_s = float(settings.SCRAPE_INTERVAL_S)
+    found = [
+        (shard, datetime.fromtimestamp(due_s, UTC), datetime.fromtimestamp(due_s + interval_s, UTC))
+        for shard in shards
+        for due_s in shard.dues_s(now.timestamp(), interval_s)
+    ]
+    return sorted(found, key=lambda tick: tick[1])
+
+
+def scrape_shard(shard: Shard, now_s: float | None = None) -> Tick | None:
+    """Scrape the shard's replicas that are not disabled and its routers that are present.
 
     None where another tick is at it, or has been.
     """
     started_s = time.monotonic()
-    with only_one(SCRAPE) as ours:
+    with only_one(SCRAPE + shard.number) as ours:
         if not ours:
-            log.info("the previous scrape still runs; this one is left out")
+            log.info("the previous scrape of shard %d still runs; this one is left out", shard.number)
             return None
-        interval_s = float(settings.SCRAPE_INTERVAL_S)
-        due_s = place(time.time() if now_s is None else now_s, interval_s, _newest_s())
-        if due_s is None:
+        due = _begin(shard, time.time() if now_s is None else now_s)
+        if due is None:
             return None
-        due = datetime.fromtimestamp(due_s, UTC)
         scrapes = failures = 0
-        for batch in _batches(min(LONGEST_S, DEADLINE_SHARE * interval_s)):
+        for batch in _batches(shard, min(LONGEST_S, DEADLINE_SHARE * settings.SCRAPE_INTERVAL_S)):
             record_scrapes(
                 [scrape for scrape in batch if isinstance(scrape, ReplicaScrape)],
                 [scrape for scrape in batch if isinstance(scrape, RouterScrape)],
@@ -75,30 +93,54 @@ def scrape_fleet(now_s: float | None = None) -> Tick | None:
             )
             scrapes += len(batch)
             failures += sum(isinstance(scrape.outcome, Failure) for scrape in batch)
-        return Tick(due, scrapes, failures, time.monotonic() - started_s)
+        tick = Tick(due, scrapes, failures, time.monotonic() - started_s)
+        ScrapeShard.objects.filter(number=shard.number).update(
+            targets=scrapes, failures=failures, took_s=round(tick.elapsed_s, 3)
+        )
+        return tick
 
 
-def place(now_s: float, interval_s: float, taken_s: float | None) -> float | None:
-    """When this tick's readings are due: its place on the grid, or the next one when that is near; None for neither.
+def _begin(shard: Shard, now_s: float) -> datetime | None:
+    """Take the tick's place on the shard's grid; None where that is taken. The shard's lock is held."""
+    interval_s = float(settings.SCRAPE_INTERVAL_S)
+    last = ScrapeShard.objects.filter(number=shard.number).first()
+    last_s = last.due_at.timestamp() if last else None
+    due_s = shard.place(now_s, interval_s, last_s)
+    if due_s is None:
+        return None
+    due = datetime.fromtimestamp(due_s, UTC)
+    ScrapeShard.objects.update_or_create(
+        number=shard.number,
+        defaults={
+            "due_at": due,
+            "lag_s": round(max(0.0, now_s - due_s), 3),
+            "took_s": None,
+            "missed": (last.missed if last else 0) + missed_ticks(last_s, due_s, interval_s),
+        },
+    )
+    return due
 
-    ``taken_s`` is the newest place that has readings; one that lies ahead means that the clock was set back.
-    """
-    place_s = math.floor(now_s / interval_s) * interval_s
-    if taken_s is None or taken_s < place_s or taken_s > place_s + interval_s:
-        return place_s
-    next_s = place_s + interval_s
-    return next_s if taken_s == place_s and next_s - now_s <= EARLY_SHARE * interval_s else None
+
+def _replicas() -> QuerySet[Replica]:
+    """Those that no metrics server scrapes for us."""
+    return Replica.objects.exclude(state=ReplicaState.DISABLED).exclude(pool__read_from__server__enabled=True)
 
 
-def _newest_s() -> float | None:
-    newest: datetime | None = ScrapeState.objects.aggregate(Max("at"))["at__max"]
-    return newest.timestamp() if newest else None
+def _routers() -> QuerySet[Router]:
+    return Router.objects.filter(lost_at=None)
 
 
-def _batches(deadline_s: float) -> Iterator[list[Scrape]]:
+def _targets(shard: Shard) -> tuple[list[Replica], list[Router]]:
+    """Its replicas, with their pool, and its routers. At most four queries, two of them for numbers alone."""
+    replica_ids = [pk for pk in _replicas().values_list("pk", flat=True) if shard.holds(f"replica {pk}")]
+    router_ids = [pk for pk in _routers().values_list("pk", flat=True) if shard.holds(f"router {pk}")]
+    replicas = Replica.objects.filter(pk__in=replica_ids).select_related("pool")
+    return list(replicas), list(Router.objects.filter(pk__in=router_ids))
+
+
+def _batches(shard: Shard, deadline_s: float) -> Iterator[list[Scrape]]:
     """Every target's scrape, in batches as they come in; the event loop stands still while a batch is used."""
-    replicas = list(Replica.objects.exclude(state=ReplicaState.DISABLED).select_related("pool"))
-    routers = list(Router.objects.filter(lost_at=None))
+    replicas, routers = _targets(shard)
     if not replicas and not routers:
         return
     with asyncio.Runner() as runner:

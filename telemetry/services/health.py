@@ -8,8 +8,8 @@ from datetime import datetime
 from django.conf import settings
 
 from telemetry.models import Health, ScrapeState
+from telemetry.storage.cold import COLD_S
 
-COLD_S = 120.0  # after a restart a cache is filling, and its figures mislead (H18)
 SILENT_INTERVALS = 3  # nothing tried for so long: it is the scraper that is away
 
 

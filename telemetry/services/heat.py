@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from controlplane.models import Event, EventKind, Replica
 from telemetry.metrics.rates import hit_rate_ratio
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.health import COLD_S
+from telemetry.storage.cold import COLD_S
 from telemetry.storage import sums
 
 CELLS = 36

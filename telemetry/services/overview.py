@@ -15,6 +15,7 @@ from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaR
 from telemetry.models import ScrapeState
 from telemetry.services.health import HealthWord, health_of
 from telemetry.storage import sums
+from telemetry.storage.roles import is_decode
 
 Pools = Sequence[Pool] | None  # whose figures; None: all there are
 GAUGE_INTERVALS = 3  # gauges older than this are no longer now
@@ -35,14 +36,17 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
-    queries = _total(row.queries for row in engine)
+    told = {pk: state.role for pk, state in states.items()}
+    decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
+    rated = [row for row in engine if row.replica_id not in decodes]  # H19
+    queries = _total(row.queries for row in rated)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
     return FleetTiles(
         hit_rate_ratio=hit_rate_ratio(
-            queries, _total(row.hits for row in engine), _total(row.external_hits for row in engine)
+            queries, _total(row.hits for row in rated), _total(row.external_hits for row in rated)
         ),
-        hit_rate_state=sums.state_together(engine),
+        hit_rate_state=sums.state_together(rated),
         ceiling_ratio=ratio(
             _total(row.cacheable_tokens for row in routed), _total(row.ceiling_prompt_tokens for row in routed)
         ),

@@ -1,4 +1,4 @@
-"""What the control plane tells of itself, for those who watch it: routers, lags and backlogs, in five short queries."""
+"""What the control plane tells of itself, for those who watch it: routers, lags and backlogs, in six short queries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.db.models import Count, Max, Min, Q
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.models import AlertRule, Notification, NotificationState, ScrapeState
+from telemetry.services.lag import scrape_lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,19 @@ def own_figures(now: datetime) -> list[Figure]:
         Figure("outbox_overdue_seconds", "How long the oldest one has been due.", _since(outbox["since"], now) or 0.0),
         Figure("evaluation_age_seconds", "Since alert rules were last evaluated.", _since(evaluated, now)),
         Figure("scrape_age_seconds", "Since the fleet was last scraped.", _since(scraped, now)),
+        *_shard_figures(now),
+    ]
+
+
+def _shard_figures(now: datetime) -> list[Figure]:
+    """Of each part of the fleet that is scraped together."""
+    shards = [(lag, (("shard", str(lag.number)),)) for lag in scrape_lags(now)]
+    return [
+        *(Figure("scrape_lag_seconds", "How far scraping is behind its time.", lag.lag_s, of) for lag, of in shards),
+        *(Figure("scrape_took_seconds", "How long the last tick took.", lag.took_s, of) for lag, of in shards),
+        *(Figure("scrape_missed_ticks", "Ticks that never were.", lag.missed, of) for lag, of in shards),
+        *(Figure("scrape_targets", "Replicas and routers scraped.", lag.targets, of) for lag, of in shards),
+        *(Figure("scrape_failures", "Those that gave nothing.", lag.failures, of) for lag, of in shards),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from telemetry.metrics.histograms import Merged, quantile
@@ -11,6 +12,7 @@ from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.overview import Pools, group_state, names_of, replicas_of
 from telemetry.storage import sums
+from telemetry.storage.roles import WITHOUT_DECODE, rated
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"
@@ -30,16 +32,20 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
-    """Hit rate of each pool: sums over its replicas, then divided (H2)."""
+    """Hit rate of each pool: sums over its replicas, decode replicas left out (H19), then divided (H2)."""
     replicas = replicas_of(pools)
-    of_replica = {replica.pk: replica.pool.name for replica in replicas}
-    rows: dict[str, dict[datetime, list[sums.EngineSums]]] = {name: defaultdict(list) for name in of_replica.values()}
-    for row in sums.engine_sums(list(of_replica), window):
-        rows[of_replica[row.replica_id]][row.start].append(row)
-    return [
+    counted = {replica.pk: replica.pool.name for replica in rated(replicas)}
+    rows: dict[str, dict[datetime, list[sums.EngineSums]]] = {
+        replica.pool.name: defaultdict(list) for replica in replicas
+    }
+    for row in sums.engine_sums(list(counted), window):
+        rows[counted[row.replica_id]][row.start].append(row)
+    split = {replica.pool.name for replica in replicas if replica.pk not in counted}
+    lines = [
         line_of(name, window, {start: _together(of_step) for start, of_step in steps.items()})
         for name, steps in sorted(rows.items())
     ]
+    return [replace(line, note=WITHOUT_DECODE) if line.label in split else line for line in lines]
 
 
 def _together(rows: list[sums.EngineSums]) -> Point:

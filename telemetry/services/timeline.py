@@ -9,7 +9,7 @@ from django.db.models import Q
 from controlplane.models import Event, EventKind
 from controlplane.services.events import OBSERVED
 from telemetry.metrics.windows import Window
-from telemetry.services.health import COLD_S
+from telemetry.storage.cold import COLD_S
 from telemetry.services.subjects import Kind, Subject
 
 LIMIT = 500  # a chart cannot show more

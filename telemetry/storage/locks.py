@@ -5,10 +5,16 @@ from contextlib import contextmanager
 
 from django.db import connection
 
-SCRAPE = 0x7770_7363_7270  # any numbers that no other advisory lock of ours has
+SCRAPE = 0x7770_7363_7270_0000  # and the number of a shard; any numbers that no other advisory lock of ours has
 EVALUATE = 0x7770_616C_7274
 GUARD = 0x7770_6775_6172
 COLLECT = 0x7770_0001_0000_0000  # and a router's id added: one lock each
+_METRICS_SERVERS = 0x7770_6D73_0000_0000  # and the server's number
+
+
+def metrics_server_lock(server_id: int) -> int:
+    """The lock of whoever reads from one metrics server."""
+    return _METRICS_SERVERS + server_id
 
 
 @contextmanager

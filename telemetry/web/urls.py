@@ -2,7 +2,18 @@
 
 from django.urls import path
 
-from telemetry.web.views import alerts, channels, charts, events, groups, metrics, overview, pools, replicas
+from telemetry.web.views import (
+    alerts,
+    channels,
+    charts,
+    events,
+    groups,
+    metrics,
+    metrics_servers,
+    overview,
+    pools,
+    replicas,
+)
 
 app_name = "telemetry"
 urlpatterns = [
@@ -28,6 +39,11 @@ urlpatterns = [
     path("channels/<int:channel_id>/switch/", channels.channel_switch, name="channel-switch"),
     path("channels/<int:channel_id>/remove/", channels.channel_remove, name="channel-remove"),
     path("deliveries/<uuid:notification_id>/replay/", channels.delivery_replay, name="delivery-replay"),
+    path("metrics-servers/", metrics_servers.server_list, name="metrics-servers"),
+    path("metrics-servers/new/", metrics_servers.server_new, name="metrics-server-new"),
+    path("metrics-servers/<int:server_id>/", metrics_servers.server_edit, name="metrics-server"),
+    path("metrics-servers/<int:server_id>/try/", metrics_servers.server_try, name="metrics-server-try"),
+    path("metrics-servers/<int:server_id>/remove/", metrics_servers.server_remove, name="metrics-server-remove"),
     path("metrics", metrics.metrics, name="metrics"),
     path("events/", events.event_list, name="events"),
     path("events.csv", events.event_csv, name="events-csv"),

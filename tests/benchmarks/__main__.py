@@ -17,8 +17,9 @@ BENCHMARKS = {
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
     "soak": "tests.benchmarks.soak",  # goals that need time or numbers, judged; not among "all"
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
+    "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
 }
-TAKE_OPTIONS = {"quality", "soak"}
+TAKE_OPTIONS = {"quality", "soak", "telemetry"}
 ON_DEMAND = {"soak"}
 
 

@@ -7,9 +7,11 @@ import pytest
 from routing.core.types import Reason
 from routing.schema import PrefixHashSettings, Settings
 from routing.strategies.registry import STRATEGIES
+from telemetry.metrics.engine import read_replica
 from tests.benchmarks import quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
+from tests.benchmarks.telemetry import replicas, scrape
 
 
 def test_a_benchmark_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +64,20 @@ def test_one_hot_key_spills() -> None:
     reasons = {router.place(chat_body(8, 0)).reason for _ in range(100)}
 
     assert reasons == {Reason.AFFINITY, Reason.SPILL}
+
+
+def test_the_replicas_that_are_scraped_count_on_between_two_scrapes() -> None:
+    text = replicas.CAPTURE.read_text()
+    first, second = (read_replica(replicas.grown(text, number)) for number in range(2))
+    ((key, before),), ((_, after),) = first.engines.items(), second.engines.items()
+
+    assert key.engine == "0"
+    assert after.counters == {name: 2 * value for name, value in before.counters.items()}
+    assert after.histograms["ttft"].total == 2 * before.histograms["ttft"].total > 0
+
+
+def test_the_jitter_is_shown_beside_its_goal() -> None:
+    lines = scrape.table(scrape.Measured(cpu_s=8, wall_s=40, scrapes=4000, jitters=[0.01, 0.02], missed=1, failures=2))
+
+    assert "2.00 ms of CPU a scrape,   20 % of a core" in lines[1]
+    assert "most   2.0%   goal under 10%" in lines[2]

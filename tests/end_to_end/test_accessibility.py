@@ -23,6 +23,8 @@ EVERYWHERE = (
     "/events/?kind=replica_up&kind=replica_down&after=yesterday",
     "/channels/",
     "/channels/new/",
+    "/metrics-servers/",
+    "/metrics-servers/new/",
     "/policies/",
     "/rollouts/",
     "/fleet/",

@@ -24,7 +24,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeMetricsServer(ThreadingHTTPServer):
-    """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts the requests of a path."""
+    """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts the requests of a path and its query."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -48,7 +48,7 @@ class FakeMetricsServer(ThreadingHTTPServer):
     def next_answer(self, path: str) -> Answer:
         with self._lock:
             self.seen[path] += 1
-            answers = self.scripts.get(path) or [status(404)]
+            answers = self.scripts.get(path.partition("?")[0]) or [status(404)]
             return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def handle_error(self, request, client_address):

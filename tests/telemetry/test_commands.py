@@ -19,6 +19,8 @@ def test_maintain_partitions_says_what_it_did(no_days):
 TASKS = (
     tasks.maintain_partitions,
     tasks.scrape_fleet,
+    tasks.read_metrics_servers,
+    tasks.ask_versions,
     tasks.collect_decisions,
     tasks.evaluate_alerts,
     tasks.judge_rollouts,
@@ -27,6 +29,7 @@ TASKS = (
 
 
 def test_the_tasks_have_the_names_that_beat_knows(settings):
+    """One shard's task is told by the one for the fleet."""
     names = {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values() if "telemetry" in entry["task"]}
 
     assert names == {task.name for task in TASKS}
@@ -35,3 +38,4 @@ def test_the_tasks_have_the_names_that_beat_knows(settings):
 def test_every_task_runs_on_an_empty_fleet():
     for task in TASKS:
         task()
+    tasks.scrape_shard(0, 1)

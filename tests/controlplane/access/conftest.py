@@ -17,6 +17,7 @@ from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel
 from telemetry.services.channels import test_send as send_a_test
+from telemetry.services.metrics_servers import create_server
 from tests.controlplane.rollouts import publish_stages
 
 
@@ -39,6 +40,7 @@ def furnished(name, number):
     sent = Notification.objects.create(
         alert=alert, channel=channel, kind="firing", payload={}, next_at=pool.created_at, created_at=pool.created_at
     )
+    server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
@@ -56,6 +58,7 @@ def furnished(name, number):
         rule=rule,
         alert=alert,
         channel=channel,
+        server=server,
         sent=sent,
     )
 

@@ -91,6 +91,7 @@ def filled(address, made):
         "router_id": made.router.pk,
         "rule_id": made.rule.pk,
         "channel_id": made.channel.pk,
+        "server_id": made.server.pk,
         "notification_id": made.sent.pk,
         "revision_id": made.draft.pk,
         "number": 1,
@@ -127,7 +128,7 @@ def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_wi
     for (route, method), status in statuses(person, here).items():
         address = ALL[route][0]
         needed = needed_role(route, method)
-        if any(name in address for name in ("channel_id", "person_id", "router_id")):
+        if any(name in address for name in ("channel_id", "person_id", "router_id", "server_id")):
             assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
         elif route in FLEET_WIDE or not role.covers(needed):
             assert status == 403, f"{role}: {method} {route}"

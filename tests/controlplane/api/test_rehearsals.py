@@ -72,6 +72,9 @@ EXAMPLES = {
     ("telemetry-api:channel-detail", "PATCH"): ("channels/{channel}", {"enabled": False}),
     ("telemetry-api:channel-detail", "DELETE"): ("channels/{channel}", None),
     ("telemetry-api:channel-test", "POST"): ("channels/{channel}/test", None),
+    ("telemetry-api:metrics-server-list", "POST"): ("metrics-servers", {"name": "new", "url": "http://10.0.0.9:9090"}),
+    ("telemetry-api:metrics-server-detail", "PATCH"): ("metrics-servers/{server}", {"lookback_s": 30}),
+    ("telemetry-api:metrics-server-detail", "DELETE"): ("metrics-servers/{server}", None),
     ("telemetry-api:delivery-replay", "POST"): ("deliveries/{sent}/replay", None),
 }
 
@@ -83,7 +86,7 @@ def test_every_write_of_the_rule_table_has_an_example_below():
         for method in methods
         if route.partition(":")[0] in {"api", "telemetry-api"} and method != "GET"
     }
-    writes -= {("api:router-explain", "POST")}  # asks a router, and changes nothing
+    writes -= {("api:router-explain", "POST"), ("telemetry-api:metrics-server-test", "POST")}  # ask, and change nothing
     assert writes == set(EXAMPLES), "add an address and a body to EXAMPLES, so that its dry run is tested"
 
 
@@ -105,7 +108,9 @@ def made(db, operator):
     rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
-    keys = {name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "sent", "discovered")}
+    keys = {
+        name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "server", "sent", "discovered")
+    }
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 

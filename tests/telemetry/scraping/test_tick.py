@@ -2,16 +2,18 @@
 
 import time
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 from django.db import connection
 
 from controlplane.models import Event, Replica, ReplicaState, Router
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.models import Reading, RouterReading, ScrapeState
+from telemetry import tasks
+from telemetry.models import Reading, RouterReading, ScrapeShard, ScrapeState
 from telemetry.scraping import record
-from telemetry.scraping.tick import place, scrape_fleet
+from telemetry.scraping.shards import Shard
+from telemetry.scraping.tick import scrape_shard
+from telemetry.services.lag import scrape_lag_s, scrape_lags
 from telemetry.storage.locks import SCRAPE
 from tests.fakes.fake_metrics_server import endless, hang, refusing, silent, status, text, torn
 from tests.side_by_side import alone
@@ -19,10 +21,11 @@ from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text, router_text
 
 pytestmark = pytest.mark.django_db
+WHOLE = Shard(0, 1)  # a small fleet's only one
 
 
 def tick(number: int):
-    return scrape_fleet((T0 + timedelta(seconds=5 * number)).timestamp())
+    return scrape_shard(WHOLE, (T0 + timedelta(seconds=5 * number)).timestamp())
 
 
 def replica(pool, server, name, *answers) -> Replica:
@@ -118,7 +121,7 @@ def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
     for number in range(20):
         replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0)))
 
-    done = scrape_fleet(T0.timestamp())
+    done = scrape_shard(WHOLE, T0.timestamp())
 
     assert (done.scrapes, done.failures) == (21, 1)
     assert done.elapsed_s < 2.0
@@ -382,34 +385,6 @@ def test_what_an_engine_does_not_report_is_named_and_a_gap_names_nothing(pool, m
 
 
 @pytest.mark.parametrize(
-    ("now_s", "taken_s", "due_s"),
-    [
-        pytest.param(100.0, None, 100.0, id="the first tick"),
-        pytest.param(107.3, 100.0, 105.0, id="in its interval"),
-        pytest.param(104.9, 100.0, 105.0, id="a little early"),
-        pytest.param(102.5, 100.0, None, id="a second beat"),
-        pytest.param(104.9, 105.0, None, id="the early one came twice"),
-        pytest.param(105.1, 105.0, None, id="after an early one"),
-        pytest.param(300.0, 100.0, 300.0, id="after a pause"),
-        pytest.param(100.0, 3700.0, 100.0, id="the clock was set back"),
-    ],
-)
-def test_every_tick_finds_its_place_on_the_grid(now_s, taken_s, due_s):
-    """R17"""
-    assert place(now_s, 5.0, taken_s) == due_s
-
-
-def test_ticks_that_wobble_around_the_grid_miss_no_place():
-    taken_s, places = None, []
-    for number in range(50):
-        due_s = place(1000.0 + 5 * number + (0.02 if number % 2 else -0.02), 5.0, taken_s)
-        places.append(due_s)
-        taken_s = due_s
-
-    assert [after - before for before, after in pairwise(places[1:])] == [5.0] * 48
-
-
-@pytest.mark.parametrize(
     "hostile",
     [
         replica_text(1e308, 0),
@@ -462,3 +437,67 @@ def test_half_a_large_fleet_that_hangs_does_not_make_a_tick_longer(pool, metrics
 
     assert (done.scrapes, done.failures) == (153, 150)
     assert done.elapsed_s < 2.8
+
+
+def test_a_late_shard_hides_no_other(pool, metrics_server):
+    """One shard's lock is held, as by a tick that hangs; the others go on, and the figures say which one is late."""
+    shards = [Shard(number, 3) for number in range(3)]
+    for number in range(12):
+        replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0, facts=False)))
+    ticks = [scrape_shard(shard, T0.timestamp() + 4) for shard in shards]
+    assert sum(done.scrapes for done in ticks) == 12
+
+    with connection.get_new_connection(connection.get_connection_params()) as other:
+        other.execute("select pg_advisory_lock(%s)", [SCRAPE + 1])
+        for second in (9, 14, 19):
+            done = [scrape_shard(shard, T0.timestamp() + second) for shard in shards]
+            assert [tick is None for tick in done] == [False, True, False]
+        other.execute("select pg_advisory_unlock(%s)", [SCRAPE + 1])  # a backend ends a while after its connection
+    lags = {lag.number: lag for lag in scrape_lags(T0 + timedelta(seconds=20))}
+    assert [lags[number].lag_s > 10 for number in range(3)] == [False, True, False]
+    assert scrape_lag_s(T0 + timedelta(seconds=20)) == lags[1].lag_s
+
+    assert scrape_shard(shards[1], T0.timestamp() + 24) is not None
+    assert [lag.missed for lag in scrape_lags(T0 + timedelta(seconds=25))] == [0, 3, 0]
+    assert [lag.targets for lag in scrape_lags(T0)] == [tick.scrapes for tick in ticks]
+
+
+def test_a_large_fleet_s_shards_are_told_to_the_workers_and_a_small_one_is_scraped_at_once(
+    pool, metrics_server, settings, monkeypatch
+):
+    told = []
+    monkeypatch.setattr(tasks.scrape_shard, "apply_async", lambda args, **options: told.append((args, options)))
+    url = metrics_server.script("/r/metrics", text(replica_text(1, 0, facts=False)))
+    add_replica(pool, name="first", url=url)
+    tasks.scrape_fleet()
+    assert (Reading.objects.count(), told) == (1, [])
+
+    Replica.objects.bulk_create(Replica(pool=pool, name=f"r{number}", url=f"{url}/{number}") for number in range(300))
+    tasks.scrape_fleet()
+    assert {args for args, _ in told} == {(number, 3) for number in range(3)}
+    dues = [options["eta"] for _, options in told]
+    assert dues == sorted(dues)
+    assert all(due < options["expires"] for due, (_, options) in zip(dues, told, strict=True))
+
+    Replica.objects.exclude(name="first").delete()
+    ScrapeShard.objects.create(number=2, due_at=T0, lag_s=0)
+    tasks.scrape_fleet()
+    assert list(ScrapeShard.objects.values_list("number", flat=True)) == [0]  # no shard is late that is no more
+
+
+def test_a_target_that_two_shards_hold_while_a_fleet_grows_is_counted_once(pool, metrics_server):
+    replica(
+        pool,
+        metrics_server,
+        "r1",
+        text(replica_text(1000, 0)),
+        text(replica_text(1500, 0)),
+        text(replica_text(1700, 0)),
+    )
+    mine = next(shard for shard in (Shard(0, 2), Shard(1, 2)) if shard.holds(f"replica {Replica.objects.get().pk}"))
+
+    scrape_shard(WHOLE, T0.timestamp())
+    scrape_shard(mine, T0.timestamp() + 5)
+    scrape_shard(WHOLE, T0.timestamp() + 10)
+
+    assert sum(queries or 0 for queries in Reading.objects.values_list("queries", flat=True)) == 700

@@ -1,5 +1,7 @@
 """The control plane's own figures, and who may read them."""
 
+from datetime import timedelta
+
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -8,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controlplane.models import Router
 from controlplane.services.routers import announce, record_ack, record_nack
 from controlplane.services.snapshots import newest_snapshot
+from telemetry.models import ScrapeShard
 
 pytestmark = pytest.mark.django_db
 ELSEWHERE = {"REMOTE_ADDR": "203.0.113.9"}
@@ -37,6 +40,18 @@ def test_routers_are_counted_by_what_they_run(pool):
     assert [figures["routers", state] for state in ("in_sync", "behind", "lost")] == [1, 2, 1]
     assert (figures["routers_refusing",], figures["config_number",]) == (1, desired.number)
     assert figures["config_lag_seconds",] > 0
+
+
+def test_each_shard_of_the_fleet_tells_how_late_it_is(db):
+    now = timezone.now()
+    ScrapeShard.objects.create(number=0, due_at=now, lag_s=0.2, took_s=0.7, targets=100, failures=3, missed=4)
+    ScrapeShard.objects.create(number=1, due_at=now - timedelta(minutes=1), lag_s=0.0)
+
+    figures = read()
+    names = ("scrape_lag_seconds", "scrape_took_seconds", "scrape_missed_ticks", "scrape_targets", "scrape_failures")
+    assert [figures[name, "0"] for name in names] == [0.2, 0.7, 4, 100, 3]
+    assert 54 < figures["scrape_lag_seconds", "1"] < 60
+    assert ("scrape_took_seconds", "1") not in figures  # it runs
 
 
 def test_what_is_not_known_is_left_out(db):
@@ -74,5 +89,5 @@ def test_without_a_token_an_empty_one_opens_nothing(db, settings):
 def test_it_costs_the_same_number_of_queries_whatever_the_fleet(pool, django_assert_num_queries):
     for number in range(20):
         announce(name=f"r{number}", boot="b", admin_url="http://127.0.0.1:1")
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(6):
         read()

@@ -1,0 +1,137 @@
+"""Doors to metrics servers. Credentials go in and never come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, serializers, status
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.api.fields import ByName
+from controlplane.api.permissions import signed_in_user
+from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from controlplane.models import Pool
+from telemetry.models import MetricsServer
+from telemetry.services import metrics_servers
+
+OBSERVED = ("asked_at", "error", "found", "missing")
+
+
+class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
+    """A server, and how the last reading from it went."""
+
+    pools = serializers.SerializerMethodField()
+    has_credentials = serializers.SerializerMethodField()
+
+    class Meta:
+        model = MetricsServer
+        fields = (
+            "id",
+            "name",
+            "url",
+            "has_credentials",
+            "tenant",
+            "series_label",
+            "replica_label",
+            "matchers",
+            "lookback_s",
+            "delay_s",
+            "enabled",
+            "pools",
+            "created_at",
+            *OBSERVED,
+        )
+
+    def get_pools(self, server: MetricsServer) -> list[str]:
+        """The pools that are read there, by name."""
+        return sorted(read.pool.name for read in server.read_pools.all())
+
+    def get_has_credentials(self, server: MetricsServer) -> bool:
+        """Whether credentials are kept for it."""
+        return server.sealed is not None
+
+
+class Credentials(serializers.Serializer[Any]):
+    """A token, or a username and a password; none of them forgets what is kept."""
+
+    token = serializers.CharField(required=False, allow_blank=True, max_length=4096)
+    username = serializers.CharField(required=False, allow_blank=True, max_length=4096)
+    password = serializers.CharField(required=False, allow_blank=True, max_length=4096, trim_whitespace=False)
+
+
+class MetricsServerChange(serializers.Serializer[Any]):
+    """What to change of a server; ``pools`` replaces all of them."""
+
+    name = serializers.CharField(max_length=100, required=False)
+    url = serializers.CharField(max_length=2048, required=False)
+    credentials = Credentials(required=False, write_only=True)
+    tenant = serializers.CharField(max_length=150, required=False, allow_blank=True)
+    series_label = serializers.CharField(max_length=100, required=False)
+    replica_label = serializers.CharField(max_length=63, required=False, allow_blank=True)
+    matchers = serializers.CharField(max_length=500, required=False, allow_blank=True)
+    lookback_s = serializers.FloatField(required=False, min_value=5, max_value=600)
+    delay_s = serializers.FloatField(required=False, min_value=0, max_value=120)
+    enabled = serializers.BooleanField(required=False)
+    pools = ByName(queryset=Pool.objects.all(), many=True, required=False)
+
+
+class MetricsServerInput(MetricsServerChange):
+    """A new server."""
+
+    name = serializers.CharField(max_length=100)
+    url = serializers.CharField(max_length=2048)
+
+
+class Absence(serializers.Serializer[Any]):
+    """A replica that a server does not tell of."""
+
+    replica = serializers.CharField()
+    reason = serializers.CharField()
+
+
+class TrialSerializer(serializers.Serializer[Any]):
+    """What a server said when it was asked just now; nothing of it was stored."""
+
+    found = serializers.ListField(child=serializers.CharField(), help_text="Replicas that it tells of.")
+    missing = Absence(many=True)
+    error = serializers.CharField(help_text="Why it could not be asked; empty where it was.")
+    elapsed_s = serializers.FloatField()
+
+
+class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[MetricsServer]):
+    """Prometheus-compatible servers whose scrapes are read instead of the replicas' own /metrics."""
+
+    queryset = MetricsServer.objects.prefetch_related("read_pools__pool")
+    serializer_class = MetricsServerSerializer
+    lookup_value_regex = NUMBER
+    observed = OBSERVED
+
+    @extend_schema(request=MetricsServerInput, responses={201: MetricsServerSerializer})
+    def create(self, request: Request) -> Response:
+        """Add a server; its pools are read there from the next reading on."""
+        server = metrics_servers.create_server(**parsed(MetricsServerInput, request), by=signed_in_user(request))
+        return Response(MetricsServerSerializer(server).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=MetricsServerChange, responses=MetricsServerSerializer)
+    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Change what is given."""
+        changes = parsed(MetricsServerChange, request, partial=True)
+        server = metrics_servers.update_server(self.get_object(), **changes, by=signed_in_user(request))
+        return Response(MetricsServerSerializer(server).data)
+
+    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Forget a server; its pools' replicas are scraped directly from then on."""
+        metrics_servers.delete_server(self.get_object(), by=signed_in_user(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses=TrialSerializer)
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Ask it now for the replicas of its pools, and store nothing."""
+        trial = metrics_servers.try_server(self.get_object())
+        missing = [{"replica": name, "reason": reason} for name, reason in trial.missing]
+        answer = {"found": trial.found, "missing": missing, "error": trial.error, "elapsed_s": trial.elapsed_s}
+        return Response(answer)

@@ -1,0 +1,202 @@
+"""Metrics servers: made, changed, tried out. Credentials are sealed on the way in and opened only to ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+
+from controlplane.errors import InvalidError, NameTakenError
+from controlplane.models import EventKind, Pool
+from controlplane.sealing import seal
+from controlplane.services.checks import check_replica_url
+from controlplane.services.events import record_event
+from telemetry.models import MetricsServer, ReadPool
+from telemetry.prometheus import PrometheusError
+from telemetry.scraping.fold import Failure
+from telemetry.scraping.metrics_servers import read_fleet, replicas_of
+
+TRY_S = 10.0  # what a person waits for
+_MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHOWN = ("name", "url", "tenant", "series_label", "replica_label", "matchers", "lookback_s", "delay_s", "enabled")
+
+
+def _ranged(field: str, low: float, high: float) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        if not low <= value <= high:
+            raise InvalidError(f"$.{field}", f"expected {low:g} to {high:g} seconds")
+        return float(value)
+
+    return check
+
+
+def _text(field: str, pattern: str, expected: str, longest: int) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        text = str(value).strip()
+        if len(text) > longest or not re.fullmatch(pattern, text):
+            raise InvalidError(f"$.{field}", f"expected {expected}")
+        return text
+
+    return check
+
+
+def _url(value: Any) -> str:
+    url = str(value).strip().rstrip("/")
+    check_replica_url(url, "$.url")
+    return url
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "name": _text("name", r"\S(.*\S)?", "1 to 100 characters", 100),
+    "url": _url,
+    "tenant": _text("tenant", r"[A-Za-z0-9!_.*'()-]*", "up to 150 letters, digits and !-_.*'()", 150),
+    "series_label": _text("series_label", _LABEL.pattern, "the name of a label, such as instance or pod", 100),
+    "replica_label": _text("replica_label", r"[A-Za-z0-9._/-]*", "the key of a replica's label, or nothing", 63),
+    "matchers": _text(
+        "matchers", rf"({_MATCHER}(\s*,\s*{_MATCHER})*)?", 'label matchers, such as job="vllm", cluster=~"a|b"', 500
+    ),
+    "lookback_s": _ranged("lookback_s", 5, 600),
+    "delay_s": _ranged("delay_s", 0, 120),
+    "enabled": bool,
+}
+
+
+def metrics_servers() -> QuerySet[MetricsServer]:
+    """Every server with the names of its pools, by name. Two queries."""
+    return MetricsServer.objects.prefetch_related("read_pools__pool").order_by("name")
+
+
+@transaction.atomic
+def create_server(
+    *,
+    credentials: Mapping[str, str] | None = None,
+    pools: Collection[Pool] = (),
+    by: User | None = None,
+    **settings: Any,
+) -> MetricsServer:
+    """Add a server; its pools are read there from the next reading on. InvalidError, NameTakenError."""
+    server = MetricsServer()
+    _change(server, settings, credentials)
+    _save(server)
+    _read_there(server, pools)
+    _record(EventKind.METRICS_SERVER_CREATED, f"Metrics server {server.name} was added.", server, None, by)
+    return server
+
+
+@transaction.atomic
+def update_server(
+    server: MetricsServer,
+    *,
+    credentials: Mapping[str, str] | None = None,
+    pools: Collection[Pool] | None = None,
+    by: User | None = None,
+    **settings: Any,
+) -> MetricsServer:
+    """Change what is given; empty credentials forget them, and they never go to another address than before."""
+    server = MetricsServer.objects.select_for_update().get(pk=server.pk)
+    before = facts(server)
+    if server.sealed is not None and credentials is None and settings.get("url", server.url) != server.url:
+        raise InvalidError("$.credentials", "the address changed: give those for it, or empty ones to forget them")
+    _change(server, settings, credentials)
+    _save(server)
+    if pools is not None:
+        _read_there(server, pools)
+    _record(EventKind.METRICS_SERVER_CHANGED, f"Metrics server {server.name} was changed.", server, before, by)
+    return server
+
+
+@transaction.atomic
+def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
+    """Forget a server; its pools' replicas are scraped directly from then on."""
+    summary = f"Metrics server {server.name} was removed; its pools are scraped directly."
+    record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": facts(server)})
+    server.delete()
+
+
+def facts(server: MetricsServer) -> dict[str, Any]:
+    """What an event shows of a server; of its credentials, only whether it has any."""
+    shown = {name: getattr(server, name) for name in _SHOWN}
+    pools = list(server.read_pools.order_by("pool__name").values_list("pool__name", flat=True)) if server.pk else []
+    return {**shown, "has_credentials": server.sealed is not None, "pools": pools}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a server said when it was asked on behalf of a person."""
+
+    found: list[str]  # replicas, by name
+    missing: list[tuple[str, str]]  # replicas that it does not tell of, and why
+    error: str  # why it could not be asked; "" when it was
+    elapsed_s: float
+
+
+def try_server(server: MetricsServer) -> Trial:
+    """Ask now for the replicas of its pools, and keep nothing of the answer."""
+    replicas = list(replicas_of(server))
+    begun_s = time.monotonic()
+    found: list[str] = []
+    missing: list[tuple[str, str]] = []
+    error = ""
+    try:
+        for scrapes in read_fleet(server, replicas, deadline_s=TRY_S):
+            for scrape in scrapes:
+                if isinstance(scrape.outcome, Failure):
+                    missing.append((scrape.replica.name, scrape.outcome.reason))
+                else:
+                    found.append(scrape.replica.name)
+    except PrometheusError as failure:
+        error = str(failure)
+    return Trial(sorted(found), sorted(missing), error, time.monotonic() - begun_s)
+
+
+def _change(server: MetricsServer, settings: Mapping[str, Any], credentials: Mapping[str, str] | None) -> None:
+    for name, value in settings.items():
+        setattr(server, name, _CHECKS[name](value))
+    if credentials is not None:
+        kept = _checked_credentials(credentials)
+        server.sealed = seal(json.dumps(kept).encode()) if kept else None
+
+
+def _checked_credentials(given: Mapping[str, str]) -> dict[str, str]:
+    """As they are sealed; {} for none. No error quotes them."""
+    kept = {name: value.strip() for name, value in given.items() if value.strip()}
+    if set(kept) not in ({"token"}, {"username", "password"}, set()):
+        raise InvalidError("$.credentials", "expected a token, or a username and a password")
+    if any(not value.isascii() or not value.isprintable() or len(value) > 4096 for value in kept.values()):
+        raise InvalidError("$.credentials", "expected up to 4096 printable ASCII characters")
+    return kept
+
+
+def _read_there(server: MetricsServer, pools: Iterable[Pool]) -> None:
+    """Make these its pools, and no others. One that another server reads is refused: InvalidError."""
+    wanted = {pool.pk: pool for pool in pools}
+    taken = ReadPool.objects.filter(pool__in=wanted).exclude(server=server).select_related("pool", "server").first()
+    if taken is not None:
+        raise InvalidError("$.pools", f"pool {taken.pool.name} is read from {taken.server.name}: take it from there")
+    server.read_pools.exclude(pool__in=wanted).delete()
+    ReadPool.objects.bulk_create(
+        [ReadPool(pool=pool, server=server) for pool in wanted.values()], ignore_conflicts=True
+    )
+
+
+def _save(server: MetricsServer) -> None:
+    try:
+        with transaction.atomic():
+            server.save()
+    except IntegrityError:
+        raise NameTakenError("metrics server", server.name) from None
+
+
+def _record(
+    kind: EventKind, summary: str, server: MetricsServer, before: dict[str, Any] | None, by: User | None
+) -> None:
+    detail = {"after": facts(server)} if before is None else {"before": before, "after": facts(server)}
+    record_event(kind, summary, by=by, detail=detail)

@@ -1,0 +1,77 @@
+"""A thousand stand-in replicas in one process: each an address of loopback, all of them one port.
+
+What they say is a capture of vLLM 0.32.0 under load (64 kB) whose counters grow; each request's time is kept, so that
+the jitter of a scraper is seen where it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+from collections import defaultdict
+from pathlib import Path
+from time import monotonic
+
+CAPTURE = Path(__file__).parents[2] / "data" / "vllm" / "vllm-metrics-0.32.0-busy.txt"
+GROWING = re.compile(r"^(vllm:\S+?_(?:total|bucket|sum|count)(?:\{.*\})?) (\S+)$", re.MULTILINE)
+VERSIONS = 32
+arrivals: dict[str, list[float]] = defaultdict(list)
+
+
+def grown(text: str, number: int) -> str:
+    """The capture after the same load once more, ``number`` times over."""
+    return GROWING.sub(lambda line: f"{line[1]} {float(line[2]) * (1 + number)}", text)
+
+
+def answers() -> list[bytes]:
+    """Whole HTTP answers, in the order in which a replica gives them."""
+    text = CAPTURE.read_text()
+    bodies = [grown(text, number).encode() for number in range(VERSIONS)]
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    )
+    return [head % len(body) + body for body in bodies]
+
+
+class Replica(asyncio.Protocol):
+    """Answers one request for /metrics, or for the times of all of them."""
+
+    texts: list[bytes]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A connection is one request."""
+        self.transport, self.heard = transport, b""
+        self.address = transport.get_extra_info("sockname")[0]
+
+    def data_received(self, data: bytes) -> None:
+        """Answer when the head is whole."""
+        self.heard += data
+        if not self.heard.endswith(b"\r\n\r\n"):
+            return
+        if self.heard.startswith(b"GET /arrivals"):
+            body = json.dumps(arrivals).encode()
+            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        else:
+            seen = arrivals[self.address]
+            seen.append(monotonic())
+            self.transport.write(self.texts[min(len(seen), VERSIONS) - 1])
+        self.transport.close()
+
+
+async def serve() -> None:
+    """Listen, say where, and serve until killed."""
+    Replica.texts = answers()
+    listener = socket.create_server(("0.0.0.0", 0), backlog=4096)
+    server = await asyncio.get_running_loop().create_server(Replica, sock=listener)
+    print(listener.getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        sys.exit(0)

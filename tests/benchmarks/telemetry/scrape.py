@@ -1,0 +1,155 @@
+"""1,000 replicas every 10 s by one worker on one core: what a scrape costs, and how regular they are (R20)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.benchmarks.telemetry.stand import Stand, standing
+
+REPLICAS = 1000
+INTERVAL_S = 10
+TICKS = 4  # that are measured, after those that a worker needs to begin
+JITTER_GOAL = 0.10  # of the interval
+CACHE = {"block_tokens": 32, "capacity_blocks": 2048}  # what they will tell, so that it is no news
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of the ticks that were measured."""
+
+    cpu_s: float  # of the worker, all of it
+    wall_s: float
+    scrapes: int
+    jitters: list[float]  # |time between two scrapes of a replica - interval| / interval, ascending
+    missed: int
+    failures: int
+
+
+def main() -> None:
+    """Print the table."""
+    with standing(broker=True) as stand, _replicas() as port:
+        _fleet(port)
+        measured = _measure(stand, port)
+    print("\n".join(table(measured)))
+
+
+def table(measured: Measured) -> list[str]:
+    """Lines: what was measured beside what is wanted."""
+    jitters = measured.jitters
+    p50, p99, most = (jitters[min(len(jitters) - 1, int(q * len(jitters)))] for q in (0.5, 0.99, 1.0))
+    core = measured.cpu_s / measured.wall_s
+    each_ms = 1000 * measured.cpu_s / max(measured.scrapes, 1)
+    return [
+        f"{REPLICAS} replicas (64 kB each) every {INTERVAL_S} s, one worker held to one core, {measured.wall_s:.0f} s",
+        f"  worker, with all it does  {each_ms:5.2f} ms of CPU a scrape, {100 * core:4.0f} % of a core",
+        f"  jitter of a replica       p50 {p50:6.1%}  p99 {p99:6.1%}  most {most:6.1%}   goal under {JITTER_GOAL:.0%}",
+        f"  ticks missed {measured.missed}, scrapes failed {measured.failures}, scrapes {measured.scrapes}",
+    ]
+
+
+def _measure(stand: Stand, port: int) -> Measured:
+    with _worker(stand) as worker:
+        _until(lambda: _least(port) >= 2, 60)
+        before, cpu_s, began = _arrivals(port), _cpu_s(worker), time.monotonic()
+        time.sleep(TICKS * INTERVAL_S)  # what is measured is what happens in this time
+        after, cpu_s, wall_s = _arrivals(port), _cpu_s(worker) - cpu_s, time.monotonic() - began
+    from telemetry.models import Reading, ScrapeShard
+
+    seen = {address: times[len(before[address]) - 1 :] for address, times in after.items()}
+    return Measured(
+        cpu_s,
+        wall_s,
+        sum(len(times) - 1 for times in seen.values()),
+        sorted(abs(b - a - INTERVAL_S) / INTERVAL_S for times in seen.values() for a, b in pairwise(times)),
+        sum(ScrapeShard.objects.values_list("missed", flat=True)),
+        Reading.objects.filter(state="stale").count(),
+    )
+
+
+def _fleet(port: int) -> None:
+    from controlplane.models import Pool, Replica
+    from controlplane.services.fleet.pools import create_pool
+
+    create_pool("default")
+    pool = Pool.objects.get()
+    Replica.objects.bulk_create(
+        Replica(pool=pool, name=f"r{n}", url=f"http://127.0.{1 + n // 250}.{1 + n % 250}:{port}", **CACHE)
+        for n in range(REPLICAS)
+    )
+
+
+@contextmanager
+def _replicas() -> Iterator[int]:
+    command = [sys.executable, "-m", "tests.benchmarks.telemetry.replicas"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+@contextmanager
+def _worker(stand: Stand) -> Iterator[int]:
+    """``make run``'s worker, on the first core that we may use; its pid."""
+    core = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "celery", "--quiet", "-A", "controlplane.celery", "worker", "--beat"]
+    command += [
+        "--pool",
+        "threads",
+        "--concurrency",
+        "8",
+        "--without-gossip",
+        "--without-mingle",
+        "--loglevel",
+        "ERROR",
+    ]
+    command += ["--schedule", str(stand.folder / "schedule")]
+    own = {"WARMPATH_SCRAPE_INTERVAL_S": str(INTERVAL_S), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **stand.environment, **own}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    os.sched_setaffinity(process.pid, {core})  # before it has threads or children, which inherit it
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _cpu_s(group: int) -> float:
+    """CPU of the worker and of its beat, which is a process of its own."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == group else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _arrivals(port: int) -> dict[str, list[float]]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/arrivals", timeout=20) as answer:
+        found: dict[str, list[float]] = json.load(answer)
+        return found
+
+
+def _least(port: int) -> int:
+    found = _arrivals(port)
+    return min(map(len, found.values())) if len(found) == REPLICAS else 0
+
+
+def _until(condition, timeout_s: float) -> None:
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError("the worker scraped nothing")
+        time.sleep(0.5)

@@ -1,0 +1,82 @@
+"""Debian's Prometheus over loopback: real scrapes, a real TSDB, the real query API."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+DEADLINE_S = 60.0
+
+
+def program(name: str) -> str:
+    """Where a program of Debian's prometheus lies; skips where no Debian package can be had."""
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("REQUIRE_PROGRAMS"):
+            pytest.fail(f"{name} is not there, and REQUIRE_PROGRAMS is set")
+        pytest.skip(f"{name} is not there")
+    return found
+
+
+@contextmanager
+def running(home: Path, targets: Sequence[str], *, interval: str = "1s") -> Iterator[str]:
+    """A server that scrapes these targets (host:port/path); its URL."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "prometheus.yml").write_text(json.dumps(_config(targets, interval)))  # JSON is YAML
+    port = _free_port()
+    command = [
+        program("prometheus"),
+        f"--config.file={home}/prometheus.yml",
+        f"--storage.tsdb.path={home}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+    ]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await_that(lambda: httpx.get(f"{url}/-/ready", timeout=2).status_code == 200, "Prometheus to be ready")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=DEADLINE_S)
+
+
+def await_that(condition, what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Ask again and again until something holds; a server that does not answer yet holds nothing."""
+    ends_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            if condition():
+                return
+        except httpx.HTTPError:
+            pass
+        if time.monotonic() > ends_s:
+            raise AssertionError(f"{what}: not within {deadline_s:g} s")
+        time.sleep(0.05)
+
+
+def _config(targets: Sequence[str], interval: str) -> dict[str, object]:
+    jobs = []
+    for number, target in enumerate(targets):
+        address, _, path = target.partition("/")
+        static = [{"targets": [address], "labels": {"pod": f"pod-{number}"}}]
+        jobs.append({"job_name": f"vllm-{number}", "metrics_path": f"/{path}", "static_configs": static})
+    return {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": jobs}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,91 @@
+"""Which replicas and which times a pool's rate leaves out (H18, H19)."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.alerts.history import pool_windows
+from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services import overview, series
+from telemetry.storage.cold import COLD_S, cold_bands
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, scraped
+
+pytestmark = pytest.mark.django_db
+MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
+AT = T0 + timedelta(seconds=5)
+
+
+@pytest.fixture
+def replicas(pool):
+    return [add_replica(pool, name=f"r{n}", url=f"http://127.0.0.1:91{n:02}") for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "rate"),
+    [
+        pytest.param({"role": "decode"}, "", 0.4, id="its label"),
+        pytest.param({"llm-d.ai/role": "decode"}, "", 0.4, id="its label in Kubernetes"),
+        pytest.param({}, "decode", 0.4, id="its metrics"),
+        pytest.param({"role": "prefill"}, "decode", 0.7, id="the label is believed first"),
+        pytest.param({}, "", 0.7, id="neither"),
+    ],
+)
+def test_a_pool_s_rate_leaves_out_decode_replicas_and_says_so(pool, replicas, labels, told, rate):
+    """H19"""
+    prefill, decode, _ = replicas
+    decode.labels = labels
+    decode.save()
+    scraped(prefill, AT)
+    scraped(decode, AT, role=told)
+    engine_reading(prefill, AT, queries=1000, hits=400, finished=1)
+    engine_reading(decode, AT, queries=1000, hits=0, external_hits=1000, finished=1)
+
+    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
+    (window,) = pool_windows(pool, since=T0, until=T0 + timedelta(seconds=60), window_s=60)
+
+    assert line.points[0][1] == tiles.hit_rate_ratio == pytest.approx(rate)
+    assert (window.hits or 0) / (window.queries or 1) == pytest.approx(rate)
+    assert ("decode" in line.note) is (rate < 0.5)
+
+
+def test_a_pool_of_decode_replicas_alone_has_no_rate(pool, replicas):
+    """H19"""
+    for replica in replicas:
+        replica.labels = {"role": "decode"}
+        replica.save()
+        engine_reading(replica, AT, queries=1000, hits=1000)
+
+    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    assert (line.points[0][1], line.states[0]) == (None, PointState.UNKNOWN)
+
+
+def test_a_cold_band_reaches_from_the_restart_to_the_end_of_the_warm_up(replicas):
+    """H18"""
+    restarted, before, never = replicas
+    for replica, at in ((restarted, T0 + timedelta(seconds=20)), (before, T0 - timedelta(seconds=COLD_S - 30))):
+        engine_reading(replica, at, state=ReadingState.RESET, interval_s=5.0, queries=10, hits=0)
+    engine_reading(restarted, T0 + timedelta(seconds=20), engine="1", state=ReadingState.RESET, queries=10, hits=0)
+    engine_reading(never, AT, queries=10, hits=0)
+
+    bands = {band.replica_id: (band.start, band.end) for band in cold_bands([r.pk for r in replicas], MINUTE)}
+
+    assert bands == {
+        restarted.pk: (T0 + timedelta(seconds=15), MINUTE.end),
+        before.pk: (T0, T0 + timedelta(seconds=30)),
+    }
+
+
+def test_what_is_counted_in_a_cold_band_is_no_part_of_what_rules_look_at(pool, replicas):
+    """H18"""
+    cold, warm, _ = replicas
+    scraped(cold, AT, restarted_at=AT)
+    engine_reading(cold, AT, state=ReadingState.RESET, queries=1000, hits=0)
+    engine_reading(warm, AT, queries=1000, hits=900)
+
+    (window,) = pool_windows(pool, since=T0, until=T0 + timedelta(seconds=60), window_s=60)
+
+    assert (window.queries, window.hits) == (1000, 900)
