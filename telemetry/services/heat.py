@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from controlplane.models import Event, EventKind, Replica
 from telemetry.metrics.rates import hit_rate_ratio
 from telemetry.metrics.windows import PointState, Window
-from telemetry.storage.cold import COLD_S
 from telemetry.storage import sums
+from telemetry.storage.cold import COLD_S
 
 CELLS = 36
 LEVELS = 10

@@ -9,8 +9,8 @@ from django.db.models import Q
 from controlplane.models import Event, EventKind
 from controlplane.services.events import OBSERVED
 from telemetry.metrics.windows import Window
-from telemetry.storage.cold import COLD_S
 from telemetry.services.subjects import Kind, Subject
+from telemetry.storage.cold import COLD_S
 
 LIMIT = 500  # a chart cannot show more
 
