@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import compress
+from itertools import accumulate, compress
 
 EDGES = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
 _LABELS = [repr(edge) for edge in EDGES]
+PLAIN_EDGES = EDGES[28::14]  # seconds, 4 ms to 7 minutes, each about twice the one before
 
 
 class Histogram:
@@ -35,3 +36,27 @@ class Histogram:
         yield f'{name}_bucket{{{labels},le="+Inf"}} {cumulative}'
         yield f"{name}_sum{{{labels}}} {total!r}"
         yield f"{name}_count{{{labels}}} {cumulative}"
+
+
+class PlainHistogram:
+    """Few buckets that are all shown, as PromQL needs them: it adds series up by edge, so each must have every edge."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(PLAIN_EDGES) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(PLAIN_EDGES, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """Prometheus text."""
+        counts, total = self._counts[:], self._sum  # of one moment
+        for edge, cumulative in zip(PLAIN_EDGES, accumulate(counts), strict=False):
+            yield f'{name}_bucket{{{labels},le="{edge!r}"}} {cumulative}'
+        yield f'{name}_bucket{{{labels},le="+Inf"}} {sum(counts)}'
+        yield f"{name}_sum{{{labels}}} {total!r}"
+        yield f"{name}_count{{{labels}}} {sum(counts)}"

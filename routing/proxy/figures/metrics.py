@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from routing.proxy.figures.histogram import Histogram
+from routing.proxy.figures.histogram import Histogram, PlainHistogram
 
 if TYPE_CHECKING:
     from routing.proxy.figures.decisions import Record
@@ -97,12 +97,13 @@ class Tokens:
 class Series:
     """What is counted for one pool, group, replica and revision of a policy."""
 
-    __slots__ = ("requests", "tokens", "ttft")
+    __slots__ = ("plain_ttft", "requests", "tokens", "ttft")
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
         self.tokens: Tokens | None = None  # None: no answer has said any
         self.ttft: Histogram | None = None  # shared by all policies and revisions; None: no first byte yet
+        self.plain_ttft: PlainHistogram | None = None  # shared by all of a pool and group
 
     def count(self, reason: str, outcome: str) -> None:
         """Count one request that ended."""
@@ -117,6 +118,7 @@ class Metrics:
         self._clock = clock
         self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
+        self._plain_ttft: dict[tuple[str, str], PlainHistogram] = {}
         self._policy_ttft: dict[SeriesKey, Histogram] = {}  # of all replicas together, so that label is empty
         self._reuse_ttft: dict[tuple[str, str, str], Histogram] = {}  # by pool, group and reuse, of all replicas
         self._retries: dict[tuple[str, str, str], int] = {}
@@ -139,10 +141,12 @@ class Metrics:
                 series.tokens.predict(record.prompt_tokens, _predicted_tokens(record), record.cached_tokens)
 
     def _waited(self, series: Series, record: Record, ttft_s: float) -> None:
-        if series.ttft is None:
+        if series.ttft is None or series.plain_ttft is None:
             place = (record.pool, record.group, record.replica)
             series.ttft = self._ttft.setdefault(place, Histogram())
+            series.plain_ttft = self._plain_ttft.setdefault(place[:2], PlainHistogram())
         series.ttft.observe(ttft_s)
+        series.plain_ttft.observe(ttft_s)
         if record.arm is not None:
             self._policy_ttft_of(record).observe(ttft_s)
         if record.prompt_tokens and record.cached_tokens is not None:
@@ -192,6 +196,7 @@ class Metrics:
         self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
         self._keep(self._policy_ttft, lambda key: knows(key, tried=True), now)
+        self._keep(self._plain_ttft, lambda key: knows((*key, "", "", 0)), now)
         self._keep(self._reuse_ttft, lambda key: knows((key[0], key[1], "", "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
@@ -224,6 +229,9 @@ class Metrics:
             yield from header(REUSE_TTFT, "histogram", "The same by whether half of the prompt came from the cache.")
         for (pool, group, reuse), histogram in list(self._reuse_ttft.items()):
             yield from histogram.lines(f"{PREFIX}{REUSE_TTFT}", labels(pool=pool, group=group, reuse=reuse))
+        yield from header("first_byte_seconds", "histogram", "The same of all replicas, in buckets that add up.")
+        for (pool, group), plain in list(self._plain_ttft.items()):
+            yield from plain.lines(f"{PREFIX}first_byte_seconds", labels(pool=pool, group=group))
         yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"

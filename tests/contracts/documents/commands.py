@@ -44,3 +44,7 @@ def _session(readme: str) -> list[str]:
 EXECUTED_BY["python manage.py rotate_secrets"] = "tests/controlplane/test_secret_rotation.py"
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/api/README.md"), "tests/controlplane/api/test_readme.py")
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/cli/README.md"), "tests/controlplane/cli/test_readme.py")
+EXECUTED_BY |= dict.fromkeys(
+    ["promtool check rules deploy/prometheus/rules.yaml", "promtool test rules deploy/prometheus/rules_test.yaml"],
+    "tests/contracts/test_prometheus_files.py",
+)

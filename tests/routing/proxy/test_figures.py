@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.figures.decisions import DecisionRing, Record
-from routing.proxy.figures.histogram import EDGES, Histogram
+from routing.proxy.figures.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
 from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome, SeriesKey
 from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
@@ -96,7 +96,8 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
         "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy", "replica",
         "rank",
         "reason",
-        "prompt_tokens_estimate", "prefix", "blocks", "candidates", "hit_tokens", "retries", "status", "ttft_s",
+        "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
+        "candidates", "hit_tokens", "retries", "status", "ttft_s",
         "prompt_tokens", "cached_tokens", "opening",
     }  # fmt: skip
     assert set(first["decisions"][0]["candidates"][0]) == {"replica", "running", "waiting_tokens"}
@@ -252,3 +253,24 @@ def test_ttft_by_reuse_leaves_with_its_group() -> None:
         metrics.prune(lambda *_, **__: False)
 
     assert "reuse_ttft" not in "\n".join(metrics.lines())
+
+
+def test_plain_buckets_are_all_there_from_the_first_value_on() -> None:
+    histogram = PlainHistogram()
+    for seconds in (0.0, PLAIN_EDGES[3], PLAIN_EDGES[3] * 1.01, PLAIN_EDGES[-1] * 2):
+        histogram.observe(seconds)
+
+    found = samples("# TYPE x histogram\n" + "\n".join(histogram.lines("x", 'pool="chat"')) + "\n")["x_bucket"]
+
+    assert [labels["le"] for labels, _ in found] == [*map(repr, PLAIN_EDGES), "+Inf"]
+    assert [count for _, count in found] == [1, 1, 1, 2, *[3] * (len(PLAIN_EDGES) - 4), 4]
+
+
+def test_replicas_and_revisions_of_a_group_share_its_plain_buckets() -> None:
+    metrics = Metrics()
+    for replica, revision in (("replica-0", 1), ("replica-1", 1), ("replica-1", 2)):
+        metrics.placed_ended(record(replica, revision), Outcome.OK)
+
+    counts = samples("\n".join(metrics.lines()) + "\n")["warmpath_router_first_byte_seconds_count"]
+
+    assert counts == [({"pool": "chat", "group": ""}, 3)]

@@ -1,0 +1,102 @@
+"""The files for other people's Prometheus and Grafana: they parse, alerts fire when they should, every name exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import uvloop
+import yaml
+from django.utils import timezone
+
+from routing.proxy.figures.metrics import PREDICTION_LINES, PREFIX
+from telemetry.services.own_figures import own_figures
+from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
+from tests.fakes.real_prometheus import program
+from tests.fakes.replica import answering, fake_replicas
+from tests.routing.proxy.harness import config, routed
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy/prometheus/rules.yaml"
+DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
+VLLM = ROOT / "tests/data/vllm/vllm-metrics-0.32.0-busy.txt"
+NAME = re.compile(r"\b(?:warmpath_|vllm:)[a-z0-9_]+")
+# Of these no request of the test below speaks: a prediction needs a warm residency, a skewed pool two replicas.
+SPOKEN_LATER = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES} | {f"{PREFIX}cacheable_tokens_total"}
+
+
+def expressions() -> dict[str, str]:
+    """Every PromQL expression of rules and dashboards, by where it stands; Grafana's variables filled in."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    found = {rule.get("record") or rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        asked = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+        asked += [(mark["name"], mark["expr"]) for mark in board["annotations"]["list"]]
+        asked += [(v["name"], re.sub(r"label_values\((.*), \w+\)", r"\1", v["definition"])) for v in _variables(board)]
+        for number, (title, expression) in enumerate(asked):
+            filled = expression.replace("$__rate_interval", "5m").replace("$pool", ".*").replace("$instance", ".*")
+            found[f"{path.stem} {number} {title}"] = filled
+    return found
+
+
+def _variables(board):
+    return [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
+
+
+def promtool(*arguments: str) -> str:
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_rules_parse_and_each_alert_fires_when_it_should_and_only_then() -> None:
+    promtool("check", "rules", str(RULES))
+    promtool("test", "rules", str(RULES.with_name("rules_test.yaml")))
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    tests = yaml.safe_load(RULES.with_name("rules_test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test.get("alert_rule_test", ()) if case.get("exp_alerts")}
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+
+    assert fired == {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_every_expression_of_a_dashboard_is_promql(tmp_path: Path) -> None:
+    rules = [{"record": f"x:{number}", "expr": expr} for number, expr in enumerate(expressions().values())]
+    document = tmp_path / "rules.yaml"
+    document.write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
+
+    promtool("check", "rules", str(document))
+
+
+def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "deploy/prometheus/scrape.yaml").read_text()
+    (tmp_path / "token").write_text("secret")
+    document = tmp_path / "prometheus.yaml"
+    document.write_text(text.replace("/etc/prometheus/warmpath-token", str(tmp_path / "token")))
+
+    promtool("check", "config", str(document))
+
+
+@pytest.mark.django_db
+def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
+    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_figures(timezone.now())}
+    exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_of_a_router()) | of_the_control_plane
+
+    named = {name for expression in expressions().values() for name in NAME.findall(expression)}
+
+    assert named - exposed == set()
+
+
+async def _of_a_router() -> set[str]:
+    usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
+    async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
+        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.chat()
+        _, text = await harness.admin("GET", "/metrics")
+    return set(NAME.findall(text)) | SPOKEN_LATER
