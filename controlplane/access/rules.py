@@ -180,6 +180,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "api:audit-list": {"GET": ADMIN},
     "api:audit-detail": {"GET": ADMIN},
     "telemetry-api:series": SEE,
+    "telemetry-api:reconciliation": SEE,
     **_named("telemetry-api:alert-rule", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
     **_named("telemetry-api:alert", _resource()),
     **_named("telemetry-api:channel", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),

@@ -20,7 +20,7 @@ CHARTS: dict[str, dict[str, Query]] = {
         "pool": series.hit_rate_by_pool,
     },
     "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
-    "ttft": {"quantile": series.ttft_quantiles},
+    "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
     "engine_ttft": {"quantile": partial(series.ttft_quantiles, source="engine")},
     "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
     "running": {"replica": partial(series.utilization_by_replica, what="running")},

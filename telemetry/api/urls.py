@@ -5,6 +5,7 @@ from rest_framework.routers import SimpleRouter
 
 from . import viewsets
 from .metrics_servers import MetricsServerViewSet
+from .reconciliation import ReconciliationView
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", viewsets.AlertRuleViewSet, "alert-rule")
@@ -16,5 +17,6 @@ router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 app_name = "telemetry-api"
 urlpatterns = [
     path("series", viewsets.SeriesView.as_view(), name="series"),
+    path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
     path("", include(router.urls)),
 ]

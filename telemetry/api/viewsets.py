@@ -147,12 +147,12 @@ class SeriesView(Exchange):
             "start": window.start,
             "end": window.end,
             "step_s": window.step_s,
-            "series": [_line(line) for line in lines(_among(request, asked.get("pool")), window)],
+            "series": [_line(line) for line in lines(among(request, asked.get("pool")), window)],
         }
         return Response(answer)
 
 
-def _among(request: Request, pool: Pool | None) -> Pools:
+def among(request: Request, pool: Pool | None) -> Pools:
     """The pools whose figures to show: the one that was asked for, else all that the asker may see."""
     if pool is not None:
         return [pool]

@@ -16,6 +16,7 @@ from telemetry.storage.roles import WITHOUT_DECODE, rated
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"
+WORDS_OF_REUSE = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
 NOTHING: Point = (None, PointState.UNKNOWN)
@@ -92,6 +93,20 @@ def ttft_quantiles(
         ids = [replica.pk for replica in replicas_of(pools)]
         merged = sums.merged_over_keys(sums.engine_ttft(ids, window))
     return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
+
+
+def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
+    """A TTFT quantile in seconds of answers of whose prompt at least half was cached, and of the others.
+
+    By the routers' clock (T1), of answers that told their cached tokens (H16), each with its bucket as a band (T5).
+    """
+    parts: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
+    for ((_, _, reuse), start), merged in sums.router_ttft(names_of(pools), window, by="reuse").items():
+        parts[reuse].append((start, merged))
+    return [
+        quantile_line(f"p{q * 100:g} {WORDS_OF_REUSE[reuse]} (router)", q, sums.merged_by_step(found), window)
+        for reuse, found in parts.items()
+    ]
 
 
 def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window) -> Series:

@@ -261,8 +261,13 @@ def router_ttft(
 
 def merged_over_keys(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
     """The same per step alone: buckets of all keys added up (T4)."""
+    return merged_by_step((start, part) for (_, start), part in parts.items())
+
+
+def merged_by_step(parts: Iterable[tuple[datetime, Merged]]) -> dict[datetime, Merged]:
+    """Histograms of one step added up."""
     by_start: dict[datetime, list[Merged]] = defaultdict(list)
-    for (_, start), part in parts.items():
+    for start, part in parts:
         by_start[start].append(part)
     return {start: merged for start, of_step in by_start.items() if (merged := remerged(of_step)) is not None}
 

@@ -29,6 +29,20 @@ def absence_word(state: PointState | str) -> str:
     return absence(state)
 
 
+_AGREEMENTS = {
+    "agree": ("agree", "good"),
+    "disagree": ("disagree", "bad"),
+    "too_few": ("too few", ""),
+    "not_reported": ("not reported", ""),
+}
+
+
+@register.simple_tag
+def agreement_badge(agreement: str) -> SafeString:
+    """What came of holding three hit rates against each other (H17)."""
+    return format_html('<span class="badge {1}">{0}</span>', *_AGREEMENTS[agreement])
+
+
 @register.simple_tag
 def verdict_words(verdict: dict[str, Any]) -> SafeString:
     """What a rule's last evaluation found, and why."""

@@ -1,0 +1,150 @@
+"""Three answers to one question, what share of a replica's prompt tokens was cached, held against each other (H17).
+
+Engines count at admission, routers what each answer told, and routers predicted before they sent. Pairs are compared
+that speak of the same requests: engine and answers, as far as the router saw the engine's traffic, and prediction and
+answers, of the answers that have both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from telemetry.metrics.rates import hit_rate_ratio, ratio
+
+MOST_POINTS = 5.0  # of 100 that two may differ by
+LEAST_REQUESTS = 200  # on either side of a pair
+LEAST_SEEN_RATIO = 0.9  # of an engine's requests that the routers must have the answers of
+
+
+class Agreement(StrEnum):
+    """What comes of it."""
+
+    AGREE = "agree"
+    DISAGREE = "disagree"
+    TOO_FEW = "too_few"
+    NOT_REPORTED = "not_reported"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSide:
+    """What an engine counted; None is unknown."""
+
+    queries: int | None = None  # tokens
+    hits: int | None = None
+    external_hits: int | None = None
+    requests: int | None = None
+    prompt_tokens: int | None = None  # at the first output, of the same readings (H5)
+    reports: bool = True  # False: it has no such counters
+    decodes: bool = False  # its cache is filled by transfer (H19)
+
+    @property
+    def ratio(self) -> float | None:
+        """Total reuse (H3)."""
+        return hit_rate_ratio(self.queries, self.hits, self.external_hits)
+
+    @property
+    def not_eligible_tokens(self) -> int | None:
+        """Prompt tokens that were never looked up: re-admissions, prompt logprobs (H6). About: see H5."""
+        if self.queries is None or self.prompt_tokens is None:
+            return None
+        return max(self.prompt_tokens - self.queries, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSide:
+    """What routers were told by answers, and what they had predicted of some of them."""
+
+    requests: int | None = None
+    answers: int | None = None  # that told their cached tokens (H16)
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    cacheable_tokens: int | None = None  # of ceiling_prompt_tokens (H7)
+    ceiling_prompt_tokens: int | None = None
+    predicted_answers: int | None = None
+    predicted_prompt_tokens: int | None = None
+    predicted_tokens: int | None = None
+    predicted_cached_tokens: int | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """What answers told."""
+        return ratio(self.cached_tokens, self.prompt_tokens)
+
+    @property
+    def predicted_ratio(self) -> float | None:
+        """What was predicted."""
+        return ratio(self.predicted_tokens, self.predicted_prompt_tokens)
+
+    @property
+    def delivered_ratio(self) -> float | None:
+        """What answers told, of those with a prediction."""
+        return ratio(self.predicted_cached_tokens, self.predicted_prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing; ``points`` is the greatest difference of a pair that could be compared."""
+
+    agreement: Agreement
+    reason: str
+    points: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    points: float | None  # None: not to be compared, for ``reason``
+    agreement: Agreement
+    reason: str
+
+
+def compare(engine: EngineSide, answers: AnswerSide) -> Comparison:
+    """Hold the three against each other. A pair that disagrees counts most, then one that agrees."""
+    pairs = [_counters(engine, answers), _prediction(answers)]
+    known = [pair for pair in pairs if pair.points is not None]
+    worst = max(known, key=lambda pair: pair.points or 0.0, default=None)
+    if worst is None:
+        few = next((pair for pair in pairs if pair.agreement == Agreement.TOO_FEW), pairs[0])
+        return Comparison(few.agreement, few.reason)
+    missing = "".join(f" {pair.reason}" for pair in pairs if pair.points is None)
+    return Comparison(worst.agreement, worst.reason + missing, worst.points)
+
+
+def _counters(engine: EngineSide, answers: AnswerSide) -> _Pair:
+    if engine.decodes:
+        return _missing("A decode replica's own counters tell of transfers.")
+    if not engine.reports:
+        return _missing("Hits are not reported by this engine.")
+    if engine.requests and answers.requests and not answers.answers:
+        return _missing("Answers do not say how many tokens were cached.")
+    fewest = min(engine.requests or 0, answers.answers or 0)
+    if engine.ratio is None or answers.ratio is None or fewest < LEAST_REQUESTS:
+        return _few(f"Fewer than {LEAST_REQUESTS} requests were counted by both engine and routers.")
+    seen = (answers.answers or 0) / (engine.requests or 1)
+    if seen < LEAST_SEEN_RATIO:
+        return _few(f"Routers have the answers of only {100 * seen:.0f} % of the engine's requests.")
+    return _judged(engine.ratio, answers.ratio, "engine's counters", "answers")
+
+
+def _prediction(answers: AnswerSide) -> _Pair:
+    if answers.predicted_answers is None:
+        return _missing("The strategy predicts no hits.")
+    if (answers.predicted_answers or 0) < LEAST_REQUESTS:
+        return _few(f"Fewer than {LEAST_REQUESTS} answers had a prediction.")
+    if answers.predicted_ratio is None or answers.delivered_ratio is None:
+        return _missing("The answers with a prediction had no tokens.")
+    return _judged(answers.predicted_ratio, answers.delivered_ratio, "prediction", "answers")
+
+
+def _judged(one: float, other: float, what: str, against: str) -> _Pair:
+    points = abs(one - other) * 100
+    agreement = Agreement.DISAGREE if points > MOST_POINTS + 1e-9 else Agreement.AGREE
+    return _Pair(points, agreement, f"The {what} and the {against} differ by {points:.1f} points.")
+
+
+def _missing(reason: str) -> _Pair:
+    return _Pair(None, Agreement.NOT_REPORTED, reason)
+
+
+def _few(reason: str) -> _Pair:
+    return _Pair(None, Agreement.TOO_FEW, reason)
