@@ -7,7 +7,7 @@ from functools import partial
 
 from controlplane.errors import InvalidError
 from telemetry.metrics.windows import Series, Window
-from telemetry.services import series
+from telemetry.services import series, tiers
 from telemetry.services.overview import Pools
 
 Query = Callable[[Pools, Window], list[Series]]
@@ -18,6 +18,7 @@ CHARTS: dict[str, dict[str, Query]] = {
         "replica": series.hit_rate_by_replica,
         "group": series.hit_rate_by_group,
         "pool": series.hit_rate_by_pool,
+        "tier": tiers.reuse_by_tier,
     },
     "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
     "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},

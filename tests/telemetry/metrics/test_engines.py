@@ -190,3 +190,30 @@ def test_a_metric_under_another_name_is_not_reported_rather_than_0():
     _, engine = only(read_replica(renamed))
     assert "hits" not in engine.counters
     assert "hits" in engine.not_reported
+
+
+def test_figures_of_another_moment_are_not_taken_for_hits():
+    """H5: ``prompt_tokens_cached`` is counted at the first output, queries are at admission."""
+    _, engine = only(read_replica((DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")))
+
+    wire = {name for names in ENGINES for name in names.wire if "by_source" not in name}
+    assert not any(name.startswith("vllm:prompt_tokens_cached") for name in wire)
+    assert (engine.counters["queries"], engine.counters["prompt_tokens"]) == (342_127, 330_127)
+
+
+@pytest.mark.parametrize("metric", ["vllm:iteration_tokens_total", "vllm:lora_requests_info"])
+def test_what_may_be_wrong_behind_several_api_servers_is_not_read(metric):
+    """T9"""
+    assert not any(name.startswith(metric) for names in ENGINES for name in names.known)
+
+
+def test_behind_several_api_servers_there_is_no_start_and_the_rest_is_read():
+    """H9: Prometheus' multiprocess mode has no process metrics and no ``_created``."""
+    text = (DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")
+    several = "".join(
+        line for line in text.splitlines(keepends=True) if "_created" not in line and not line.startswith("process_")
+    )
+    sample = read_replica(several)
+
+    assert (sample.started_s, only(sample)[1].created_s) == (None, None)
+    assert only(sample)[1].counters["queries"] == 342_127

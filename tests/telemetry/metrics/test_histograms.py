@@ -1,12 +1,14 @@
 """Histograms: METRICS rules T2-T8."""
 
 import math
+from pathlib import Path
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.metrics.engine import read_replica
 from telemetry.metrics.histograms import (
     ROUTER_EDGES,
     Buckets,
@@ -23,7 +25,7 @@ EDGES = (0.1, 0.5, 1.0, 5.0)
 VLLM_EDGES = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
-)  # fmt: skip  # T2
+)  # fmt: skip
 
 counts = st.dictionaries(st.integers(0, 4), st.integers(1, 100))
 
@@ -35,6 +37,14 @@ def observed(edges, values):
         position = sum(edge < value for edge in edges)
         found[position] = found.get(position, 0) + 1
     return Buckets(edges, found, sum(values))
+
+
+def test_a_real_engine_s_edges_are_those_it_documents():
+    """T2"""
+    text = (Path(__file__).resolve().parents[2] / "data/vllm/vllm-metrics-0.32.0-after.txt").read_text("utf-8")
+
+    (engine,) = read_replica(text).engines.values()
+    assert engine.histograms["ttft"].edges == VLLM_EDGES
 
 
 def test_cumulative_lines_become_counts_per_bucket():

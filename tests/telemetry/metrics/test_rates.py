@@ -48,7 +48,7 @@ def windowed(samples):
     ],
 )
 def test_the_golden_vectors(samples, rate):
-    """METRICS section 1.2: restart 52.0 %, hidden reset 43.57 %, bad hour 5.0 %, idle undefined."""
+    """H1, METRICS section 1.2: restart 52.0 %, hidden reset 43.57 %, bad hour 5.0 %, idle undefined."""
     assert windowed(samples) == (None if rate is None else pytest.approx(rate, abs=5e-5))
 
 
