@@ -1,5 +1,7 @@
 """Histograms as differences of buckets, merged by addition, read as quantiles with their error.
 
+Edges are whatever a text has: vLLM's own (T2) or those that its operator chose (T3); the router's are known (T8).
+
 Theory of operation. A scrape's cumulative ``le`` counts become ``Buckets``: counts per bucket, sparse, by position.
 Position ``i`` is the bucket that ends at ``edges[i]``; position ``len(edges)`` is the one above the last edge. Buckets
 subtract (a later scrape minus an earlier one), add (over time, replicas and routers: T4), and give a quantile together

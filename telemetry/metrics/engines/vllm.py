@@ -2,7 +2,8 @@
 
 Queries and hits are counted when a request is admitted, in tokens; prompt tokens when its first output arrives (H5).
 Prefix cache queries leave out what may not read the cache and what comes back after a preemption (H6).
-``vllm:iteration_tokens_total`` is a histogram in spite of its name and is not read.
+``vllm:iteration_tokens_total`` is a histogram in spite of its name; it and what is told of LoRA may be wrong behind
+several API servers and are not read (T9).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Histograms: METRICS rules T2-T8."""
 
 import math
-from pathlib import Path
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given

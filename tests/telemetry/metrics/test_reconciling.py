@@ -38,6 +38,7 @@ def test_three_that_are_near_each_other_agree():
     ],
 )  # fmt: skip
 def test_the_pair_that_differs_most_is_named(engine, answers, points, said):
+    """H17"""
     found = compare(replace(ENGINE, **engine), replace(ANSWERS, **answers))
 
     assert (found.agreement, found.points) == (Agreement.DISAGREE, pytest.approx(points, abs=0.05))

@@ -74,10 +74,9 @@ def lived(happenings, engines, *, tells_start):
             for truth in truths:
                 truth.lost, truth.unseen, truth.counted = truth.lost + truth.unseen, 0, [0, 0, 0]
         for truth, (asked, device, host) in zip(truths, work, strict=False):
-            device = min(device, asked)
-            truth.counted = [
-                before + more for before, more in zip(truth.counted, (asked, device, min(host, asked - device)), strict=True)
-            ]  # fmt: skip
+            local = min(device, asked)
+            more = (asked, local, min(host, asked - local))
+            truth.counted = [before + added for before, added in zip(truth.counted, more, strict=True)]
             truth.asked, truth.unseen = truth.asked + asked, truth.unseen + asked
         name = "vllm:kv_hits" if what == "renamed" else "vllm:prefix_cache_hits"
         text = text_of(truths, started if tells_start else None, hits=name)
