@@ -7,11 +7,10 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from telemetry.alerts import pipeline
 from telemetry.collecting import collect
 from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
-from telemetry.services import guards, outbox
+from telemetry.services import evaluation, guards, outbox
 from telemetry.storage import partitions
 
 
@@ -53,7 +52,7 @@ def ask_versions() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def evaluate_alerts() -> None:
     """Evaluate every rule, and put into the outbox what is to be told."""
-    pipeline.evaluate_rules(timezone.now())
+    evaluation.evaluate_alerts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

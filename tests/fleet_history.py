@@ -33,11 +33,13 @@ from controlplane.services.rollouts.plans import make_plan
 from controlplane.services.rollouts.steering import Verdict as Judgement
 from controlplane.services.rollouts.steering import advance_rollouts, judge_stage, pause_rollout
 from controlplane.services.routers import announce, record_ack
-from telemetry.alerts.evaluate import Answer, DropSettings, Reason, Verdict
-from telemetry.alerts.message import describe_drop, summary_of
-from telemetry.alerts.pipeline import notify
-from telemetry.models import Alert, BucketLayout, NotificationKind, Reading, RouterReading, ScrapeState
-from telemetry.services.alerts import ensure_default_rule
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.labels import labels_of, where_of
+from telemetry.alerts.message import describe
+from telemetry.alerts.telling import tell_due
+from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.models import Alert, BucketLayout, Reading, RouterReading, ScrapeState
+from telemetry.services.alerts import ensure_default_rules
 from telemetry.storage.partitions import ensure_days
 
 EDGES = tuple(0.001 * 1.05**i for i in range(275))
@@ -148,17 +150,20 @@ def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[in
 
 def drop_alert(pool: Pool, at: datetime) -> Alert:
     """A firing alert of the pool's default rule, told to every channel, as the pipeline leaves it."""
-    rule = ensure_default_rule(pool)
-    settings = DropSettings.parse(rule.settings)
-    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.64, windows=20, requests=900, queries=1_200_000)
+    rule = ensure_default_rules(pool)
+    kind = KINDS[rule.kind]
+    settings = kind.read(rule.settings)
+    figures = {"windows": 20, "requests": 900, "tokens": 1_200_000}
+    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures=figures)
     rule.verdict, rule.evaluated_at = verdict.as_json(), at
     rule.save()
-    detail = describe_drop(pool, settings, verdict, at)
+    detail = describe(rule, kind, settings, verdict, at)
     alert = Alert.objects.create(
-        rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value_ratio=0.31,
-        baseline_ratio=0.64, ceiling_ratio=detail["ceiling_ratio"], summary=summary_of(pool, verdict), detail=detail,
+        rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value=0.31, limit=0.49,
+        baseline=0.64, value_ratio=0.31, baseline_ratio=0.64, ceiling_ratio=detail["ceiling_ratio"],
+        summary=kind.sentence(where_of(rule, ""), settings, verdict), detail=detail, labels=labels_of(rule, ""),
     )  # fmt: skip
-    notify(alert, NotificationKind.FIRING, at)
+    tell_due(at + timedelta(seconds=60))
     return alert
 
 

@@ -133,12 +133,14 @@ SPECTACULAR_SETTINGS = {
         "NotificationKind": "telemetry.models.NotificationKind",
         "NotificationState": "telemetry.models.NotificationState",
         "RuleKind": "telemetry.models.RuleKind",
+        "Severity": "telemetry.models.Severity",
     },
 }
 
 # --- Celery: what happens beside a request ----------------------------------------------------------------
 
 SCRAPE_INTERVAL_S = env.number("SCRAPE_INTERVAL_S", 5, low=1, high=300)
+ALERT_GROUP_WAIT_S = env.number("ALERT_GROUP_WAIT_S", 10, low=0, high=600)  # for others that belong to an alert
 RECONCILE_INTERVAL_S = env.number("RECONCILE_INTERVAL_S", 5, low=1, high=300)
 
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker waits for a broker that is away, however long

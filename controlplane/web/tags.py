@@ -32,6 +32,8 @@ _TONES = {
     "unreachable": "bad",
     "cold": "cold",
     "trial": "ember", "awaiting_approval": "warn", "rolled_back": "bad", "acknowledged": "good",
+    "critical": "bad", "warning": "warn", "info": "", "inhibited": "", "silence": "", "restart": "cold",
+    "fired": "bad", "opened": "warn",
     "passed": "good", "breached": "bad", "inconclusive": "warn",
     "verified": "good", "expired": "warn", "unsigned": "warn", "unchecked": "warn", "other key": "warn",
 }  # fmt: skip

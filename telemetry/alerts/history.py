@@ -1,55 +1,243 @@
-"""A pool's windows, as rules look at them."""
+"""Loads what rules look at: the pasts of several pools at once, with the fewest queries."""
 
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from controlplane.models import Pool, Replica
-from telemetry.alerts.evaluate import WindowSum
+from controlplane.models import Event, EventKind, Pool, Replica, ReplicaState
+from telemetry.alerts.past import (
+    ControlNow,
+    Past,
+    PredictedStep,
+    PressureStep,
+    ReplicaStep,
+    Source,
+    WindowSum,
+    together,
+)
+from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
-from telemetry.storage.cold import COLD_S, cold_bands
-from telemetry.storage.roles import is_decode
-from telemetry.storage.sums import EngineSums, engine_sums
+from telemetry.storage.roles import rated
+from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
+from telemetry.storage.watched import predicted_sums, pressure_sums
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+KEPT_HOURS = 16  # answers; each is a few floats for each hour of each pool
+Value = TypeVar("Value")
 
 
-def pool_windows(pool: Pool, *, since: datetime, until: datetime, window_s: float) -> list[WindowSum]:
-    """Windows of ``window_s`` seconds side by side, the last one ending at ``until``, ascending; pool sums (H2).
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to load: steps of one length that end at ``until``, ``count`` of them."""
 
-    Only whole windows: the first one begins at ``since`` or up to a window's length later. Decode replicas are left out
-    (H19), and so are others while their cache was cold (H18).
+    sources: frozenset[Source]
+    step_s: float
+    count: int
+    until: datetime
+    first: datetime | None = None  # the earliest moment that is judged; None: ``until`` alone
+    days_back: int = 0
+    restart_reach_s: float = 0.0  # how long before ``first`` restarts matter
+    control: ControlNow | None = None
+
+    @property
+    def window(self) -> Window:
+        """All steps."""
+        return Window(self.until - timedelta(seconds=self.count * self.step_s), self.until, self.step_s)
+
+
+def load_pasts(pools: Sequence[Pool], wanted: Wanted) -> dict[int, Past]:
+    """The past of each pool by its id. Two queries for the replicas, and one for each source (first tokens: four)."""
+    fleet = list(
+        Replica.objects.filter(pool__in=pools)
+        .exclude(state=ReplicaState.DISABLED)
+        .order_by("name")
+        .only("pk", "name", "pool_id", "state", "labels")
+    )
+    loaded = _Loaded(wanted, pools, fleet)
+    return {pool.pk: loaded.past_of(pool) for pool in pools}
+
+
+@dataclass
+class _Loaded:
+    """Everything that was asked for, of all pools; each source is asked once, when it is first wanted."""
+
+    wanted: Wanted
+    pools: Sequence[Pool]
+    fleet: Sequence[Replica]
+
+    def __post_init__(self) -> None:
+        sources, window = self.wanted.sources, self.wanted.window
+        self.ids = [replica.pk for replica in self.fleet]
+        self.rated = {replica.pk for replica in rated(self.fleet)}
+        self.names = [pool.name for pool in self.pools]
+        self.places = {start: place for place, start in enumerate(window.starts())}
+        counted = engine_sums(self.ids, window) if Source.ENGINES in sources else []
+        self.engines: dict[int, list[ReplicaStep | None]] = self._lists(
+            counted, lambda row: row.replica_id, _replica_step
+        )
+        pressed = pressure_sums(self.ids, window) if Source.PRESSURE in sources else []
+        self.pressure = self._lists(
+            pressed, lambda row: row.replica_id, lambda row: PressureStep(row.kv_usage_ratio, row.preemptions)
+        )
+        predicted = predicted_sums(self.names, window) if Source.PREDICTIONS in sources else []
+        self.predictions = self._lists(
+            predicted,
+            lambda row: (row.pool, row.replica),
+            lambda row: PredictedStep(row.requests, row.predicted, row.delivered, row.prompt),
+        )
+        routed = router_sums(self.names, window)[0] if Source.GROUPS in sources else []
+        self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)
+        self.restarts = self._restarts() if self.wanted.restart_reach_s else {}
+        self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
+
+    def past_of(self, pool: Pool) -> Past:
+        """One pool's part."""
+        mine = [replica for replica in self.fleet if replica.pool_id == pool.pk]
+        starts = list(self.places)
+        groups = {
+            group: [step or WindowSum(start, None, None, None) for step, start in zip(steps, starts, strict=True)]
+            for (name, group), steps in self.groups.items()
+            if name == pool.name
+        }
+        counted = [replica for replica in mine if replica.pk in self.rated]
+        whole = {"": self._pool_windows(counted)} if Source.ENGINES in self.wanted.sources else {}
+        return Past(
+            start=self.wanted.window.start,
+            step_s=self.wanted.step_s,
+            count=self.wanted.count,
+            replicas=tuple(replica.name for replica in mine),
+            rated=frozenset(replica.name for replica in counted),
+            active=frozenset(replica.name for replica in mine if replica.state == ReplicaState.ACTIVE),
+            engines={one.name: self.engines[one.pk] for one in mine if one.pk in self.engines},
+            pressure={one.name: self.pressure[one.pk] for one in mine if one.pk in self.pressure},
+            predictions={replica: steps for (name, replica), steps in self.predictions.items() if name == pool.name},
+            windows={**groups, **whole},
+            first_tokens={group: steps for (name, group), steps in self.first_tokens.items() if name == pool.name},
+            hours=self._hours(pool),
+            restarts={one.name: self.restarts[one.pk] for one in mine if one.pk in self.restarts},
+            control=self.wanted.control,
+        )
+
+    def _lists(
+        self, rows: Iterable[Any], key: Callable[[Any], Any], value: Callable[[Any], Value]
+    ) -> dict[Any, list[Value | None]]:
+        """Rows with a ``start`` as one list per key, in the order of the steps."""
+        found: dict[Any, list[Value | None]] = defaultdict(lambda: [None] * self.wanted.count)
+        for row in rows:
+            found[key(row)][self.places[row.start]] = value(row)
+        return dict(found)
+
+    def _pool_windows(self, mine: Sequence[Replica]) -> list[WindowSum]:
+        """Sums over the pool's replicas (H2), decode replicas left out (H19)."""
+        lists = [self.engines[replica.pk] for replica in mine if replica.pk in self.engines]
+        return [together(start, [steps[place] for steps in lists]) for start, place in self.places.items()]
+
+    def _first_tokens(self) -> dict[tuple[str, str], list[Buckets | None]]:
+        """By the routers' clock, per task group and for the pool; of a pool without any by the engines' (T1)."""
+        parts: dict[tuple[str, str, datetime], list[Buckets]] = defaultdict(list)
+        for ((name, group), start), merged in router_ttft(self.names, self.wanted.window, by="group").items():
+            parts[name, "", start].append(merged.buckets)
+            if group:
+                parts[name, group, start].append(merged.buckets)
+        seen = {name for name, _, _ in parts}
+        of_replica = {replica.pk: self._name_of(replica) for replica in self.fleet}
+        quiet = [pk for pk, name in of_replica.items() if name not in seen]
+        for (pk, start), merged in engine_ttft(quiet, self.wanted.window, by="replica").items() if quiet else ():
+            parts[of_replica[pk], "", start].append(merged.buckets)
+        found: dict[tuple[str, str], list[Buckets | None]] = defaultdict(lambda: [None] * self.wanted.count)
+        for (name, group, start), buckets in parts.items():
+            merged_all = merge(buckets)
+            found[name, group][self.places[start]] = merged_all.buckets if merged_all else None
+        return dict(found)
+
+    def _restarts(self) -> dict[int, list[datetime]]:
+        """When each replica restarted, ascending."""
+        since = (self.wanted.first or self.wanted.until) - timedelta(seconds=self.wanted.restart_reach_s)
+        events = Event.objects.filter(
+            kind=EventKind.REPLICA_RESTARTED, at__gt=since, at__lte=self.wanted.until, replica_id__in=self.ids
+        )
+        found: dict[int, list[datetime]] = defaultdict(list)
+        for replica_id, at in events.order_by("at").values_list("replica_id", "at"):
+            found[replica_id].append(at)
+        return dict(found)
+
+    def _name_of(self, replica: Replica) -> str:
+        return next(pool.name for pool in self.pools if pool.pk == replica.pool_id)
+
+    def _hours(self, pool: Pool) -> dict[str, Mapping[datetime, WindowSum]]:
+        """The same hours of days before, of the pool by its engines and of its task groups by the routers."""
+        hours = same_hours(self.wanted.first or self.wanted.until, self.wanted.until, self.wanted.days_back)
+        found: dict[str, Mapping[datetime, WindowSum]] = {}
+        if hours and Source.ENGINE_HOURS in self.wanted.sources:
+            places = tuple((replica.pk, replica.pool_id) for replica in self.fleet if replica.pk in self.rated)
+            found[""] = engine_hours(places, hours).get(pool.pk, {})
+        if hours and Source.GROUP_HOURS in self.wanted.sources:
+            found |= group_hours(tuple(self.names), hours).get(pool.name, {})
+        return found
+
+
+def hour_of(at: datetime) -> datetime:
+    """Where an hour of UTC begins."""
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def same_hours(first: datetime, last: datetime, days: int) -> tuple[datetime, ...]:
+    """The hours of the days before that are usual for a time between two moments, ascending."""
+    count = math.floor((hour_of(last) - hour_of(first)) / HOUR) + 1
+    spans = (hour_of(first) + HOUR * number for number in range(count))
+    return tuple(sorted({hour - DAY * back for hour in spans for back in range(1, days + 1)}))
+
+
+@lru_cache(maxsize=KEPT_HOURS)
+def engine_hours(
+    places: tuple[tuple[int, int], ...], hours: tuple[datetime, ...]
+) -> dict[int, dict[datetime, WindowSum]]:
+    """Pool id -> hour -> its sums, of (replica, pool) ids; a query for each run of hours.
+
+    Kept: hours that are a day old change no more, and rules ask for the same ones all hour long.
     """
-    count = max(math.floor((until - since).total_seconds() / window_s), 1)
-    window = Window(until - timedelta(seconds=count * window_s), until, window_s)
-    replicas = list(pool.replicas.select_related("scrape_state").defer("scrape_state__marks"))
-    counted = [replica for replica in replicas if not is_decode(replica, _told(replica, "role") or "")]
-    by_start: dict[datetime, list[EngineSums]] = {start: [] for start in window.starts()}
-    cold = _cold_steps([replica for replica in counted if _told(replica, "restarted_at")], window)
-    for row in engine_sums([replica.pk for replica in counted], window):
-        if (row.replica_id, row.start) not in cold:
-            by_start[row.start].append(row)
-    return [_together(start, rows) for start, rows in by_start.items()]
+    pool_of, ids = dict(places), [pk for pk, _ in places]
+    rows: dict[tuple[int, datetime], list[ReplicaStep | None]] = defaultdict(list)
+    for window in _runs(hours) if ids else ():
+        for row in engine_sums(ids, window):
+            rows[pool_of[row.replica_id], row.start].append(_replica_step(row))
+    found: dict[int, dict[datetime, WindowSum]] = defaultdict(dict)
+    for (pool_id, start), steps in rows.items():
+        found[pool_id][start] = together(start, steps)
+    return dict(found)
 
 
-def _told(replica: Replica, what: str) -> Any:
-    return getattr(getattr(replica, "scrape_state", None), what, None)
+@lru_cache(maxsize=KEPT_HOURS)
+def group_hours(pools: tuple[str, ...], hours: tuple[datetime, ...]) -> dict[str, dict[str, dict[datetime, WindowSum]]]:
+    """Pool -> task group -> hour -> its sums; a query for each run of hours. Kept likewise."""
+    found: dict[str, dict[str, dict[datetime, WindowSum]]] = defaultdict(lambda: defaultdict(dict))
+    for window in _runs(hours):
+        for row in router_sums(pools, window)[0]:
+            found[row.pool][row.group][row.start] = _group_window(row)
+    return {pool: dict(groups) for pool, groups in found.items()}
 
 
-def _cold_steps(restarted: list[Replica], window: Window) -> set[tuple[int, datetime]]:
-    """Replica and start of each step that a cold band lies in. No query where none restarted lately."""
-    oldest = window.start - timedelta(seconds=COLD_S)
-    bands = cold_bands([replica.pk for replica in restarted if _told(replica, "restarted_at") > oldest], window)
-    step = timedelta(seconds=window.step_s)
-    return {
-        (band.replica_id, start) for band in bands for start in window.starts() if band.touches(start, start + step)
-    }
+def _runs(hours: Sequence[datetime]) -> Iterator[Window]:
+    """Hours that follow each other, as one window."""
+    start = 0
+    for place in range(1, len(hours) + 1):
+        if place == len(hours) or hours[place] - hours[place - 1] != HOUR:
+            yield Window(hours[start], hours[place - 1] + HOUR, HOUR.total_seconds())
+            start = place
 
 
-def _together(start: datetime, rows: list[EngineSums]) -> WindowSum:
-    known = [row for row in rows if row.queries is not None]
-    if not known:
-        return WindowSum(start, None, None, None)
-    hits = sum((row.hits or 0) + (row.external_hits or 0) for row in known)
-    counted = [row.requests for row in known if row.requests is not None]
-    return WindowSum(start, sum(row.queries or 0 for row in known), hits, sum(counted) if counted else None)
+def _replica_step(row: EngineSums) -> ReplicaStep:
+    hits = None if row.hits is None else row.hits + (row.external_hits or 0)
+    read = row.covered_s is not None or not row.stale
+    return ReplicaStep(row.queries, hits, row.requests, read=read, failed=row.stale)
+
+
+def _group_window(row: RouterSums) -> WindowSum:
+    """A task group's window: tokens of the answers that reported both (H16)."""
+    return WindowSum(row.start, row.prompt_tokens, row.cached_tokens, row.requests)

@@ -6,11 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from django.urls import reverse
+
 from controlplane.models import Event, EventKind, Pool
-from telemetry.alerts.evaluate import DropSettings, Verdict
+from telemetry.alerts.kinds import Kind, RuleSettings
+from telemetry.alerts.verdict import Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
-from telemetry.models import Alert
+from telemetry.models import Alert, AlertRule
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
 TOP = 3
@@ -26,9 +29,21 @@ CHANGES = (
 LOOK_BACK_S = 3600.0  # what a deep link shows before the alert
 
 
-def describe_drop(pool: Pool, settings: DropSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
-    """What is known of a drop at this moment, as JSON. 5 queries."""
-    window = Window(now - timedelta(seconds=settings.window_s), now, settings.window_s)
+def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
+    """What is known at the moment at which an alert fires, as JSON. Up to 5 queries."""
+    known = {
+        "window_s": settings.step_s,
+        **verdict.figures,
+        "queried_tokens": verdict.figures.get("tokens"),
+        "extra_recomputed_tokens": _extra_tokens(verdict),
+        "last_change": _last_change(rule.pool, now),
+    }
+    return known | (_places(rule.pool, settings.step_s, now) if kind.is_drop else {})
+
+
+def _places(pool: Pool, window_s: float, now: datetime) -> dict[str, Any]:
+    """Where a hit rate could be better: the replicas and groups that compute the most anew. 4 queries."""
+    window = Window(now - timedelta(seconds=window_s), now, window_s)
     replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
     groups, _ = router_sums([pool.name], window, whole=True)
@@ -37,22 +52,18 @@ def describe_drop(pool: Pool, settings: DropSettings, verdict: Verdict, now: dat
         sum(group.ceiling_prompt_tokens or 0 for group in groups),
     )
     return {
-        "window_s": settings.window_s,
-        "requests": verdict.requests,
-        "queried_tokens": verdict.queries,
-        "extra_recomputed_tokens": _extra_tokens(verdict),
         "ceiling_ratio": ceiling,
         "top_replicas": _top([_replica_line(replicas[row.replica_id], row) for row in engines]),
         "top_groups": _top([_group_line(row) for row in groups]),
-        "last_change": _last_change(pool, now),
     }
 
 
 def _extra_tokens(verdict: Verdict) -> int | None:
     """Tokens computed anew that the baseline would have had in the cache."""
-    if verdict.value_ratio is None or verdict.baseline_ratio is None or verdict.queries is None:
+    tokens: float | None = verdict.figures.get("tokens")
+    if verdict.value is None or verdict.baseline is None or tokens is None:
         return None
-    return round(max(verdict.baseline_ratio - verdict.value_ratio, 0.0) * verdict.queries)
+    return round(max(verdict.baseline - verdict.value, 0.0) * tokens)
 
 
 def _replica_line(name: str, row: EngineSums) -> dict[str, Any]:
@@ -78,25 +89,28 @@ def _last_change(pool: Pool, now: datetime) -> dict[str, Any] | None:
     return None if event is None else {"at": event.at.isoformat(), "kind": event.kind, "summary": event.summary}
 
 
-def summary_of(pool: Pool, verdict: Verdict) -> str:
-    """One sentence for people."""
-    if verdict.value_ratio is None or verdict.baseline_ratio is None:
-        return f"Hit rate of pool {pool.name} dropped."
-    value, baseline = verdict.value_ratio * 100, verdict.baseline_ratio * 100
-    return (
-        f"Hit rate of pool {pool.name} is {value:.1f} %, {baseline - value:.1f} points below its baseline "
-        f"of {baseline:.1f} %."
-    )
-
-
-def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
-    """The message, in the form that Standard Webhooks suggests: type, timestamp, data."""
+def overview_path(alert: Alert, now: datetime) -> str:
+    """The overview of an alert's pool around its time."""
     end = alert.resolved_at or now
     around = {
         "pool": alert.pool.name,
         "from": (alert.started_at - timedelta(seconds=LOOK_BACK_S)).isoformat(timespec="seconds"),
         "to": end.isoformat(timespec="seconds"),
     }
+    return f"/?{urlencode(around)}"
+
+
+def links_of(alert: Alert, now: datetime) -> dict[str, str]:
+    """Where to go on, as paths of the site."""
+    return {
+        "alert": reverse("telemetry:alert", args=[alert.pk]),
+        "silence": f"{reverse('telemetry:silence-new')}?alert={alert.pk}",
+        "pool": overview_path(alert, now),
+    }
+
+
+def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
+    """The message, in the form that Standard Webhooks suggests: type, timestamp, data."""
     return {
         "type": f"alert.{kind}",
         "timestamp": now.isoformat(timespec="milliseconds"),
@@ -104,16 +118,25 @@ def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
             "alert": alert.pk,
             "rule": alert.rule.name,
             "kind": alert.rule.kind,
+            "severity": alert.severity,
             "pool": alert.pool.name,
             "state": kind,
             "summary": alert.summary,
+            "labels": alert.labels,
+            "value": alert.value,
+            "limit": alert.limit,
+            "baseline": alert.baseline,
+            "unit": alert.unit,
             "value_ratio": alert.value_ratio,
             "baseline_ratio": alert.baseline_ratio,
             "ceiling_ratio": alert.ceiling_ratio,
             "started_at": alert.started_at.isoformat(timespec="seconds"),
             "fired_at": alert.fired_at.isoformat(timespec="seconds") if alert.fired_at else None,
             "resolved_at": alert.resolved_at.isoformat(timespec="seconds") if alert.resolved_at else None,
+            "acknowledged_by": alert.acknowledged_by or None,
+            "causes": alert.causes,
             "detail": alert.detail,
-            "path": f"/?{urlencode(around)}",
+            "links": links_of(alert, now),
+            "path": overview_path(alert, now),
         },
     }

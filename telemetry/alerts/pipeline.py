@@ -1,115 +1,242 @@
-"""From rules to notifications: judge, step, write down, tell.
+"""From rules to alerts: load, judge, step, write down.
 
-Theory of operation. Every change of an alert is a conditional update of its row, so of two evaluators that see the
-same thing one makes the change and the other finds nothing to do; the database itself allows one open alert per
-rule and pool. The event and the notifications are written in the transaction of the change: they exist exactly
-if it does. Delivery is somebody else's work.
+Theory of operation. Rules that look at steps of the same length are loaded together, whichever pools they are of, so an
+evaluation costs a few queries for each length and not for each rule. Every change of an alert is a conditional update
+of its row, so of two evaluators that see the same thing one makes the change and the other finds nothing to do; the
+database itself allows one open alert per rule, pool and subject. The event and the step of its life are written in the
+transaction of the change: they exist exactly if it does. Whom to tell is decided afterwards (telling.py).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from controlplane.errors import InvalidError
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
-from telemetry.alerts.evaluate import DropSettings, OpenAlert, RuleError, Step, Verdict, next_step
-from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import describe_drop, payload_of, summary_of
-from telemetry.channels.enqueue import enqueue
-from telemetry.models import Alert, AlertRule, AlertState, NotificationKind
+from telemetry.alerts.control import control_now
+from telemetry.alerts.history import Wanted, load_pasts
+from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
+from telemetry.alerts.labels import labels_of, where_of
+from telemetry.alerts.message import describe
+from telemetry.alerts.past import Past, Source, steps_in
+from telemetry.alerts.steps import OpenAlert, Step, next_step
+from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, worst
+from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep
 from telemetry.models.alert import OPEN_STATES
-from telemetry.storage.locks import EVALUATE, only_one
 
 log = logging.getLogger(__name__)
 
-
-def evaluate_rules(now: datetime) -> int:
-    """Evaluate every enabled rule once; how many. 0 where another evaluator is at it."""
-    with only_one(EVALUATE) as ours:
-        rules = list(AlertRule.objects.filter(enabled=True).select_related("pool")) if ours else []
-        for rule in rules:
-            evaluate_rule(rule, now)
-    return len(rules)
+MOST_SUBJECTS = 100  # open alerts of one rule; a fleet that is down as a whole is told of by other means
+Open = Mapping[str, Alert]  # by subject
 
 
-def evaluate_rule(rule: AlertRule, now: datetime) -> Verdict | None:
-    """Judge one rule and take the step that follows; None for a rule whose settings cannot be read."""
-    kind = KINDS[rule.kind]
-    try:
-        settings = kind.parse(rule.settings)
-    except RuleError as error:  # written past the services
-        log.warning("alert rule %s: %s", rule.pk, error)
-        return None
-    alert = Alert.objects.filter(rule=rule, state__in=OPEN_STATES).select_related("pool", "rule").first()
-    verdict = kind.judge(rule.pool, settings, now, alert.started_at if alert else None)
-    AlertRule.objects.filter(pk=rule.pk).update(evaluated_at=now, verdict=verdict.as_json())
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rule with what its evaluation needs."""
+
+    rule: AlertRule
+    kind: Kind
+    settings: RuleSettings
+    open: Open
+
+    @property
+    def group(self) -> str:
+        """The task group that it is narrowed to."""
+        return self.rule.group.name if self.rule.group else ""
+
+    @property
+    def reach_s(self) -> float:
+        """How far back it looks now."""
+        return self.settings.open_reach_s if self.open else self.settings.reach_s
+
+
+def evaluate_rules(now: datetime) -> dict[int, Verdict]:
+    """Evaluate every enabled rule once; the verdict on each alert that is open afterwards, by its id.
+
+    Four queries, and for each length of steps one more and those of its sources; and what is written.
+    """
+    return evaluate(AlertRule.objects.filter(enabled=True).select_related("pool", "group"), now)
+
+
+def evaluate(rules: Iterable[AlertRule], now: datetime) -> dict[int, Verdict]:
+    """Evaluate some rules."""
+    found: dict[int, Verdict] = {}
+    judged: list[AlertRule] = []
+    for ready, past in _loaded(_ready(list(rules)), now):
+        opened = {subject: alert.started_at for subject, alert in ready.open.items()}
+        verdicts = ready.kind.judge(ready.settings, past.at(past.count - 1), Asked(ready.group, opened))
+        overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
+        ready.rule.evaluated_at, ready.rule.verdict = now, overall.as_json()
+        judged.append(ready.rule)
+        for subject, verdict in verdicts.items():
+            alert = _advance(ready, subject, verdict, now)
+            if alert is not None:
+                found[alert.pk] = verdict
+        _end_gone(ready, verdicts, now)
+    AlertRule.objects.bulk_update(judged, ["evaluated_at", "verdict"], batch_size=500)
+    return found
+
+
+def _ready(rules: Sequence[AlertRule]) -> list[Ready]:
+    """The rules whose settings can be read, with their open alerts."""
+    of_rule: dict[int, dict[str, Alert]] = defaultdict(dict)
+    for alert in Alert.objects.filter(rule__in=rules, state__in=OPEN_STATES).select_related("pool"):
+        of_rule[alert.rule_id][alert.subject] = alert
+    ready = []
+    for rule in rules:
+        kind = KINDS[rule.kind]
+        try:
+            ready.append(Ready(rule, kind, kind.read(rule.settings), of_rule[rule.pk]))
+        except InvalidError as error:  # written past the services
+            log.warning("alert rule %s: %s", rule.pk, error)
+    return ready
+
+
+def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past]]:
+    """Each rule with its pool's past; what looks at steps of the same length is loaded together."""
+    before = max((one.rule.evaluated_at for one in ready if one.rule.evaluated_at), default=None)
+    wants_control = any(Source.CONTROL in one.kind.needs(one.group) for one in ready)
+    control = control_now(now, before) if wants_control else None
+    batches: dict[float, list[Ready]] = defaultdict(list)
+    for one in ready:
+        batches[one.settings.step_s].append(one)
+    for step_s, batch in batches.items():
+        pools = {one.rule.pool_id: one.rule.pool for one in batch}
+        wanted = Wanted(
+            sources=frozenset().union(*(one.kind.needs(one.group) for one in batch)),
+            step_s=step_s,
+            count=max(steps_in(one.reach_s, step_s) for one in batch),
+            until=now,
+            days_back=max(one.settings.days_back for one in batch),
+            restart_reach_s=max(one.settings.warm_up_reach_s for one in batch),
+            control=control,
+        )
+        pasts = load_pasts(list(pools.values()), wanted)
+        for one in batch:
+            yield one, pasts[one.rule.pool_id]
+
+
+def _advance(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
+    """Take the step that a verdict leads to; the alert that is open afterwards."""
+    alert = ready.open.get(subject)
     known = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
-    _take(next_step(settings, verdict.answer, known or None, now), rule, settings, verdict, alert=alert, now=now)
-    return verdict
+    step = next_step(ready.settings.timing, verdict.answer, known or None, now)
+    if step is Step.NOTHING:
+        return alert
+    if alert is None and len(ready.open) >= MOST_SUBJECTS:
+        return None
+    return take(step, ready, subject, verdict, alert=alert, now=now)
 
 
 @transaction.atomic
-def _take(
-    step: Step, rule: AlertRule, settings: DropSettings, verdict: Verdict, *, alert: Alert | None, now: datetime
-) -> None:
+def take(
+    step: Step, ready: Ready, subject: str, verdict: Verdict, *, alert: Alert | None, now: datetime
+) -> Alert | None:
+    """Write a step down; the alert that is open afterwards."""
     if step in {Step.OPEN, Step.OPEN_FIRING}:
-        alert = _open(rule, verdict, now)
+        alert = open_alert(ready, subject, verdict, now)
     if alert is None:
-        return
+        return None
     if step in {Step.FIRE, Step.OPEN_FIRING}:
-        _fire(alert, settings, verdict, now)
+        fire(alert, ready, verdict, now)
     elif step is Step.EXTEND:
         Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **_figures(verdict))
     elif step is Step.DROP:
         Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
+        return None
     elif step is Step.RESOLVE:
         resolve(alert, now)
+        return None
+    return alert
 
 
-def _figures(verdict: Verdict) -> dict[str, float | None]:
-    return {"value_ratio": verdict.value_ratio, "baseline_ratio": verdict.baseline_ratio}
-
-
-def _open(rule: AlertRule, verdict: Verdict, now: datetime) -> Alert | None:
+def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
     """A pending alert; None where somebody else opened one first."""
-    summary = summary_of(rule.pool, verdict)
+    rule = ready.rule
     try:
         with transaction.atomic():
-            return Alert.objects.create(
-                rule=rule, pool=rule.pool, started_at=now, last_breach_at=now, summary=summary, **_figures(verdict)
+            alert = Alert.objects.create(
+                rule=rule,
+                pool=rule.pool,
+                subject=subject,
+                severity=rule.severity,
+                labels=labels_of(rule, subject),
+                started_at=now,
+                last_breach_at=now,
+                summary=_sentence(ready, subject, verdict),
+                **_figures(verdict),
             )
     except IntegrityError:
         return None
+    note(alert, AlertMove.OPENED, now)
+    return alert
 
 
-def _fire(alert: Alert, settings: DropSettings, verdict: Verdict, now: datetime) -> None:
-    detail = describe_drop(alert.pool, settings, verdict, now)
+def fire(alert: Alert, ready: Ready, verdict: Verdict, now: datetime) -> None:
+    """Have a pending alert fire, unless somebody else did."""
+    detail = describe(ready.rule, ready.kind, ready.settings, verdict, now)
     changes = {
         "state": AlertState.FIRING,
         "fired_at": now,
         "last_breach_at": now,
-        "summary": summary_of(alert.pool, verdict),
-        "ceiling_ratio": detail["ceiling_ratio"],
+        "summary": _sentence(ready, alert.subject, verdict),
+        "ceiling_ratio": detail.get("ceiling_ratio"),
         "detail": detail,
         **_figures(verdict),
     }
     if _change(alert, AlertState.PENDING, changes):
         record_event(EventKind.ALERT_FIRING, alert.summary, pool=alert.pool, detail={"alert": alert.pk})
-        notify(alert, NotificationKind.FIRING, now)
+        note(alert, AlertMove.FIRED, now, text=alert.summary)
 
 
+@transaction.atomic
 def resolve(alert: Alert, now: datetime, *, because: str = "") -> bool:
-    """End a firing alert and tell of it; whether it was we who ended it."""
+    """End a firing alert; whether it was we who ended it."""
     if not _change(alert, AlertState.FIRING, {"state": AlertState.RESOLVED, "resolved_at": now}):
         return False
     lasted_min = (now - (alert.fired_at or alert.started_at)).total_seconds() / 60
-    summary = f"Hit rate of pool {alert.pool.name}: the alert ended after {lasted_min:.0f} min{because}."
+    whose = where_of(alert.rule, alert.subject).words
+    summary = f"{KINDS[alert.rule.kind].label} of {whose}: the alert ended after {lasted_min:.0f} min{because}."
     record_event(EventKind.ALERT_RESOLVED, summary, pool=alert.pool, detail={"alert": alert.pk})
-    notify(alert, NotificationKind.RESOLVED, now)
+    note(alert, AlertMove.RESOLVED, now, text=because.removeprefix(", "))
     return True
+
+
+def note(alert: Alert, move: AlertMove, now: datetime, *, text: str = "", by: Any = None) -> None:
+    """Write down a move of an alert's life."""
+    AlertStep.objects.create(alert=alert, at=now, move=move, by=by, note=text[:500])
+
+
+def _end_gone(ready: Ready, verdicts: Verdicts, now: datetime) -> None:
+    """End alerts of what is no longer looked at: a replica that was removed or disabled."""
+    for subject in ready.open.keys() - verdicts.keys():
+        alert = ready.open[subject]
+        if not resolve(alert, now, because=", because nobody looks at it any more"):
+            Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
+
+
+def _sentence(ready: Ready, subject: str, verdict: Verdict) -> str:
+    return ready.kind.sentence(where_of(ready.rule, subject), ready.settings, verdict)[:300]
+
+
+def _figures(verdict: Verdict) -> dict[str, Any]:
+    is_ratio = verdict.unit == "ratio"
+    return {
+        "value": verdict.value,
+        "limit": verdict.limit,
+        "baseline": verdict.baseline,
+        "unit": verdict.unit,
+        "value_ratio": verdict.value if is_ratio else None,
+        "baseline_ratio": verdict.baseline if is_ratio else None,
+    }
 
 
 def _change(alert: Alert, before: AlertState, changes: dict[str, object]) -> bool:
@@ -119,8 +246,3 @@ def _change(alert: Alert, before: AlertState, changes: dict[str, object]) -> boo
     for name, value in changes.items():
         setattr(alert, name, value)
     return True
-
-
-def notify(alert: Alert, kind: NotificationKind, now: datetime) -> None:
-    """Put a message for each enabled channel into the outbox."""
-    enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now)

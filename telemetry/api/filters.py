@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from django_filters import rest_framework as filters
 
-from telemetry.models import Alert, AlertState, Notification, NotificationState
+from telemetry.models import AlertRule, Notification, NotificationState, RuleKind
 
 
-class AlertFilter(filters.FilterSet):
-    """``?pool=NAME&state=STATE``; times are ISO 8601."""
+class AlertRuleFilter(filters.FilterSet):
+    """``?pool=NAME&kind=KIND&enabled=true``."""
 
     pool = filters.CharFilter(field_name="pool__name")
-    state = filters.MultipleChoiceFilter(choices=AlertState.choices)
-    after = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="gte")
-    before = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="lt")
+    kind = filters.MultipleChoiceFilter(choices=RuleKind.choices)
 
     class Meta:
-        model = Alert
-        fields = ("pool", "state", "after", "before")
+        model = AlertRule
+        fields = ("pool", "kind", "severity", "enabled")
 
 
 class DeliveryFilter(filters.FilterSet):

@@ -12,85 +12,11 @@ from controlplane.api.fields import ByName
 from controlplane.models import Pool
 from telemetry.channels.registry import KINDS
 from telemetry.metrics.windows import POINTS, Window, choose_step
-from telemetry.models import Alert, AlertRule, Channel, DeliveryAttempt, Notification, RuleKind
-from telemetry.services.alerts import effective_settings
+from telemetry.models import Channel, DeliveryAttempt, Notification
 from telemetry.services.channels import public_config
 
 DEFAULT_LENGTH_S = 3600.0
 MOST_POINTS = 2000  # of one line
-
-
-class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
-    """A rule; ``settings`` holds what it sets itself, ``effective_settings`` what is in force."""
-
-    pool = ByName(read_only=True)
-    settings = serializers.DictField()
-    effective_settings = serializers.SerializerMethodField()
-    verdict = serializers.DictField(read_only=True)
-
-    class Meta:
-        model = AlertRule
-        fields = (
-            "id",
-            "pool",
-            "name",
-            "kind",
-            "settings",
-            "effective_settings",
-            "enabled",
-            "created_at",
-            "updated_at",
-            "evaluated_at",
-            "verdict",
-        )
-
-    def get_effective_settings(self, rule: AlertRule) -> dict[str, float]:
-        """With the defaults of what is not set."""
-        return effective_settings(rule)
-
-
-class AlertRuleChange(serializers.Serializer[Any]):
-    """What to change of a rule; ``settings`` replaces all of them."""
-
-    name = serializers.CharField(max_length=100, required=False)
-    settings = serializers.DictField(required=False)
-    enabled = serializers.BooleanField(required=False)
-
-
-class AlertRuleInput(serializers.Serializer[Any]):
-    """A new rule."""
-
-    pool = ByName(queryset=Pool.objects.all())
-    name = serializers.CharField(max_length=100)
-    kind = serializers.ChoiceField(choices=RuleKind.choices, required=False)
-    settings = serializers.DictField(required=False)
-    enabled = serializers.BooleanField(required=False)
-
-
-class AlertSerializer(serializers.ModelSerializer[Alert]):
-    """An episode of a rule."""
-
-    pool = ByName(read_only=True)
-    rule = ByName(read_only=True)
-    detail = serializers.DictField(read_only=True)
-
-    class Meta:
-        model = Alert
-        fields = (
-            "id",
-            "rule",
-            "pool",
-            "state",
-            "started_at",
-            "fired_at",
-            "resolved_at",
-            "last_breach_at",
-            "value_ratio",
-            "baseline_ratio",
-            "ceiling_ratio",
-            "summary",
-            "detail",
-        )
 
 
 class ChannelSerializer(serializers.ModelSerializer[Channel]):

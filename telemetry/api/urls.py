@@ -3,13 +3,14 @@
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
-from . import viewsets
+from . import alert_viewsets, viewsets
 from .metrics_servers import MetricsServerViewSet
 from .reconciliation import ReconciliationView
 
 router = SimpleRouter(trailing_slash=False)
-router.register("alert-rules", viewsets.AlertRuleViewSet, "alert-rule")
-router.register("alerts", viewsets.AlertViewSet, "alert")
+router.register("alert-rules", alert_viewsets.AlertRuleViewSet, "alert-rule")
+router.register("alerts", alert_viewsets.AlertViewSet, "alert")
+router.register("silences", alert_viewsets.SilenceViewSet, "silence")
 router.register("channels", viewsets.ChannelViewSet, "channel")
 router.register("metrics-servers", MetricsServerViewSet, "metrics-server")
 router.register("deliveries", viewsets.DeliveryViewSet, "delivery")

@@ -20,63 +20,19 @@ from controlplane.api.viewsets.doors import NUMBER, Door, parsed
 from controlplane.models import Pool
 from telemetry.api import serializers as s
 from telemetry.api.charts import chart
-from telemetry.api.filters import AlertFilter, DeliveryFilter
+from telemetry.api.filters import DeliveryFilter
 from telemetry.metrics.windows import Series
-from telemetry.models import Alert, AlertRule, Channel, Notification
-from telemetry.services import alerts, channels, outbox
+from telemetry.models import Channel, Notification
+from telemetry.services import channels, outbox
 from telemetry.services.overview import Pools
 
 UUID = "[0-9a-f-]{32,36}"
-
-
-class AlertPages(NewestFirst):
-    """Alerts, the newest first."""
-
-    ordering = ("-started_at", "-id")
 
 
 class DeliveryPages(NewestFirst):
     """Deliveries, the newest first."""
 
     ordering = ("-created_at", "-id")
-
-
-class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AlertRule]):
-    """What raises an alert."""
-
-    queryset = AlertRule.objects.select_related("pool")
-    serializer_class = s.AlertRuleSerializer
-    lookup_value_regex = NUMBER
-    observed = ("evaluated_at", "verdict")
-
-    @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
-    def create(self, request: Request) -> Response:
-        """Create a rule."""
-        given = parsed(s.AlertRuleInput, request)
-        rule = alerts.create_rule(given.pop("pool"), **given, by=signed_in_user(request))
-        return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
-
-    @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
-    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change what is given; disabling a rule ends its alerts."""
-        changes = parsed(s.AlertRuleChange, request, partial=True)
-        rule = alerts.update_rule(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(s.AlertRuleSerializer(rule).data)
-
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Remove a rule and its alerts."""
-        alerts.delete_rule(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
-
-
-class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Alert]):
-    """Alerts, the newest first."""
-
-    queryset = Alert.objects.select_related("rule", "pool")
-    serializer_class = s.AlertSerializer
-    filterset_class = AlertFilter
-    pagination_class = AlertPages
-    lookup_value_regex = NUMBER
 
 
 class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Channel]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
@@ -9,17 +10,20 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.web.tags import percent
+from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
 from telemetry.services.heat import CELLS, Strip
-from telemetry.web.sentences import absence
+from telemetry.web.sentences import absence, figure_words
 
 register = template.Library()
 
-_ANSWERS = {"ok": ("well", "good"), "breach": ("below", "bad"), "no_data": ("cannot tell", "warn")}
+_ANSWERS = {"ok": ("well", "good"), "breach": ("broken", "bad"), "no_data": ("cannot tell", "warn")}
 _REASONS = {
     "no_readings": "nothing was scraped lately",
+    "not_reported": "the engines do not report it",
     "little_traffic": "too little traffic to tell",
     "little_history": "too little history for a baseline",
+    "nobody": "nothing to look at",
 }
 
 
@@ -48,10 +52,10 @@ def verdict_words(verdict: dict[str, Any]) -> SafeString:
     """What a rule's last evaluation found, and why."""
     answer, reason = verdict.get("answer", ""), verdict.get("reason", "")
     label, tone = _ANSWERS.get(answer, ("not looked yet", ""))
-    value, baseline = verdict.get("value_ratio"), verdict.get("baseline_ratio")
+    unit, value, limit = verdict.get("unit", "ratio"), verdict.get("value"), verdict.get("limit")
     words = _REASONS.get(reason, "")
-    if value is not None and baseline is not None:
-        words = f"{percent(value)} against {percent(baseline)}"
+    if value is not None and limit is not None:
+        words = f"{figure_words(value, unit)} against {figure_words(limit, unit)}"
     return format_html('<span class="badge {}">{}</span> <span class="small muted">{}</span>', tone, label, words)
 
 
@@ -80,3 +84,21 @@ def _strip(strip: Strip) -> SafeString:
         said,
         cells,
     )
+
+
+@register.filter
+def in_unit(value: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    return figure_words(value, unit)
+
+
+@register.filter
+def lasted(episode: Episode, now: datetime) -> float:
+    """How long an episode lasted, in seconds."""
+    return episode.length_s(now)
+
+
+@register.filter
+def iso_moment(text: str | None) -> str:
+    """A time that JSON holds, for people; "" for none."""
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%d %b %H:%M} UTC" if text else ""

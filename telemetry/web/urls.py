@@ -13,6 +13,8 @@ from telemetry.web.views import (
     overview,
     pools,
     replicas,
+    rules,
+    silences,
 )
 
 app_name = "telemetry"
@@ -30,9 +32,15 @@ urlpatterns = [
     path("charts/<slug:slug>.csv", charts.chart_csv, name="chart-csv"),
     path("charts/<slug:slug>.json", charts.chart_json, name="chart-json"),
     path("alerts/", alerts.alert_list, name="alerts"),
-    path("alerts/rules/new/", alerts.rule_new, name="rule-new"),
-    path("alerts/rules/<int:rule_id>/", alerts.rule_edit, name="rule"),
-    path("alerts/rules/<int:rule_id>/remove/", alerts.rule_remove, name="rule-remove"),
+    path("alerts/<int:alert_id>/", alerts.alert_page, name="alert"),
+    path("alerts/<int:alert_id>/acknowledge/", alerts.alert_acknowledge, name="alert-acknowledge"),
+    path("alerts/<int:alert_id>/release/", alerts.alert_release, name="alert-release"),
+    path("alerts/rules/new/", rules.rule_new, name="rule-new"),
+    path("alerts/rules/<int:rule_id>/", rules.rule_edit, name="rule"),
+    path("alerts/rules/<int:rule_id>/remove/", rules.rule_remove, name="rule-remove"),
+    path("alerts/silences/", silences.silence_list, name="silences"),
+    path("alerts/silences/new/", silences.silence_new, name="silence-new"),
+    path("alerts/silences/<int:silence_id>/end/", silences.silence_end, name="silence-end"),
     path("channels/", channels.channel_list, name="channels"),
     path("channels/new/", channels.channel_new, name="channel-new"),
     path("channels/<int:channel_id>/test/", channels.channel_test, name="channel-test"),

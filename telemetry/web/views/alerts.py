@@ -1,112 +1,135 @@
-"""Alerts: what is wrong now, what was, and the rules that find it."""
+"""Alerts: what is wrong now, what was, and one alert from its first suspicion to its end."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
-from django.views.decorators.http import require_GET, require_http_methods
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
 
 from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
-from controlplane.errors import ControlPlaneError
+from controlplane.errors import InvalidError
 from controlplane.models import Pool
-from controlplane.web.doors import signed_in, within
-from telemetry.models import AlertRule
-from telemetry.services.alerts import (
-    create_rule,
-    delete_rule,
-    effective_settings,
-    open_alerts,
-    past_alerts,
-    rules,
-    update_rule,
-)
-from telemetry.web.forms import RuleForm
+from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.paging import number_asked
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.message import overview_path
+from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity
+from telemetry.services.acknowledgements import acknowledge, release
+from telemetry.services.alert_filter import AlertFilter
+from telemetry.services.alerts import open_alerts, past_alerts, rules
+from telemetry.services.previews import look_back
+from telemetry.web.sketch import draw
 
-RECENT = 50  # ended alerts on the page
+PAGE = 50  # ended alerts on a page
+LOOK_BACK = timedelta(hours=1)  # of an alert's drawing before it began
+LOOK_ON = timedelta(minutes=15)  # and after it ended
+LONGEST = timedelta(days=2)
+FILTERS = ("pool", "kind", "severity", "after", "before")  # of what is over; as over REST
 
 
 @require_GET
 def alert_list(request: HttpRequest) -> HttpResponse:
-    """Open alerts, recent ones, and every rule with what its last evaluation said; a refresh leaves out the frame."""
+    """Open alerts by how they are told, past ones as asked, and every rule; a refresh leaves out the frame."""
     asker = asker_of(request)
+    opened = list(visible(asker, open_alerts()))
+    firing = [alert for alert in opened if alert.state == AlertState.FIRING]
     context = {
-        "open": list(visible(asker, open_alerts())),
-        "recent": list(visible(asker, past_alerts())[:RECENT]),
-        "rules": [{"rule": rule, "settings": effective_settings(rule)} for rule in visible(asker, rules())],
-        "pools": visible(asker, Pool.objects.all()).exists(),
+        "firing": [alert for alert in firing if alert.muted is None],
+        "muted": [alert for alert in firing if alert.muted is not None],
+        "pending": [alert for alert in opened if alert.state == AlertState.PENDING],
+        "rules": [{"rule": rule, "finds": _finds(rule)} for rule in visible(asker, rules())],
+        "pools": list(visible(asker, Pool.objects.all())),
+        **_past(request),
     }
     refresh = request.headers.get("HX-Request") == "true"
     return render(request, "telemetry/alerts_live.html" if refresh else "telemetry/alerts.html", context)
 
 
-@require_http_methods(["GET", "POST"])
-def rule_new(request: HttpRequest) -> HttpResponse:
-    """A rule for a pool."""
-    pools = within(request, Pool.objects.all())
-    form = RuleForm(request.POST or None, initial={"enabled": True}, pools=pools)
-    if request.method == "POST" and form.is_valid() and _created(form, signed_in(request)):
-        messages.success(request, f"Rule {form.cleaned_data['name']} was created.")
-        return redirect("telemetry:alerts")
-    return _page(request, form, "Add an alert rule", "Add the rule")
-
-
-@require_http_methods(["GET", "POST"])
-def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
-    """Change a rule's settings; disabling it ends its alerts."""
-    rule = get_object_or_404(AlertRule.objects.select_related("pool"), pk=rule_id)
-    initial = {"name": rule.name, "enabled": rule.enabled, **effective_settings(rule)}
-    form = RuleForm(request.POST or None, initial=initial)
-    if request.method == "POST" and form.is_valid() and _changed(rule, form, signed_in(request)):
-        messages.success(request, f"Rule {form.cleaned_data['name']} was changed.")
-        return redirect("telemetry:alerts")
-    return _page(request, form, f"Rule {rule.name} of pool {rule.pool.name}", "Save", rule=rule)
-
-
-@require_http_methods(["GET", "POST"])
-def rule_remove(request: HttpRequest, rule_id: int) -> HttpResponse:
-    """Remove a rule with its alerts, after saying what will happen."""
-    rule = get_object_or_404(AlertRule.objects.select_related("pool"), pk=rule_id)
-    if request.method == "POST":
-        delete_rule(rule, by=signed_in(request))
-        messages.success(request, f"Rule {rule.name} was removed.")
-        return redirect("telemetry:alerts")
-    context = {
-        "title": f"Remove rule {rule.name}",
-        "text": "Nobody is told any more when this happens. Its alerts go with it; one that is firing is resolved "
-        "first, so that nobody waits for its end. To pause a rule, switch it off instead.",
-        "action": "Remove the rule",
-        "danger": True,
-        "back": reverse("telemetry:rule", args=[rule.pk]),
+def _past(request: HttpRequest) -> dict[str, Any]:
+    """A page of what is over, narrowed as asked."""
+    asked = AlertFilter(request.GET, queryset=visible(asker_of(request), past_alerts()).order_by("-pk"))
+    older = number_asked(request, "older")
+    found = asked.qs if asked.is_valid() else Alert.objects.none()
+    page = list((found.filter(pk__lt=older) if older else found)[: PAGE + 1])
+    return {
+        "recent": page[:PAGE],
+        "more": page[PAGE - 1].pk if len(page) > PAGE else None,
+        "later": bool(older),
+        "wrong": asked.errors,
+        "asked": {name: request.GET.get(name, "") for name in FILTERS},
+        "filtered": any(request.GET.get(name) for name in FILTERS) or bool(older),
+        "kinds": RuleKind.choices,
+        "severities": Severity.choices,
     }
-    return render(request, "controlplane/confirm.html", context)
 
 
-def _page(request: HttpRequest, form: RuleForm, title: str, action: str, **extra: Any) -> HttpResponse:
-    context = {"form": form, "title": title, "action": action, **extra}
-    return render(request, "telemetry/rule.html", context, status=422 if form.errors else 200)
-
-
-def _created(form: RuleForm, by: User) -> bool:
-    filled = form.cleaned_data
+def _finds(rule: AlertRule) -> str:
+    """What a rule looks for, in half a sentence."""
+    kind = KINDS[rule.kind]
     try:
-        create_rule(filled["pool"], name=filled["name"], settings=form.settings(), enabled=filled["enabled"], by=by)
-    except ControlPlaneError as error:
-        form.refuse(error)
-        return False
-    return True
+        return kind.finds(kind.read(rule.settings))
+    except InvalidError as error:
+        return f"its settings cannot be read: {error}"
 
 
-def _changed(rule: AlertRule, form: RuleForm, by: User) -> bool:
-    filled = form.cleaned_data
+@require_GET
+def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
+    """One alert: its figures, its drawing, its causes, its life."""
+    rows = Alert.objects.select_related("rule", "rule__group", "pool")
+    alert = get_object_or_404(rows, pk=alert_id)
+    now = timezone.now()
+    told = Notification.objects.filter(alert_ids__contains=[alert.pk], created_at__gte=alert.started_at)
+    context = {
+        "alert": alert,
+        "kind": KINDS[alert.rule.kind],
+        "steps": alert.steps.select_related("by"),
+        "told": told.select_related("channel").order_by("number")[:PAGE],
+        "overview": overview_path(alert, now),
+        "is_open": alert.state != AlertState.RESOLVED,
+        **_drawing(alert, now),
+    }
+    refresh = request.headers.get("HX-Request") == "true"
+    return render(request, "telemetry/alert_live.html" if refresh else "telemetry/alert.html", context)
+
+
+def _drawing(alert: Alert, now: Any) -> dict[str, Any]:
+    """What the rule saw from an hour before the alert on; nothing where that cannot be said any more."""
+    kind, rule = KINDS[alert.rule.kind], alert.rule
+    end = min((alert.resolved_at + LOOK_ON) if alert.resolved_at else now, now)
+    start = max(alert.started_at - LOOK_BACK, end - LONGEST)
+    group = rule.group.name if rule.group else ""
     try:
-        update_rule(rule, name=filled["name"], settings=form.settings(), enabled=filled["enabled"], by=by)
-    except ControlPlaneError as error:
-        form.refuse(error)
-        return False
-    return True
+        seen = look_back(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
+    except InvalidError:
+        return {}
+    sentence = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
+    return {
+        "sketch": draw(seen.points, seen.episodes, seen.start, seen.end, sentence=sentence),
+        "points": seen.points[::-1],
+    }
+
+
+@require_POST
+def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
+    """Take an alert."""
+    alert = get_object_or_404(Alert, pk=alert_id)
+    with refusals_as_messages(request):
+        acknowledge(alert, by=signed_in(request), why=request.POST.get("note", ""))
+        messages.success(request, "The alert is yours; it is not told again.")
+    return redirect("telemetry:alert", alert_id)
+
+
+@require_POST
+def alert_release(request: HttpRequest, alert_id: int) -> HttpResponse:
+    """Let an alert go again."""
+    alert = get_object_or_404(Alert, pk=alert_id)
+    with refusals_as_messages(request):
+        release(alert, by=signed_in(request))
+        messages.success(request, "The alert is nobody's now, and is told again when that is due.")
+    return redirect("telemetry:alert", alert_id)

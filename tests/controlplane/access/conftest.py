@@ -1,8 +1,10 @@
 """Two projects with everything in them, and people with each role."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, Role
 from controlplane.services.access.people import set_role
@@ -18,6 +20,7 @@ from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.channels import create_channel
 from telemetry.services.channels import test_send as send_a_test
 from telemetry.services.metrics_servers import create_server
+from telemetry.services.silences import create_silence
 from tests.controlplane.rollouts import publish_stages
 
 
@@ -32,9 +35,15 @@ def furnished(name, number):
     group = create_task_group(pool, f"{name}-group")
     policy = create_policy(pool, group)
     draft = save_draft(policy, {"strategy": "random"})
-    rule = AlertRule.objects.get(pool=pool)
+    rule = AlertRule.objects.filter(pool=pool).first()
     alert = Alert.objects.create(
         rule=rule, pool=pool, state="firing", started_at=pool.created_at, last_breach_at=pool.created_at
+    )
+    silence = create_silence(
+        matchers=[{"label": "pool", "op": "=", "value": pool.name}],
+        ends_at=timezone.now() + timedelta(hours=1),
+        comment="work",
+        project=project,
     )
     channel = create_channel(f"{name}-channel", config={"url": "https://hooks.example/x"})
     sent = Notification.objects.create(
@@ -57,6 +66,7 @@ def furnished(name, number):
         draft=draft,
         rule=rule,
         alert=alert,
+        silence=silence,
         channel=channel,
         server=server,
         sent=sent,

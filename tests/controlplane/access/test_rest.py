@@ -24,6 +24,7 @@ LISTS = (
     "rollouts",
     "alert-rules",
     "alerts",
+    "silences",
     "deliveries",
 )
 
@@ -40,6 +41,7 @@ def objects(made):
         "revisions": made.draft.pk,
         "alert-rules": made.rule.pk,
         "alerts": made.alert.pk,
+        "silences": made.silence.pk,
         "deliveries": made.sent.pk,
         "projects": made.project.name,
     }
@@ -80,6 +82,7 @@ def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(he
         f"discovered-replicas/{there.discovered.pk}/adopt",
         f"discovered-replicas/{there.discovered.pk}/dismiss",
         f"policies/{there.policy.name}/publish",
+        f"alerts/{there.alert.pk}/acknowledge",
     ):
         assert script.post(f"{ROOT}{path}", {"state": "disabled"}).status_code == 404
     assert script.get(f"{ROOT}series?metric=hit_rate&pool={there.pool.name}").status_code == 422  # no such pool

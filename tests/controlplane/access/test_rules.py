@@ -90,6 +90,8 @@ def filled(address, made):
         "project_id": made.project.pk,
         "router_id": made.router.pk,
         "rule_id": made.rule.pk,
+        "alert_id": made.alert.pk,
+        "silence_id": made.silence.pk,
         "channel_id": made.channel.pk,
         "server_id": made.server.pk,
         "notification_id": made.sent.pk,

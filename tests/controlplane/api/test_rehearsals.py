@@ -1,5 +1,7 @@
 """``?dry_run=true``: everything is checked and shown, and nothing at all is changed, told or woken."""
 
+from datetime import timedelta
+
 import pytest
 import redis
 from django.db import connection
@@ -15,6 +17,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.rollouts.steering import pause_rollout
 from telemetry.models import Notification, NotificationState
+from telemetry.services.acknowledgements import acknowledge
 from tests.controlplane.access.conftest import furnished
 from tests.controlplane.rollouts import publish_stages
 
@@ -68,6 +71,19 @@ EXAMPLES = {
     ("telemetry-api:alert-rule-list", "POST"): ("alert-rules", {"pool": "here-pool", "name": "new"}),
     ("telemetry-api:alert-rule-detail", "PATCH"): ("alert-rules/{rule}", {"enabled": False}),
     ("telemetry-api:alert-rule-detail", "DELETE"): ("alert-rules/{rule}", None),
+    ("telemetry-api:alert-acknowledge", "POST"): ("alerts/{alert}/acknowledge", {"note": "mine"}),
+    ("telemetry-api:alert-release", "POST"): ("alerts/{alert}/release", None),
+    ("telemetry-api:silence-list", "POST"): (
+        "silences",
+        {
+            "project": "here",
+            "matchers": [{"label": "pool", "op": "=~", "value": "here-.*"}],
+            "ends_at": (timezone.now() + timedelta(days=1)).isoformat(),
+            "comment": "work",
+        },
+    ),
+    ("telemetry-api:silence-detail", "PATCH"): ("silences/{silence}", {"comment": "more work"}),
+    ("telemetry-api:silence-detail", "DELETE"): ("silences/{silence}", None),
     ("telemetry-api:channel-list", "POST"): ("channels", {"name": "new", "config": {"url": "https://hooks.example/x"}}),
     ("telemetry-api:channel-detail", "PATCH"): ("channels/{channel}", {"enabled": False}),
     ("telemetry-api:channel-detail", "DELETE"): ("channels/{channel}", None),
@@ -87,6 +103,7 @@ def test_every_write_of_the_rule_table_has_an_example_below():
         if route.partition(":")[0] in {"api", "telemetry-api"} and method != "GET"
     }
     writes -= {("api:router-explain", "POST"), ("telemetry-api:metrics-server-test", "POST")}  # ask, and change nothing
+    writes -= {("telemetry-api:alert-rule-preview", "POST"), ("telemetry-api:silence-preview", "POST")}  # nor do these
     assert writes == set(EXAMPLES), "add an address and a body to EXAMPLES, so that its dry run is tested"
 
 
@@ -108,9 +125,9 @@ def made(db, operator):
     rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
-    keys = {
-        name: getattr(here, name).pk for name in ("group", "key", "rule", "channel", "server", "sent", "discovered")
-    }
+    acknowledge(here.alert, by=operator)
+    named = ("group", "key", "rule", "alert", "silence", "channel", "server", "sent", "discovered")
+    keys = {name: getattr(here, name).pk for name in named}
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 

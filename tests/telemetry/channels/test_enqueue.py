@@ -24,7 +24,7 @@ def payload(number, state="firing", **labels):
 
 
 def make(pool, count=1):
-    rule = AlertRule.objects.get(pool=pool)
+    rule = AlertRule.objects.filter(pool=pool).first()
     made = [
         Alert.objects.create(rule=rule, pool=pool, state="resolved", started_at=T0, last_breach_at=T0)
         for _ in range(count)

@@ -2,7 +2,7 @@ import pytest
 
 from controlplane.services.fleet.pools import create_pool
 from telemetry.models import Alert, AlertRule, AlertState
-from telemetry.services.alerts import create_rule, ensure_default_rule
+from telemetry.services.alerts import create_rule, ensure_default_rules
 from tests.fleet_history import drop_alert
 
 
@@ -63,13 +63,13 @@ def test_a_rule_is_added_and_changed(visitor, noon):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("drop_points", "200", "expected 1 to 100"),
-        ("window_s", "soon", "Enter a number."),
+        ("drop_points", "200", "of at most 100"),
+        ("window_s", "soon", "Expected a number."),
         ("baseline_s", "61", "at least 3 times window_s"),
     ],
 )
 def test_a_setting_that_no_rule_can_have_is_refused_beside_its_field(visitor, field, value, words):
-    rule = ensure_default_rule(create_pool("chat"))
+    rule = ensure_default_rules(create_pool("chat"))
 
     answer = visitor.post(f"/alerts/rules/{rule.pk}/", {"name": "x", field: value})
 

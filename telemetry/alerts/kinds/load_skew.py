@@ -1,0 +1,95 @@
+"""One replica gets far more than its share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from telemetry.alerts.kinds.base import (
+    Asked,
+    ForS,
+    KeepFiringS,
+    Kind,
+    MinRequests,
+    RuleSettings,
+    Where,
+    WindowS,
+    length,
+)
+from telemetry.alerts.past import Seen, Source
+from telemetry.alerts.steps import Timing
+from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, no_data, over
+
+
+class LoadSkewSettings(RuleSettings, frozen=True):
+    """Settings of ``load_skew``."""
+
+    most_over_mean: Annotated[
+        float,
+        Meta(gt=1, le=100, description="The busiest replica's requests over the mean.", extra={"unit": "times"}),
+    ] = 1.5
+    min_replicas: Annotated[int, Meta(ge=2, le=1000, description="Fewer say nothing.", extra={"unit": "replicas"})] = 2
+    window_s: WindowS = 300.0
+    min_requests: MinRequests = 200.0
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 600.0
+
+    @property
+    def step_s(self) -> float:
+        """A window."""
+        return self.window_s
+
+    @property
+    def timing(self) -> Timing:
+        """How long an answer must hold."""
+        return Timing(self.for_s, self.keep_firing_s, self.window_s)
+
+
+def judge(settings: LoadSkewSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so
+    """Compare the busiest replica with the mean of those that take traffic and were read."""
+    loads = {
+        name: step.requests
+        for name in seen.past.replicas
+        if name in seen.past.active and (step := seen.engine(name)) is not None and step.requests is not None
+    }
+    if not loads:
+        return {POOL: no_data(Reason.NO_READINGS)}
+    total = sum(loads.values())
+    if len(loads) < settings.min_replicas:
+        return {POOL: no_data(Reason.NOBODY, replicas=len(loads))}
+    if total < settings.min_requests or not total:
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, requests=total)}
+    busiest = max(loads, key=lambda name: loads[name])
+    skew = loads[busiest] * len(loads) / total
+    figures = {"requests": total, "busiest": busiest, "replicas": len(loads)}
+    return {POOL: over(skew, settings.most_over_mean, "count", **figures)}
+
+
+def sentence(where: Where, settings: LoadSkewSettings, verdict: Verdict) -> str:
+    """What is wrong."""
+    busiest = verdict.figures["busiest"]
+    return (
+        f"Replica {busiest} of pool {where.pool} gets {verdict.value or 0:.2f} times the mean of its pool's requests, "
+        f"more than {settings.most_over_mean:g}."
+    )
+
+
+def finds(settings: LoadSkewSettings) -> str:
+    """What it looks for."""
+    return f"a replica with {settings.most_over_mean:g} times the mean's requests over {length(settings.window_s)}"
+
+
+KIND = Kind(
+    name="load_skew",
+    label="Load skew",
+    about="Compares the busiest replica's requests with the mean over the pool's active replicas. Affinity is paid for "
+    "in skew; a policy that bounds load keeps it low. Replicas of different weights are skewed on purpose.",
+    settings=LoadSkewSettings,
+    sources=frozenset({Source.ENGINES}),
+    unit="count",
+    judge=judge,
+    sentence=sentence,
+    finds=finds,
+    figure="Greatest over mean",
+)

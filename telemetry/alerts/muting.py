@@ -1,0 +1,88 @@
+"""Why an alert that fires is not told. Pure, except for ``active_silences``.
+
+Three things mute, in this order: a silence, another alert that explains it (``INHIBITED_BY``), and the restart of a
+replica whose cold cache is all there is to a drop (H18). A muted alert fires, is shown, and ends as any other; what is
+muted when it begins is told if it still fires when nothing mutes it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from telemetry.alerts.kinds.cold import MUTED
+from telemetry.alerts.matchers import Matcher, match_all
+from telemetry.alerts.verdict import Verdict
+from telemetry.models import Alert, RuleKind, Silence
+
+_DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
+_FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
+
+# What fires -> the kinds that it explains, in the same pool. README.md has this table for people.
+INHIBITED_BY: dict[str, frozenset[str]] = {
+    RuleKind.EVALUATOR_LAG: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}),
+    RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN}),
+    RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """What mutes an alert."""
+
+    why: str  # "silence", "inhibited" or "restart"
+    words: str
+    by: int | None = None  # the silence's or the alert's id
+    until: str | None = None  # ISO; None: as long as it lasts
+
+    def as_json(self) -> dict[str, Any]:
+        """What the alert's row keeps of it."""
+        return {"why": self.why, "words": self.words, "by": self.by, "until": self.until}
+
+
+def active_silences(now: datetime) -> list[tuple[Silence, list[Matcher]]]:
+    """The silences that hold at a moment, with what they are for. One query."""
+    rows = Silence.objects.filter(starts_at__lte=now, ends_at__gt=now)
+    return [(row, [Matcher(**one) for one in row.matchers]) for row in rows]
+
+
+def reaches(silence: Silence, matchers: Sequence[Matcher], alert: Alert) -> bool:
+    """Whether a silence is for an alert."""
+    is_inside = silence.project_id is None or silence.project_id == alert.pool.project_id
+    return is_inside and match_all(matchers, alert.labels)
+
+
+def mute_of(
+    alert: Alert,
+    *,
+    silences: Iterable[tuple[Silence, list[Matcher]]],
+    firing: Iterable[Alert],
+    verdict: Verdict | None,
+    now: datetime,
+) -> Mute | None:
+    """What mutes an alert, or nothing. ``verdict`` is the latest on it; None where there was none this time."""
+    for silence, matchers in silences:
+        if reaches(silence, matchers, alert):
+            return Mute("silence", silence.comment, silence.pk, silence.ends_at.isoformat())
+    for other in firing:
+        if explains(other, alert):
+            return Mute("inhibited", other.summary, other.pk)
+    return _cold(alert, verdict, now)
+
+
+def explains(other: Alert, alert: Alert) -> bool:
+    """Whether one alert is why another fires; where both are of replicas, of the same one."""
+    if other.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(other.rule.kind, frozenset()):
+        return False
+    return not (other.subject and alert.subject) or other.subject == alert.subject
+
+
+def _cold(alert: Alert, verdict: Verdict | None, now: datetime) -> Mute | None:
+    if verdict is not None and (cold := verdict.figures.get(MUTED)):
+        names = ", ".join(cold)
+        return Mute("restart", f"{names} restarted; without it there is no drop.", until=verdict.figures["warm_at"])
+    kept = alert.muted or {}
+    still = kept.get("why") == "restart" and verdict is None and datetime.fromisoformat(kept["until"]) > now
+    return Mute(**kept) if still else None

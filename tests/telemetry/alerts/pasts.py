@@ -1,0 +1,43 @@
+"""Pasts as kinds look at them, written down by hand: one step, or several."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from telemetry.alerts.kinds import KINDS, Asked
+from telemetry.alerts.past import Past, ReplicaStep, WindowSum
+from telemetry.alerts.verdict import Verdict, Verdicts
+from tests.telemetry.conftest import T0
+
+
+def window(ratio: float | None = 0.8, *, queries: float = 100_000, requests: float | None = 100, at: datetime = T0):
+    """A window with a hit rate."""
+    return WindowSum(at, queries, None if ratio is None else ratio * queries, requests)
+
+
+def step(
+    ratio: float = 0.8, *, queries: float = 100_000, requests: float = 100, read: bool = True, failed: bool = False
+):
+    """A replica's step."""
+    return ReplicaStep(queries, ratio * queries, requests, read=read, failed=failed)
+
+
+FAILED = ReplicaStep(None, None, None, read=False, failed=True)
+
+
+def past(step_s: float, *, count: int = 1, replicas: tuple[str, ...] = ("r1", "r2"), **parts: Any) -> Past:
+    """A past that ends at T0."""
+    start = T0 - timedelta(seconds=step_s * count)
+    return Past(start, step_s, count, replicas, parts.pop("active", frozenset(replicas)), frozenset(replicas), **parts)
+
+
+def judged(kind: str, seen: Past, group: str = "", opened: Any = None, **settings: Any) -> Verdicts:
+    """What a kind says at the end of a past."""
+    return KINDS[kind].judge(KINDS[kind].read(settings), seen.at(seen.count - 1), Asked(group, opened))
+
+
+def only(verdicts: Verdicts) -> Verdict:
+    """The one verdict."""
+    (verdict,) = verdicts.values()
+    return verdict

@@ -1,0 +1,231 @@
+"""Every kind but the drop, as data in and an answer out: what breaks it, what does not, and when it cannot tell."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.errors import InvalidError
+from telemetry.alerts.kinds import KINDS, Where
+from telemetry.alerts.past import ControlNow, PredictedStep, PressureStep
+from telemetry.alerts.verdict import Answer, Reason
+from telemetry.metrics.histograms import Buckets
+from telemetry.models import RuleKind
+from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
+from tests.telemetry.conftest import T0
+
+BREACH, OK, NO_DATA = Answer.BREACH, Answer.OK, Answer.NO_DATA
+
+
+def answers(verdicts):
+    return {subject: (verdict.answer, verdict.reason) for subject, verdict in verdicts.items()}
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [
+        (window(0.49), (BREACH, Reason.BELOW)),
+        (window(0.5), (OK, Reason.WITHIN)),
+        (window(0.1, requests=49), (NO_DATA, Reason.LITTLE_TRAFFIC)),
+        (window(0.1, queries=19_999), (NO_DATA, Reason.LITTLE_TRAFFIC)),
+    ],
+)
+def test_a_floor_is_a_floor_whatever_is_usual(newest, expected):
+    assert answers(judged("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
+
+
+def test_a_rule_of_a_task_group_looks_at_that_group_alone():
+    seen = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
+
+    assert only(judged("hit_rate_floor", seen, "coding")).answer is BREACH
+    assert only(judged("hit_rate_floor", seen)).answer is OK
+    assert only(judged("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
+
+
+@pytest.mark.parametrize(
+    ("predicted", "delivered", "counted", "between"),
+    [
+        (0.80, 0.70, 0.70, ("predicted", "delivered")),
+        (0.70, 0.70, 0.00, ("predicted", "counted")),  # a counter that stays 0 while the cache works
+        (0.70, 0.66, 0.70, None),
+    ],
+)
+def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(predicted, delivered, counted, between):
+    """H17"""
+    routed = PredictedStep(200, predicted * 1e6, delivered * 1e6, 1e6)
+    seen = past(300, replicas=("r1",), predictions={"r1": [routed]}, engines={"r1": [step(counted)]})
+
+    verdict = only(judged("prediction_gap", seen))
+
+    assert verdict.answer is (BREACH if between else OK)
+    if between:
+        assert tuple(verdict.figures["between"]) == between
+
+
+def test_a_gap_of_fewer_than_200_requests_says_nothing():
+    seen = past(300, replicas=("r1",), predictions={"r1": [PredictedStep(199, 9e5, 1e5, 1e6)]})
+
+    assert answers(judged("prediction_gap", seen)) == {"r1": (NO_DATA, Reason.LITTLE_TRAFFIC)}
+
+
+def late(share, requests=100):
+    return Buckets((0.5, 1.0, 2.0), {0: round(requests * (1 - share)), 2: round(requests * share)})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (0.30, 0.30, (BREACH, Reason.ABOVE)),
+        (0.30, 0.00, (OK, Reason.WITHIN)),  # it is over: the short window is clean
+        (0.05, 0.90, (OK, Reason.WITHIN)),  # a moment: the long window does not burn
+        (0.29, 0.29, (OK, Reason.WITHIN)),
+    ],
+)
+def test_an_objective_is_broken_when_both_windows_burn(before, now, expected):
+    """T6: 95 % within a second; six times the budget is 30 % late."""
+    seen = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
+
+    assert answers(judged("ttft_objective", seen)) == {"": expected}
+
+
+def test_the_share_is_read_at_an_edge_which_the_verdict_names():
+    seen = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
+    verdict = only(judged("ttft_objective", seen, within_s=0.9))
+
+    assert (verdict.value, verdict.figures["edge_s"]) == (0.5, 1.0)
+    assert only(judged("ttft_objective", past(300, count=12))).reason is Reason.NO_READINGS
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"burn_rate": 21}, "$.settings.burn_rate"),
+        ({"long_s": 3500}, "$.settings.long_s"),
+        ({"long_s": 300}, "$.settings.long_s"),
+    ],
+)
+def test_an_objective_that_could_never_fire_or_be_measured_is_refused(settings, path):
+    with pytest.raises(InvalidError) as caught:
+        KINDS["ttft_objective"].read(settings)
+    assert caught.value.faults[0].path == path
+
+
+def test_a_replica_is_down_when_every_scrape_failed_and_not_when_nobody_tried():
+    engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
+    seen = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
+
+    verdicts = judged("replica_down", seen)
+
+    assert answers(verdicts) == {
+        "r1": (BREACH, Reason.UNREAD),
+        "r2": (NO_DATA, Reason.NO_READINGS),
+        "r3": (OK, Reason.WITHIN),
+    }
+    assert (verdicts["r1"].value, verdicts["r1"].unit) == (60.0, "seconds")
+
+
+def test_kv_pressure_is_usage_or_preemptions():
+    full, pushed = PressureStep(0.96, 0), PressureStep(0.5, 30)
+    unknown = PressureStep(None, None)
+    pressure = {"r1": [full], "r2": [pushed], "r3": [PressureStep(0.94, 29)], "r4": [unknown]}
+    verdicts = judged("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
+
+    assert answers(verdicts) == {
+        "r1": (BREACH, Reason.ABOVE),
+        "r2": (BREACH, Reason.ABOVE),
+        "r3": (OK, Reason.WITHIN),
+        "r4": (NO_DATA, Reason.NOT_REPORTED),
+        "r5": (NO_DATA, Reason.NO_READINGS),
+    }
+    assert (verdicts["r2"].value, verdicts["r2"].unit) == (6.0, "count")
+
+
+@pytest.mark.parametrize(
+    ("requests", "active", "expected"),
+    [
+        ({"r1": 300, "r2": 100}, ("r1", "r2"), (BREACH, Reason.ABOVE)),
+        ({"r1": 260, "r2": 140}, ("r1", "r2"), (OK, Reason.WITHIN)),
+        ({"r1": 300, "r2": 0}, ("r1",), (NO_DATA, Reason.NOBODY)),  # one drains
+        ({"r1": 150, "r2": 49}, ("r1", "r2"), (NO_DATA, Reason.LITTLE_TRAFFIC)),
+    ],
+)
+def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expected):
+    engines = {name: [step(requests=count)] for name, count in requests.items()}
+
+    assert answers(judged("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        (ControlNow({"router-1": 120.0}, {}, 2), (BREACH, Reason.ABOVE)),
+        (ControlNow({"router-1": 119.0}, {}, 2), (OK, Reason.WITHIN)),
+        (ControlNow({}, {}, 2), (OK, Reason.WITHIN)),
+        (ControlNow(), (NO_DATA, Reason.NOBODY)),
+        (None, (NO_DATA, Reason.NOT_STORED)),
+    ],
+)
+def test_a_router_that_is_behind_for_too_long_is_stuck(control, expected):
+    assert answers(judged("rollout_stuck", past(60, control=control))) == {"": expected}
+
+
+def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
+    quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
+    verdict = only(judged("evaluator_lag", quiet))
+    assert (verdict.answer, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
+
+    failing = past(15, count=1, engines={"r1": [FAILED]})
+    assert only(judged("evaluator_lag", failing)).answer is OK  # somebody tries
+
+    late_rules = ControlNow(evaluated_at=T0 - timedelta(seconds=40))
+    verdict = only(judged("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
+    assert (verdict.answer, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
+
+    assert only(judged("evaluator_lag", past(15, count=3, engines={}))).answer is NO_DATA  # it never began
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ({"r1": [FAILED], "r2": [FAILED]}, (BREACH, Reason.NO_READINGS)),
+        ({}, (BREACH, Reason.NO_READINGS)),
+        ({"r1": [FAILED], "r2": [step()]}, (OK, Reason.WITHIN)),
+    ],
+)
+def test_no_data_is_a_finding_of_its_own(engines, expected):
+    assert answers(judged("no_data", past(60, engines=engines))) == {"": expected}
+
+
+def test_a_pool_without_replicas_is_nobody_s_fault():
+    for kind in ("no_data", "evaluator_lag"):
+        assert only(judged(kind, past(60, replicas=()))).reason is Reason.NOBODY
+
+
+def test_there_is_a_kind_for_each_that_a_row_may_have_and_it_speaks_in_sentences():
+    assert set(KINDS) == set(RuleKind.values)
+    for kind in KINDS.values():
+        assert kind.about.endswith(".")
+        assert kind.finds(kind.read({}))
+        assert KINDS[kind.name].label == RuleKind(kind.name).label
+
+
+def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
+    routed = PredictedStep(200, 9e5, 1e5, 1e6)
+    control = ControlNow({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
+    cases = {
+        "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
+        "prediction_gap": past(300, predictions={"r1": [routed]}),
+        "ttft_objective": past(300, count=12, first_tokens={"": [late(0.5)] * 12}),
+        "replica_down": past(30, engines={"r1": [FAILED]}),
+        "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),
+        "load_skew": past(300, engines={"r1": [step(requests=900)], "r2": [step(requests=10)]}),
+        "rollout_stuck": past(60, control=control),
+        "evaluator_lag": past(15, count=3, engines={"r1": [step(), None, None]}),
+        "no_data": past(60, engines={"r1": [FAILED]}),
+    }
+    for name, seen in cases.items():
+        kind = KINDS[name]
+        subject, verdict = next(pair for pair in judged(name, seen).items() if pair[1].answer is BREACH)
+        said = kind.sentence(Where("chat", "", subject), kind.read({}), verdict)
+        assert said.endswith((".", "x.")), said
+        assert "chat" in said or name == "rollout_stuck", said
+        assert "None" not in said, said

@@ -1,0 +1,40 @@
+"""README.md says of every kind and setting what the code says of it."""
+
+import pytest
+
+from controlplane.schema_fields import settings_of
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.muting import INHIBITED_BY
+from tests.contracts.documents.reading import ROOT
+
+README = ROOT / "telemetry/alerts/README.md"
+
+
+def shown(value):
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def tables():
+    """What stands between the marks: rewrite it with this where the test says that it differs."""
+    lines = []
+    for kind in KINDS.values():
+        whom = "pool or task group" if kind.group_sources is not None else "pool"
+        lines += [f"### `{kind.name}`", "", f"{kind.about} Of a {whom}.", ""]
+        lines += ["| setting | default | range | meaning |", "| --- | --- | --- | --- |"]
+        for info in settings_of(kind.settings):
+            span = f"{info.low:.15g} to {info.high:.15g}"
+            unit = f" ({info.unit})" if info.unit else ""
+            lines.append(f"| `{info.field}`{unit} | {shown(info.default)} | {span} | {info.help} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def test_the_tables_of_kinds_are_those_of_their_settings():
+    text = README.read_text()
+    stands = text.split("<!-- kinds -->\n")[1].split("<!-- /kinds -->")[0]
+    assert stands.strip() == tables().strip()
+
+
+@pytest.mark.parametrize("source", INHIBITED_BY)
+def test_the_table_of_what_explains_what_names_each(source):
+    assert f"| `{source}` |" in README.read_text()
