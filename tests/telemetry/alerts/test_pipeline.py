@@ -281,6 +281,6 @@ def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_ru
         with django_assert_num_queries(queries):
             evaluate_alerts(T0 + timedelta(seconds=240 + more))
         for number in range(more):
-            other = create_pool(f"pool-{number}")
-            add_replica(other, name=f"{other.name}-r1", url=f"http://127.0.0.1:92{number:02}")
+            other = create_pool(f"pool-{number}", models=[f"m{number}"])
+            traffic(add_replica(other, name=f"r1-{number}", url=f"http://127.0.0.1:92{number:02}"), 200, 245, 0.8)
             alerts.update_rule(AlertRule.objects.get(pool=other, kind="hit_rate_drop"), settings=SETTINGS)
