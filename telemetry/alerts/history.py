@@ -23,6 +23,8 @@ from telemetry.alerts.past import (
 )
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
+from telemetry.models import ScrapeState
+from telemetry.storage.cold import COLD_S, cold_bands
 from telemetry.storage.roles import rated
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
 from telemetry.storage.watched import predicted_sums, pressure_sums
@@ -52,7 +54,7 @@ class Wanted:
 
 
 def load_pasts(pools: Sequence[Pool], wanted: Wanted) -> dict[int, Past]:
-    """The past of each pool by its id. Two queries for the replicas, and one for each source (first tokens: four)."""
+    """The past of each pool by its id. Three queries for the replicas, and one for each source (first tokens: four)."""
     fleet = list(
         Replica.objects.filter(pool__in=pools)
         .exclude(state=ReplicaState.DISABLED)
@@ -78,6 +80,7 @@ class _Loaded:
         self.names = [pool.name for pool in self.pools]
         self.places = {start: place for place, start in enumerate(window.starts())}
         counted = engine_sums(self.ids, window) if Source.ENGINES in sources else []
+        self.cold = self._cold_steps() if Source.ENGINES in sources else set()
         self.engines: dict[int, list[ReplicaStep | None]] = self._lists(
             counted, lambda row: row.replica_id, _replica_step
         )
@@ -134,9 +137,24 @@ class _Loaded:
         return dict(found)
 
     def _pool_windows(self, mine: Sequence[Replica]) -> list[WindowSum]:
-        """Sums over the pool's replicas (H2), decode replicas left out (H19)."""
-        lists = [self.engines[replica.pk] for replica in mine if replica.pk in self.engines]
-        return [together(start, [steps[place] for steps in lists]) for start, place in self.places.items()]
+        """Sums over the pool's replicas (H2), decode replicas left out (H19), and others while cold (H18)."""
+        known = [(replica.pk, self.engines[replica.pk]) for replica in mine if replica.pk in self.engines]
+        return [
+            together(start, [steps[place] for pk, steps in known if (pk, start) not in self.cold])
+            for start, place in self.places.items()
+        ]
+
+    def _cold_steps(self) -> set[tuple[int, datetime]]:
+        """Replica and start of each step that a cold band lies in. A query more where one restarted lately."""
+        oldest = self.wanted.window.start - timedelta(seconds=COLD_S)
+        lately = ScrapeState.objects.filter(replica_id__in=self.rated, restarted_at__gt=oldest)
+        step = timedelta(seconds=self.wanted.step_s)
+        return {
+            (band.replica_id, start)
+            for band in cold_bands(list(lately.values_list("replica_id", flat=True)), self.wanted.window)
+            for start in self.places
+            if band.touches(start, start + step)
+        }
 
     def _first_tokens(self) -> dict[tuple[str, str], list[Buckets | None]]:
         """By the routers' clock, per task group and for the pool; of a pool without any by the engines' (T1)."""

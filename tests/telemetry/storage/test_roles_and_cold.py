@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.alerts.history import pool_windows
+from telemetry.alerts.history import Wanted, load_pasts
+from telemetry.alerts.past import Source
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services import overview, series
@@ -16,6 +17,12 @@ from tests.telemetry.readings import engine_reading, scraped
 pytestmark = pytest.mark.django_db
 MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
 AT = T0 + timedelta(seconds=5)
+
+
+def whole_window(pool):
+    """What rules look at: the minute as one window."""
+    wanted = Wanted(frozenset({Source.ENGINES}), 60.0, 1, T0 + timedelta(seconds=60))
+    return load_pasts([pool], wanted)[pool.pk].windows[""][0]
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_a_pool_s_rate_leaves_out_decode_replicas_and_says_so(pool, replicas, la
 
     (line,) = series.hit_rate_by_pool([pool], MINUTE)
     tiles = overview.fleet_tiles([pool], MINUTE)
-    (window,) = pool_windows(pool, since=T0, until=T0 + timedelta(seconds=60), window_s=60)
+    window = whole_window(pool)
 
     assert line.points[0][1] == tiles.hit_rate_ratio == pytest.approx(rate)
     assert (window.hits or 0) / (window.queries or 1) == pytest.approx(rate)
@@ -86,6 +93,6 @@ def test_what_is_counted_in_a_cold_band_is_no_part_of_what_rules_look_at(pool, r
     engine_reading(cold, AT, state=ReadingState.RESET, queries=1000, hits=0)
     engine_reading(warm, AT, queries=1000, hits=900)
 
-    (window,) = pool_windows(pool, since=T0, until=T0 + timedelta(seconds=60), window_s=60)
+    window = whole_window(pool)
 
     assert (window.queries, window.hits) == (1000, 900)
