@@ -15,18 +15,19 @@ from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
 
 from controlplane.absence import Absence
-from controlplane.database.connection import is_away
+from controlplane.database.connection import is_away, is_full
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
 log = logging.getLogger(__name__)
 _database = Absence("the database is away", "the database is back", log)
 _clock = Absence("this worker's clock is wrong", "this worker's clock is right again", log)
+_room: dict[str, Absence] = {}  # by task: others may go on, as they only read
 CLOCK_S = 30.0  # that a worker's clock may be off: as long as a router may be silent
 
 
 class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
-    """A task that leaves its work to the next tick while the database is away, and logs no stack for that.
+    """A task that leaves its work to the next tick while the database is away or full, and logs no stack for that.
 
     Most tasks compare the moments of rows with their own clock. A worker whose clock differs from the database's takes
     present routers for lost and alerts for over, so it leaves the work to others.
@@ -42,12 +43,18 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
                 return None
             outcome = super().__call__(*args, **options)
         except (DatabaseError, InterfaceError) as error:
-            if self.request.called_directly or not is_away(error):
+            if self.request.called_directly or not (is_away(error) or is_full(error)):
                 raise
-            _database.note_gone(error)
+            (_room_for(self.name) if is_full(error) else _database).note_gone(error)
             return None
         _database.note_here(asked_at_s)
+        _room_for(self.name).note_here(asked_at_s)
         return outcome
+
+
+def _room_for(task: str) -> Absence:
+    gone, back = f"the database's disk is full: {task} stores nothing", f"the database has room again: {task} goes on"
+    return _room.setdefault(task, Absence(gone, back, log))
 
 
 def _clock_is_right(asked_at_s: float) -> bool:

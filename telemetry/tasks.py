@@ -12,6 +12,7 @@ from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
 from telemetry.services import evaluation, guards, outbox
 from telemetry.storage import partitions
+from telemetry.storage.rollups import roll
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -74,4 +75,11 @@ def maintain_partitions() -> None:
         timezone.now(),
         retention_days=settings.READINGS_RETENTION_DAYS,
         decisions_h=settings.DECISIONS_RETENTION_H,
+        rollup_days=settings.ROLLUP_RETENTION_DAYS,
     )
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def roll_up_readings() -> None:
+    """Roll up the minutes, 5 minutes and hours that are over, and repair those that were marked."""
+    roll.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)

@@ -21,6 +21,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
+from controlplane.database.connection import is_full
 from controlplane.errors import (
     ConflictError,
     ControlPlaneError,
@@ -177,7 +178,11 @@ def failed(request: HttpRequest) -> HttpResponse:
     error = sys.exc_info()[1]
     status = _status(error) if isinstance(error, OperationalError | InterfaceError) else 500
     if request.path.startswith("/api/"):
-        body = problem(status, _detail(Exception(), status), request_id=_request_id(request))
+        body = problem(
+            status,
+            _detail(error if isinstance(error, OperationalError) else Exception(), status),
+            request_id=_request_id(request),
+        )
         return JsonResponse(body, status=status, content_type=CONTENT_TYPE)
     return HttpResponse(loader.get_template(f"{status}.html").render(), status=status)
 
@@ -205,6 +210,8 @@ def _status(error: Exception) -> int:
 def _detail(error: Exception, status: int) -> str:
     if isinstance(error, TooManyWaiting):
         return str(error.detail)
+    if is_full(error):
+        return "The database's disk is full: everything can be read, and nothing changed, until there is room."
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "The database does not answer. Routers keep serving; try again in a few seconds."
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:

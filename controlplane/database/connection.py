@@ -49,3 +49,9 @@ def is_away(error: BaseException) -> bool:
         return False
     state = getattr(found, "sqlstate", None)
     return state is None or state in AWAY or state.startswith("08")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error of Django or psycopg means that the server's disk is full: it can be read, not written."""
+    found = error if isinstance(error, Error) else error.__cause__
+    return isinstance(found, errors.DiskFull)

@@ -170,6 +170,7 @@ CELERY_BEAT_SCHEDULE = {
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
+    "rollups": _every("telemetry.tasks.roll_up_readings", 30),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
     "tidy": _every("controlplane.tasks.tidy", 600),
@@ -189,7 +190,12 @@ CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "")  # what configurations a
 CONFIG_VALID_H = int(env.number("CONFIG_VALID_H", 168, low=1, high=8760))  # how long a signature holds
 METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
-READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 14, low=1, high=3650))
+READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 3, low=1, high=3650))
+ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
+    60: int(env.number("ROLLUP_1M_RETENTION_DAYS", 14, low=1, high=3650)),
+    300: int(env.number("ROLLUP_5M_RETENTION_DAYS", 60, low=1, high=3650)),
+    3600: int(env.number("ROLLUP_1H_RETENTION_DAYS", 400, low=1, high=3650)),
+}
 DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))
 DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, of all routers
 DECISIONS_ROWS_PER_S = env.number("DECISIONS_ROWS_PER_S", 1000, low=1, high=100_000)

@@ -9,6 +9,7 @@ from telemetry.models.decision import Decision, DecisionCursor
 from telemetry.models.metrics_server import MetricsServer, ReadPool
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
+from telemetry.models.rollup import RollupRepair, RollupState
 from telemetry.models.scrape_shard import ScrapeShard
 from telemetry.models.scrape_state import Health, ScrapeState
 from telemetry.models.silence import Silence
@@ -31,6 +32,8 @@ __all__ = [
     "NotificationState",
     "ReadPool",
     "Reading",
+    "RollupRepair",
+    "RollupState",
     "RouterReading",
     "RuleKind",
     "ScrapeShard",

@@ -13,6 +13,7 @@ class ScrapeShard(models.Model):
     targets = models.PositiveIntegerField(default=0)  # scraped by it
     failures = models.PositiveIntegerField(default=0)  # of those
     missed = models.PositiveBigIntegerField(default=0)  # ticks that never were, since the shard exists
+    refused_since = models.DateTimeField(null=True)  # the database had no room for what was scraped
 
     def __str__(self) -> str:
         return f"shard {self.number} at {self.due_at:%F %T}"

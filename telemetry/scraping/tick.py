@@ -7,7 +7,9 @@ no database call runs on the loop. ``due`` is the tick's place on the shard's gr
 task delivered twice, make one reading. A tick may come a little early or late without missing its place.
 
 A shard's row says when it was due, how late it began, how long it took and how many ticks it has missed, so that
-nobody has to infer from charts that scraping cannot keep up.
+nobody has to infer from charts that scraping cannot keep up. While the database has no room, a tick ends with that
+error and its row says so: what was stored stays, what is remembered of the counters stays with it, and the first tick
+that finds room stores what was counted meanwhile.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import httpx
 from django.conf import settings
+from django.db import OperationalError
 from django.db.models import QuerySet
+from django.utils import timezone
 
+from controlplane.database.connection import is_full
 from controlplane.egress import fleet_rules, guarded_async_client
 from controlplane.models import Replica, ReplicaState, Router
 from telemetry.metrics.engine import read_replica
@@ -76,28 +82,44 @@ def scrape_shard(shard: Shard, now_s: float | None = None) -> Tick | None:
 
     None where another tick is at it, or has been.
     """
-    started_s = time.monotonic()
     with only_one(SCRAPE + shard.number) as ours:
         if not ours:
             log.info("the previous scrape of shard %d still runs; this one is left out", shard.number)
             return None
-        due = _begin(shard, time.time() if now_s is None else now_s)
-        if due is None:
-            return None
-        scrapes = failures = 0
-        for batch in _batches(shard, min(LONGEST_S, DEADLINE_SHARE * settings.SCRAPE_INTERVAL_S)):
-            record_scrapes(
-                [scrape for scrape in batch if isinstance(scrape, ReplicaScrape)],
-                [scrape for scrape in batch if isinstance(scrape, RouterScrape)],
-                due=due,
-            )
-            scrapes += len(batch)
-            failures += sum(isinstance(scrape.outcome, Failure) for scrape in batch)
-        tick = Tick(due, scrapes, failures, time.monotonic() - started_s)
-        ScrapeShard.objects.filter(number=shard.number).update(
-            targets=scrapes, failures=failures, took_s=round(tick.elapsed_s, 3)
+        try:
+            return _scrape(shard, time.time() if now_s is None else now_s)
+        except OperationalError as error:
+            if is_full(error):
+                _note_refusal(shard)
+            raise
+
+
+def _scrape(shard: Shard, now_s: float) -> Tick | None:
+    started_s = time.monotonic()
+    due = _begin(shard, now_s)
+    if due is None:
+        return None
+    scrapes = failures = 0
+    for batch in _batches(shard, min(LONGEST_S, DEADLINE_SHARE * settings.SCRAPE_INTERVAL_S)):
+        record_scrapes(
+            [scrape for scrape in batch if isinstance(scrape, ReplicaScrape)],
+            [scrape for scrape in batch if isinstance(scrape, RouterScrape)],
+            due=due,
         )
-        return tick
+        scrapes += len(batch)
+        failures += sum(isinstance(scrape.outcome, Failure) for scrape in batch)
+    tick = Tick(due, scrapes, failures, time.monotonic() - started_s)
+    ScrapeShard.objects.filter(number=shard.number).update(
+        targets=scrapes, failures=failures, took_s=round(tick.elapsed_s, 3), refused_since=None
+    )
+    return tick
+
+
+def _note_refusal(shard: Shard) -> None:
+    """A row that is there can be changed in its place on a disk that is full, mostly; if not, the lag tells."""
+    refused = ScrapeShard.objects.filter(number=shard.number, refused_since=None)
+    with suppress(OperationalError):
+        refused.update(refused_since=timezone.now())
 
 
 def _begin(shard: Shard, now_s: float) -> datetime | None:

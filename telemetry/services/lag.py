@@ -36,6 +36,12 @@ def scrape_lag_s(now: datetime) -> float | None:
     return max((shard.lag_s for shard in scrape_lags(now)), default=None)
 
 
+def refused_since() -> datetime | None:
+    """Since when the database has had no room for readings; None: it takes them. One query."""
+    since: datetime | None = ScrapeShard.objects.aggregate(at=Min("refused_since"))["at"]
+    return since
+
+
 def evaluation_lag_s(now: datetime) -> float | None:
     """How overdue the evaluation of the rule that waits longest is; None where no rule was ever evaluated. One query.
 

@@ -1,4 +1,4 @@
-"""What the control plane tells of itself, for those who watch it: routers, lags and backlogs, in six short queries."""
+"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in seven short queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models import Count, Max, Min, Q
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.models import AlertRule, Notification, NotificationState, ScrapeState
-from telemetry.services.lag import scrape_lags
+from telemetry.services.lag import refused_since, scrape_lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ def own_figures(now: datetime) -> list[Figure]:
         Figure("outbox_overdue_seconds", "How long the oldest one has been due.", _since(outbox["since"], now) or 0.0),
         Figure("evaluation_age_seconds", "Since alert rules were last evaluated.", _since(evaluated, now)),
         Figure("scrape_age_seconds", "Since the fleet was last scraped.", _since(scraped, now)),
+        Figure(
+            "readings_refused_seconds",
+            "Since the database has no room for readings.",
+            _since(refused_since(), now) or 0.0,
+        ),
         *_shard_figures(now),
     ]
 

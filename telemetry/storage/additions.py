@@ -11,28 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from telemetry.metrics.windows import Window
+from telemetry.storage.rollups.columns import ENGINES, ROUTERS
+from telemetry.storage.rollups.source import readings_of, sums_in
 from telemetry.storage.sums import STEP, Coverage, during, rows_of
 
-# name -> what is summed
-ENGINE = {
-    "queries": "case when hits is not null then queries end",
-    "hits": "case when queries is not null then hits end",
-    **{name: name for name in ("external_hits", "preemptions", "finished", "prompt_tokens", "generation_tokens")},
-}
-ROUTES = {
-    name: name
-    for name in (
-        "requests",
-        "ok_requests",
-        "client_error_requests",
-        "replica_error_requests",
-        "router_error_requests",
-        "cancelled_requests",
-        "prompt_tokens",
-        "cached_tokens",
-        "cacheable_tokens",
-    )
-} | {"ceiling_prompt_tokens": "case when cacheable_tokens is not null then prompt_tokens end"}
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
 GAUGES = ("running", "waiting", "kv_usage_ratio")
 
@@ -54,15 +36,15 @@ class Added:
 
 def engine_additions(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[Added]:
     """Of each rank (key: model, engine) of a replica, per step, ascending. One query."""
-    summed = ", ".join(f"sum({ENGINE[name]})::bigint" for name in names)
+    source = sums_in(ENGINES, window, ("covered_s", "stale_scrapes", *names), whole=whole)
+    summed = ", ".join(f"sum({name})::bigint" for name in names)
     rows = rows_of(
         f"""
-        select array[model, engine], {STEP} as start, sum(interval_s) filter (where state <> 'stale'),
-            bool_or(state = 'stale'), {summed}
-        from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = %(id)s
+        select array[model, engine], {STEP} as start, sum(covered_s), bool_or(stale_scrapes > 0), {summed}
+        from {source.sql} readings where replica_id = %(id)s
         group by model, engine, start order by model, engine, start
-        """,  # noqa: S608 - names are keys of ENGINE
-        during(window, whole=whole) | {"id": replica_id},
+        """,  # noqa: S608 - names are columns of ENGINES
+        during(window, whole=whole) | source.parameters | {"id": replica_id},
     )
     return [_added(row, names) for row in rows if any(row[0])]
 
@@ -82,18 +64,23 @@ def route_additions(
     ``by`` names some of ``KEYS``.
     """
     key = ", ".join(KEYS[name] for name in by) or "''"
-    sums = ", ".join(f"sum({ROUTES[name]})::bigint" for name in names)
+    sums = ", ".join(f"sum({name})::bigint" for name in names)
+    narrow = replica is not None or "replica" in by  # which replica it was is told by readings alone
+    source = (
+        readings_of(ROUTERS, window, names) if narrow else sums_in(ROUTERS, window, ("requests", *names), whole=whole)
+    )
     rows = rows_of(
         f"""
         select array[{key}], {STEP} as start, null, false, {sums}
-        from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and pool <> '' and requests is not null
+        from {source.sql} readings
+        where pool <> '' and requests is not null
             and (%(pools)s::text[] is null or pool = any(%(pools)s))
             and (%(group)s::text is null or "group" = %(group)s)
             and (%(replica)s::text is null or replica = %(replica)s)
         group by 1, start order by 1, start
-        """,  # noqa: S608 - names are keys of ROUTES and KEYS
+        """,  # noqa: S608 - names are columns of ROUTERS and keys of KEYS
         during(window, whole=whole)
+        | source.parameters
         | {"pools": None if pools is None else list(pools), "group": group, "replica": replica},
     )
     return [_added(row, names) for row in rows]
@@ -101,14 +88,14 @@ def route_additions(
 
 def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
     """How well routers were scraped, per step. One query."""
+    source = sums_in(ROUTERS, window, ("scrapes", "covered_s", "stale_scrapes"), whole=whole)
     rows = rows_of(
         f"""
-        select {STEP} as start, count(distinct router_id) filter (where state <> 'stale'),
-            coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
-        from telemetry_routerreading where at > %(start)s and at <= %(end)s and pool = ''
-        group by start order by start
+        select {STEP} as start, count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0),
+            bool_or(stale_scrapes > 0)
+        from {source.sql} readings where pool = '' group by start order by start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole),
+        during(window, whole=whole) | source.parameters,
     )
     return [Coverage(*row) for row in rows]
 
@@ -119,13 +106,15 @@ def engine_gauges(
     """((model, engine), step, mean of a gauge, whether a scrape failed) of a replica's ranks, ascending. One query."""
     if column not in GAUGES:
         raise ValueError(f"{column!r} is no gauge of a reading")
+    source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
     rows = rows_of(
         f"""
-        select array[model, engine], {STEP} as start, avg({column}), bool_or(state = 'stale')
-        from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = %(id)s
+        select array[model, engine], {STEP} as start, sum({column}_sum) / nullif(sum({column}_n), 0),
+            bool_or(stale_scrapes > 0)
+        from {source.sql} readings where replica_id = %(id)s
         group by model, engine, start order by model, engine, start
         """,  # noqa: S608 - the column is one of three
-        during(window) | {"id": replica_id},
+        during(window) | source.parameters | {"id": replica_id},
     )
     return [(tuple(row[0]), row[1], row[2], row[3]) for row in rows]
 

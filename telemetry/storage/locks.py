@@ -8,6 +8,7 @@ from django.db import connection
 SCRAPE = 0x7770_7363_7270_0000  # and the number of a shard; any numbers that no other advisory lock of ours has
 EVALUATE = 0x7770_616C_7274
 GUARD = 0x7770_6775_6172
+ROLLUP = 0x7770_726F_6C75
 COLLECT = 0x7770_0001_0000_0000  # and a router's id added: one lock each
 _METRICS_SERVERS = 0x7770_6D73_0000_0000  # and the server's number
 

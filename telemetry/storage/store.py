@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from psycopg import errors, sql
 
 from telemetry.models import BucketLayout
 from telemetry.storage.partitions import ensure_days
+from telemetry.storage.rollups.late import mark_late
 
 Row = tuple[Any, ...]
 Edges = tuple[float, ...]
@@ -25,23 +26,30 @@ class Table:
     columns: tuple[str, ...]
 
 
+@transaction.atomic
 def store_rows(table: Table, rows: Sequence[Row]) -> None:
-    """Add readings; those that exist already stay as they are. A day without a table gets one."""
+    """Add readings; those that exist already stay as they are. A day without a table gets one.
+
+    Rollups that lack them are made anew.
+    """
     if not rows:
         return
+    mark_late({row[0] for row in rows})
     try:
         _copy(table, rows)
-    except errors.CheckViolation:  # no partition holds their time
-        ensure_days({row[0].date() for row in rows})
-        _insert(table, rows)
-    except errors.UniqueViolation:
+    except IntegrityError as error:
+        if isinstance(error.__cause__, errors.CheckViolation):  # no partition holds their time
+            ensure_days({row[0].date() for row in rows})
+        elif not isinstance(error.__cause__, errors.UniqueViolation):
+            raise
         _insert(table, rows)
 
 
 @transaction.atomic
 def _copy(table: Table, rows: Sequence[Row]) -> None:
     statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(table.name), _columns(table))
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+    # Django turns psycopg's errors into its own where it runs a statement, and does not see what a COPY says.
+    with connection.cursor() as cursor, connection.wrap_database_errors, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)
 

@@ -11,15 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 
 from telemetry.metrics.histograms import Buckets, Merged, merge
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import BucketLayout
+from telemetry.storage.rollups.columns import ENGINE_TTFT, ENGINES, ROUTER_TTFT, ROUTERS
+from telemetry.storage.rollups.source import histograms_in, sums_in
 
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
+STEP_NUMBER = "(extract(epoch from start - %(start)s)::double precision / %(step)s)::integer"  # of a step's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def point_state(asked: float | None, *, stale: bool, not_reported: bool = False)
     return PointState.OK if asked > 0 else PointState.NO_TRAFFIC
 
 
-def state_together(rows: Sequence[EngineSums]) -> PointState:
+def state_together(rows: Sequence[EngineSums | Hits]) -> PointState:
     """What a hit rate of several replicas is worth: not reported if nobody that was read reports it."""
     known = [row.queries for row in rows if row.queries is not None]
     told = [row.not_reported for row in rows if row.not_reported is not None]
@@ -109,24 +112,17 @@ def state_together(rows: Sequence[EngineSums]) -> PointState:
 
 
 def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = False) -> list[EngineSums]:
-    """Per replica and step, ascending; ``whole`` takes the window as a single step. One query."""
+    """Per replica and step, ascending; ``whole`` takes the window as a single step. Two queries at most."""
+    source = sums_in(ENGINES, window, whole=whole)
+    counts = ("external_hits", "finished", "first_tokens", "prompt_tokens", "admitted_tokens", "preemptions")
+    tiers = ("device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens")
+    summed = ", ".join(f"sum({name})::bigint as {name}" for name in ("queries", "hits", *counts, *tiers))
     rows = rows_of(
         f"""
         with by_engine as (
-            select replica_id, model, engine, {STEP} as start,
-                sum(queries) filter (where hits is not null) as queries,
-                sum(hits) filter (where queries is not null) as hits,
-                sum(external_hits) as external_hits, sum(finished) as finished,
-                sum(first_tokens) as first_tokens,
-                sum(prompt_tokens) as prompt_tokens,
-                sum(interval_s) filter (where state <> 'stale') as covered_s, bool_or(state = 'stale') as stale,
-                bool_and('queries' = any(not_reported) or 'hits' = any(not_reported)) as not_reported,
-                max(interval_s) filter (where state in ('gap', 'reset')) as gap_s,
-                sum(prompt_tokens) filter (where queries is not null) as admitted_tokens,
-                sum(device_tokens) as device_tokens, sum(host_tokens) as host_tokens, sum(p2p_tokens) as p2p_tokens,
-                sum(disk_tokens) as disk_tokens, sum(other_tokens) as other_tokens, sum(preemptions) as preemptions
-            from telemetry_reading
-            where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
+            select replica_id, model, engine, {STEP} as start, {summed}, sum(covered_s) as covered_s,
+                bool_or(stale_scrapes > 0) as stale, bool_and(not_reported) as not_reported, max(gap_s) as gap_s
+            from {source.sql} readings where replica_id = any(%(ids)s)
             group by replica_id, model, engine, start
         )
         select replica_id, start, sum(queries)::bigint, sum(hits)::bigint, sum(external_hits)::bigint,
@@ -137,32 +133,65 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
             sum(preemptions)::bigint
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole) | {"ids": list(replica_ids)},
+        during(window, whole=whole) | source.parameters | {"ids": list(replica_ids)},
     )
     return [EngineSums(*row) for row in rows]
+
+
+class Hits(NamedTuple):
+    """What a hit rate of a replica needs of one step; a chart of a large fleet holds tens of thousands."""
+
+    replica_id: int
+    step: int  # of the window's, from 0
+    queries: int | None
+    hits: int | None
+    external_hits: int | None
+    stale: bool
+    not_reported: bool | None
+
+    @property
+    def state(self) -> PointState:
+        """What the hit rate of this step is worth."""
+        return point_state(self.queries, stale=self.stale, not_reported=bool(self.not_reported))
+
+
+def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
+    """Per replica and step, in no order. Two queries at most."""
+    source = sums_in(ENGINES, window, ("queries", "hits", "external_hits", "stale_scrapes", "not_reported"))
+    rows = rows_of(
+        f"""
+        with by_step as (
+            select replica_id, {STEP} as start, sum(queries)::bigint as queries, sum(hits)::bigint as hits,
+                sum(external_hits)::bigint as external_hits, bool_or(stale_scrapes > 0) as stale,
+                bool_and(not_reported) as not_reported
+            from {source.sql} readings where replica_id = any(%(ids)s) group by 1, 2
+        )
+        select replica_id, {STEP_NUMBER}, queries, hits, external_hits, stale, not_reported from by_step
+        """,  # noqa: S608 - no part of it comes from outside
+        during(window) | source.parameters | {"ids": list(replica_ids)},
+    )
+    return [Hits(*row) for row in rows]
 
 
 def router_sums(
     pools: Sequence[str] | None, window: Window, *, whole: bool = False
 ) -> tuple[list[RouterSums], list[Coverage]]:
     """Of some pools by name, or all: per pool, task group and step, ascending, and how well a step is covered."""
+    source = sums_in(ROUTERS, window, whole=whole)
     rows = rows_of(
         f"""
         select pool, "group", {STEP} as start, sum(requests)::bigint,
             sum(case when requests is not null then
                 coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0) end)::bigint,
-            sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
-            sum(cached_tokens) filter (where usage_reported > 0)::bigint,
-            sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint, sum(cacheable_tokens)::bigint,
+            sum(prompt_tokens)::bigint, sum(cached_tokens)::bigint,
+            sum(ceiling_prompt_tokens)::bigint, sum(cacheable_tokens)::bigint,
             sum(spilled_requests)::bigint, sum(usage_reported)::bigint, sum(predicted_answers)::bigint,
             sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint, sum(predicted_cached_tokens)::bigint,
-            count(distinct router_id) filter (where state <> 'stale'),
-            coalesce(sum(interval_s) filter (where state <> 'stale'), 0), bool_or(state = 'stale')
-        from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and (pool = '' or %(pools)s::text[] is null or pool = any(%(pools)s))
+            count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0), sum(stale_scrapes) > 0
+        from {source.sql} readings where (pool = '' or %(pools)s::text[] is null or pool = any(%(pools)s))
         group by pool, "group", start order by pool, "group", start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
+        during(window, whole=whole) | source.parameters | {"pools": None if pools is None else list(pools)},
     )
     sums = [RouterSums(*row[:-3]) for row in rows if row[0]]
     return sums, [Coverage(row[2], *row[-3:]) for row in rows if not row[0]]
@@ -194,25 +223,23 @@ def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetim
     return {row[0]: Gauges(*row[1:]) for row in rows}
 
 
-def mean_gauge(
-    replica_ids: Sequence[int], window: Window, column: str
-) -> list[tuple[int, datetime, float | None, bool]]:
-    """(replica, start of the step, mean of a gauge over the step, whether a scrape failed in it), ascending."""
+def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[tuple[int, int, float | None, bool]]:
+    """(replica, number of the step, mean of a gauge over the step, whether a scrape failed in it), in no order."""
     if column not in {"running", "waiting", "kv_usage_ratio"}:
         raise ValueError(f"{column!r} is no gauge of a reading")
     together = "avg" if column == "kv_usage_ratio" else "sum"
+    source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
     rows = rows_of(
         f"""
         with by_engine as (
-            select replica_id, model, engine, {STEP} as start, avg({column}) as value,
-                bool_or(state = 'stale') as stale
-            from telemetry_reading where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s)
+            select replica_id, {STEP} as start, sum({column}_sum) / nullif(sum({column}_n), 0) as value,
+                bool_or(stale_scrapes > 0) as stale
+            from {source.sql} readings where replica_id = any(%(ids)s)
             group by replica_id, model, engine, start
         )
-        select replica_id, start, {together}(value), bool_or(stale)
-        from by_engine group by replica_id, start order by replica_id, start
+        select replica_id, {STEP_NUMBER}, {together}(value), bool_or(stale) from by_engine group by replica_id, start
         """,  # noqa: S608 - the column is one of three
-        during(window) | {"ids": list(replica_ids)},
+        during(window) | source.parameters | {"ids": list(replica_ids)},
     )
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
@@ -221,15 +248,23 @@ def engine_ttft(
     replica_ids: Sequence[int], window: Window, *, by: str | None = None, whole: bool = False
 ) -> dict[tuple[Any, datetime], Merged]:
     """TTFT by the engines' clock, per (key, start of the step); the key is "" or, by "replica", its id."""
-    key = {None: "''", "replica": "replica_id"}[by]
+    source = histograms_in(ENGINE_TTFT, window, by_part=True, whole=whole)
+    key = {None: "''", "replica": "part::bigint"}[by]
     return _merged(
-        f"""
-        select {key}, {STEP} as start, ttft_layout_id, position, sum(n)::bigint
-        from telemetry_reading, unnest(ttft_at, ttft_counts) as bucket(position, n)
-        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and ttft_layout_id is not null
-        group by 1, 2, 3, 4
-        """,  # noqa: S608 - the key is one of two
-        during(window, whole=whole) | {"ids": list(replica_ids)},
+        f"{key}, {{}} from {source.sql} rows, unnest(positions, counts) as bucket(position, n) "
+        "where part = any(%(parts)s)",
+        during(window, whole=whole) | source.parameters | {"parts": [str(pk) for pk in replica_ids]},
+    )
+
+
+def pool_ttft(pools: Sequence[str] | None, window: Window, *, clock: str) -> dict[tuple[Any, datetime], Merged]:
+    """TTFT of some pools by name, or all, by the clock of the "engine" or the "router"; per ("", start of the step)."""
+    of = {"engine": ENGINE_TTFT, "router": ROUTER_TTFT}[clock]
+    source = histograms_in(of, window, by_part=False)
+    return _merged(
+        f"'', {{}} from {source.sql} rows, unnest(positions, counts) as bucket(position, n) "
+        "where reuse = '' and (%(pools)s::text[] is null or pool = any(%(pools)s))",
+        during(window) | source.parameters | {"pools": None if pools is None else list(pools)},
     )
 
 
@@ -239,24 +274,29 @@ def router_ttft(
     """TTFT by the routers' clock, per (key, start of the step).
 
     The key is "", (pool, group), (pool, replica) or, by "reuse", (pool, group, "hit" or "miss"). Rows with a policy are
-    the same requests once more, by revision, while one is on trial; so are those with a reuse.
+    the same requests once more, by revision, while one is on trial; so are those with a reuse. Readings alone
+    tell which replica answered.
     """
-    key, reuse = {
-        None: ("''", "reuse = ''"),
-        "group": ("""array[pool, "group"]""", "reuse = ''"),
-        "replica": ("array[pool, replica]", "reuse = ''"),
-        "reuse": ("""array[pool, "group", reuse]""", "reuse <> ''"),
-    }[by]
+    parameters = during(window, whole=whole) | {"pools": None if pools is None else list(pools)}
+    if by == "replica":
+        readings, key = _BY_REPLICA, "array[pool, replica]"
+    else:
+        source = histograms_in(ROUTER_TTFT, window, by_part=True, whole=whole)
+        parameters |= source.parameters
+        key = {None: "''", "group": "array[pool, part]", "reuse": "array[pool, part, reuse]"}[by]
+        readings = f"{source.sql} rows"
     return _merged(
-        f"""
-        select {key}, {STEP} as start, ttft_layout_id, position, sum(n)::bigint
-        from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
-        where at > %(start)s and at <= %(end)s and (%(pools)s::text[] is null or pool = any(%(pools)s))
-            and policy = '' and {reuse} and ttft_layout_id is not null
-        group by 1, 2, 3, 4
-        """,  # noqa: S608 - the key is one of four
-        during(window, whole=whole) | {"pools": None if pools is None else list(pools)},
+        f"{key}, {{}} from {readings}, unnest(positions, counts) as bucket(position, n) "
+        f"where reuse {'<>' if by == 'reuse' else '='} '' and (%(pools)s::text[] is null or pool = any(%(pools)s))",
+        parameters,
     )
+
+
+_BY_REPLICA = """(
+    select at, pool, replica, reuse, ttft_layout_id as layout_id, ttft_at as positions, ttft_counts as counts
+    from telemetry_routerreading
+    where at > %(start)s and at <= %(end)s and policy = '' and ttft_layout_id is not null
+) rows"""
 
 
 def merged_over_keys(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
@@ -279,8 +319,9 @@ def remerged(parts: Iterable[Merged]) -> Merged | None:
     return merged and Merged(merged.buckets, exact=merged.exact and all(part.exact for part in known))
 
 
-def _merged(sql: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], Merged]:
-    """Rows of (key, start, layout, position, count) -> histograms."""
+def _merged(select: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], Merged]:
+    """Buckets of a step added up: ``select`` begins with the key, leaves a place for the rest, and goes on."""
+    sql = "select " + select.format(f"{STEP} as start, layout_id, position, sum(n)::bigint") + " group by 1, 2, 3, 4"
     edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
     counts: dict[tuple[Any, datetime], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for key, start, layout, position, count in rows_of(sql, parameters):

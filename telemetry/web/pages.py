@@ -12,6 +12,7 @@ from django.views.decorators.http import conditional_page, require_GET
 from telemetry.models import Alert, AlertState
 from telemetry.services.alerts import open_alerts
 from telemetry.services.first_tokens import in_time
+from telemetry.services.lag import refused_since
 from telemetry.services.timeline import events_of
 from telemetry.web.asking import Asked
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
@@ -49,6 +50,7 @@ def around(state: Asked) -> dict[str, Any]:
         "in_time": in_time(state.subject, state.range.now, objective_s),
         "events": events_of(state.subject, state.range.window, EVENTS)[::-1],
         "firing": firing(state),
+        "refused_since": refused_since,  # asked by a template that says why nothing was read, and by no other
     }
 
 

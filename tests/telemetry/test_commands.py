@@ -18,6 +18,7 @@ def test_maintain_partitions_says_what_it_did(no_days):
 
 TASKS = (
     tasks.maintain_partitions,
+    tasks.roll_up_readings,
     tasks.scrape_fleet,
     tasks.read_metrics_servers,
     tasks.ask_versions,

@@ -38,6 +38,7 @@ class Command(BaseCommand):
             timezone.now(),
             retention_days=options["retention_days"],
             decisions_h=options["decisions_h"],
+            rollup_days=settings.ROLLUP_RETENTION_DAYS,
             days_ahead=options["days_ahead"],
         )
         self.stdout.write(f"{len(done.created)} tables made, {len(done.dropped)} dropped.")

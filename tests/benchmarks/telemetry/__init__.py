@@ -1,16 +1,16 @@
-"""What telemetry costs: ``python -m tests.benchmarks telemetry [scrape] [charts]``.
+"""What telemetry costs: ``python -m tests.benchmarks telemetry [--scrape] [--charts]``.
 
-``scrape``: a real worker, held to one core, scrapes 1,000 stand-in replicas every 10 s; ``charts``: what a page asks of
-200 replicas. Everything runs against a PostgreSQL of its own.
+``--scrape``: a real worker, held to one core, scrapes 1,000 stand-in replicas every 10 s; ``--charts``: what a page
+asks of 200 replicas. Everything runs against a PostgreSQL of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.benchmarks.telemetry import scrape
+from tests.benchmarks.telemetry import charts, scrape
 
-PARTS = {"scrape": scrape.main}
+PARTS = {"scrape": scrape.main, "charts": charts.main}
 
 
 def main(options: Sequence[str] = ()) -> None:

@@ -16,16 +16,16 @@ def partitions():
 
 
 def test_today_and_the_days_ahead_have_a_table_for_each_kind_of_reading(no_days):
-    made = set(maintain(NOON, retention_days=14, decisions_h=24).created)
+    made = set(maintain(NOON, retention_days=14, decisions_h=24, rollup_days={}).created)
 
     assert made >= {"telemetry_reading_20310304", "telemetry_reading_20310306", "telemetry_routerreading_20310305"}
     assert made <= partitions()
 
 
 def test_a_second_run_changes_nothing():
-    maintain(NOON, retention_days=14, decisions_h=24)
+    maintain(NOON, retention_days=14, decisions_h=24, rollup_days={})
 
-    assert maintain(NOON, retention_days=14, decisions_h=24).created == []
+    assert maintain(NOON, retention_days=14, decisions_h=24, rollup_days={}).created == []
 
 
 def test_a_day_goes_when_its_retention_is_over_and_not_before():

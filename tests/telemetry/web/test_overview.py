@@ -6,7 +6,7 @@ import time_machine
 
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.models import ScrapeState
+from telemetry.models import ScrapeShard, ScrapeState
 
 
 def test_the_first_visit_says_the_next_step(visitor):
@@ -50,6 +50,16 @@ def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor,
 
     assert "Nothing was read from replicas since" in text
     assert "routers serve on" in text
+
+
+def test_when_the_disk_is_full_the_page_says_so(visitor, fleet, noon):
+    """R23"""
+    ScrapeShard.objects.create(number=0, due_at=noon, lag_s=0, refused_since=noon + timedelta(minutes=1))
+    with time_machine.travel(noon + timedelta(minutes=3), tick=False):
+        text = visitor.get("/").text
+
+    assert "disk is full" in text
+    assert "Nothing was read" not in text
 
 
 def test_a_replica_that_is_down_shows_why(visitor, fleet):

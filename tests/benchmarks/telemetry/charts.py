@@ -1,0 +1,153 @@
+"""What a page asks of 200 replicas, over an hour and over 30 days, and what rolling up their readings costs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.benchmarks.telemetry.stand import standing
+
+if TYPE_CHECKING:
+    from telemetry.metrics.windows import Window
+
+REPLICAS = 200
+EVERY_S = 5
+DAYS = 30
+TIMES = 15
+GOALS_MS = {"1 h": 50, "30 d": 150}
+
+
+class Took(NamedTuple):
+    """What a call took."""
+
+    best_ms: float
+    cpu_ms: float  # ours and the database's
+
+
+READINGS = """
+insert into telemetry_reading (at, replica_id, model, engine, state, interval_s, queries, hits, external_hits,
+    prompt_tokens, finished, first_tokens, running, waiting, kv_usage_ratio, not_reported, ttft_layout_id, ttft_at,
+    ttft_counts, ttft_sum_s, itl_layout_id, itl_at, itl_counts, itl_sum_s)
+select at, replica, 'tiny', '0', 'ok', %(every)s, 5000 + replica, 3000, 0, 5000, 4, 4, 3, 0, 0.5, '{}',
+    %(layout)s, '{3,4,5,6,7,8,9,10}', array[1,2,3,4,5,6,7,replica], 9.5, %(layout)s, '{1,2,3,4}', '{9,8,7,6}', 0.5
+from generate_series(%(start)s::timestamptz, %(end)s, make_interval(secs => %(every)s)) at,
+    unnest(%(replicas)s::bigint[]) replica
+"""
+HOURS = """
+insert into telemetry_reading_1h (at, replica_id, model, engine, scrapes, stale_scrapes, covered_s, queries, hits,
+    external_hits, not_reported, running_sum, running_n, waiting_sum, waiting_n, kv_usage_ratio_sum, kv_usage_ratio_n,
+    prompt_tokens, finished, first_tokens)
+select at, replica, 'tiny', '0', 720, 0, 3600, 720 * (5000 + replica), 720 * 3000, 0, false, 2160, 720, 0, 720, 360,
+    720, 720 * 5000, 720 * 4, 720 * 4
+from generate_series(%(start)s::timestamptz, %(end)s, interval '1 hour') at, unnest(%(replicas)s::bigint[]) replica;
+insert into telemetry_histogram_1h (at, kind, pool, part, reuse, layout_id, positions, counts, sum_s)
+select at, kind, 'default', part, '', %(layout)s, '{3,4,5,6,7,8,9,10}', '{1,2,3,4,5,6,7,8}', 9.5
+from generate_series(%(start)s::timestamptz, %(end)s, interval '1 hour') at,
+    (select 'engine_ttft', replica::text from unnest(%(replicas)s::bigint[]) replica
+     union all select 'engine_ttft_pool', '') kinds(kind, part)
+"""
+
+
+def main() -> None:
+    """Print the tables."""
+    with standing():
+        now = datetime.now().astimezone()
+        rolled = _fill(now)
+        print("\n".join([rolled, *table(_charts(now))]))
+
+
+def table(measured: dict[str, dict[str, Took]]) -> list[str]:
+    """Lines: a service call each, milliseconds by range."""
+    names = list(measured[next(iter(measured))])
+    head = "  ".join(f"{key} (goal {goal} ms)".rjust(18) for key, goal in GOALS_MS.items())
+    title = f"{REPLICAS} replicas, one call of a service with its queries: best of {TIMES} (mean CPU of both sides)"
+    return [
+        title,
+        f"{'':26}{head}",
+        *(f"  {name:24}" + "  ".join(_cell(measured[key][name]) for key in GOALS_MS) for name in names),
+    ]
+
+
+def _cell(took: Took) -> str:
+    return f"{took.best_ms:8.1f} ({took.cpu_ms:5.1f}) ms"
+
+
+def _charts(now: datetime) -> dict[str, dict[str, Took]]:
+    from telemetry.metrics.windows import Window, choose_step
+    from telemetry.services import series
+
+    calls: dict[str, Callable[[Window], object]] = {
+        "hit_rate_by_replica": lambda window: series.hit_rate_by_replica(None, window),
+        "hit_rate_by_pool": lambda window: series.hit_rate_by_pool(None, window),
+        "hit_rate_by_group": lambda window: series.hit_rate_by_group(None, window),
+        "ttft_quantiles": lambda window: series.ttft_quantiles(None, window),
+        "utilization_by_replica": lambda window: series.utilization_by_replica(None, window),
+    }
+    windows = {}
+    for key, seconds in {"1 h": 3600, "30 d": DAYS * 86_400}.items():  # as pages ask: telemetry.web.ranges
+        windows[key] = Window.last(seconds, until=now, step_s=choose_step(seconds, points=100))
+    return {key: {name: _took(call, window) for name, call in calls.items()} for key, window in windows.items()}
+
+
+def _took(call: Callable[[Window], object], window: Window) -> Took:
+    """On a machine that others use the clock tells of them too; CPU does not."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("set max_parallel_workers_per_gather = 0")  # a worker's CPU would be nobody's
+    server = Path(f"/proc/{connection.connection.info.backend_pid}/stat")
+    call(window)
+    elapsed_s, cpu_s = [], time.process_time() + _server_s(server)
+    for _ in range(TIMES):
+        begun = time.perf_counter()
+        call(window)
+        elapsed_s.append(time.perf_counter() - begun)
+    return Took(1000 * min(elapsed_s), 1000 * (time.process_time() + _server_s(server) - cpu_s) / TIMES)
+
+
+def _server_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _fill(now: datetime) -> str:
+    """Two hours of readings, rolled up by the worker's own code; hours for the 30 days before, by SQL."""
+    from django.db import connection
+
+    from controlplane.models import Pool, Replica
+    from controlplane.services.fleet.pools import create_pool
+    from telemetry.models import RollupState
+    from telemetry.storage.partitions import ensure_days, ensure_rollups
+    from telemetry.storage.rollups.roll import roll_up
+    from telemetry.storage.store import layout_ids
+
+    create_pool("default")
+    pool = Pool.objects.get()
+    rows = [Replica(pool=pool, name=f"r{n:03}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS)]
+    replicas = [replica.pk for replica in Replica.objects.bulk_create(rows)]
+    edges = tuple(0.01 * 1.5**n for n in range(22))
+    begun = (now - timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
+    values = {"layout": layout_ids([edges])[edges], "replicas": replicas, "every": EVERY_S}
+    ensure_days({begun.date(), now.date()})
+    month_ago = begun - timedelta(days=DAYS + 1)
+    ensure_rollups(3600, month_ago, now)
+    with connection.cursor() as cursor:
+        cursor.execute(READINGS, values | {"start": begun + timedelta(seconds=EVERY_S), "end": now})
+        for statement in HOURS.split(";"):
+            cursor.execute(statement, values | {"start": month_ago, "end": begun})
+        count, begun_s = cursor.rowcount, time.perf_counter()
+        roll_up(now, readings_kept_s=86_400, budget_s=120)
+        took_s = time.perf_counter() - begun_s
+        cursor.execute("select count(*) from telemetry_reading")
+        (count,) = cursor.fetchone()
+        cursor.execute("analyze")
+    reached = RollupState.objects.get(pk=60).rolled_through
+    hours = (now - begun).total_seconds() / 3600
+    return (
+        f"rolled up {count} readings ({REPLICAS} replicas, {hours:.1f} h) to 1 m, 5 m and 1 h in {took_s:.1f} s: "
+        f"{1e6 * took_s / count:.1f} us a reading; {(now - reached).total_seconds():.0f} s are left to readings\n"
+    )

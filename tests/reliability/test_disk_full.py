@@ -1,0 +1,154 @@
+"""A database whose disk is full (R23): nothing is stored, everything can be read, and it resumes by itself."""
+
+import subprocess
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError, connection
+from django.test import Client
+
+from controlplane.celery import PatientTask
+from controlplane.database.connection import is_full
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.stack import places
+from telemetry import tasks
+from telemetry.models import Reading, ScrapeShard
+from telemetry.scraping.shards import Shard
+from telemetry.scraping.tick import scrape_shard
+from telemetry.services.lag import refused_since
+from telemetry.storage.partitions import ensure_days
+from tests.fakes.fake_metrics_server import serving, text
+from tests.telemetry.conftest import T0
+from tests.telemetry.expositions import replica_text
+
+MOST_TICKS = 400  # that fit into what is left of a page
+
+
+@contextmanager
+def small_disk(folder, size="2m"):
+    """A disk of its own for one tablespace; skips where nobody may mount one."""
+    folder.mkdir()
+    account = places.unprivileged()  # whom the server runs as
+    owner = f",uid={account.uid},gid={account.gid}" if account else ""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{owner}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def sql(*statements):
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def refuses(statement):
+    """Whether the server has no room for it."""
+    try:
+        sql(statement)
+    except OperationalError as error:
+        if is_full(error):
+            return True
+        raise
+    return False
+
+
+def fill_up():
+    sql("create table filler (x text) tablespace small", "alter table filler alter x set storage plain")
+    for bytes_each in (7000, 100):
+        while not refuses(f"insert into filler select repeat('x', {bytes_each}) from generate_series(1, 20)"):
+            pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_full_disk_stops_storing_and_nothing_else_and_room_is_used_by_itself(short_dir):
+    pool = create_pool("chat")
+    ensure_days([T0.date()])
+    partition = f"telemetry_reading_{T0:%Y%m%d}"
+    with serving() as server, small_disk(short_dir / "small"):
+        answers = [text(replica_text(100 * number, 10 * number)) for number in range(MOST_TICKS)]
+        add_replica(pool, name="r1", url=server.script("/r1/metrics", *answers))
+        sql(
+            f"create tablespace small location '{short_dir / 'small'}'", f"alter table {partition} set tablespace small"
+        )
+        try:
+            number = live_through_it()
+        finally:
+            sql(f"drop table if exists filler, {partition}", "drop tablespace small")
+    assert number < MOST_TICKS
+
+
+def live_through_it():
+    def tick(number):
+        return scrape_shard(Shard(0, 1), (T0 + timedelta(seconds=5 * number)).timestamp())
+
+    def stored():
+        return list(Reading.objects.order_by("at").values_list("at", "state", "queries"))
+
+    tick(0)
+    tick(1)
+    fill_up()
+    number, before = 2, stored()
+    while number < MOST_TICKS:
+        before = stored()
+        try:
+            tick(number)
+        except OperationalError:
+            break
+        number += 1
+    assert stored() == before  # nothing of the tick, everything of those before
+    since = refused_since()
+    assert since is not None
+    with pytest.raises(OperationalError):
+        tick(number + 1)
+    assert refused_since() == since
+    figures = Client().get("/metrics").content.decode()
+    assert "warmpath_controlplane_readings_refused_seconds 0.0" not in figures
+
+    sql("drop table filler")
+    tick(number + 2)
+    assert refused_since() is None
+    *_, last = stored()
+    assert (last[1], last[2]) == ("gap", 300)  # what was counted while nothing could be stored (H10)
+    assert sum(queries or 0 for _, _, queries in stored()) == 100 * (number + 2)
+    return number
+
+
+@pytest.fixture
+def no_room(db):
+    """The server refuses rows of readings, in the words of a disk that is full."""
+    sql(
+        "create function no_room() returns trigger language plpgsql as "
+        "$$ begin raise exception 'could not extend file' using errcode = '53100'; end $$",
+        "create trigger no_room before insert on telemetry_reading for each row execute function no_room()",
+    )
+
+
+def test_a_worker_says_once_that_there_is_no_room_and_once_that_there_is(no_room, monkeypatch, caplog):
+    pool = create_pool("chat")
+    with serving() as server:
+        add_replica(pool, name="r1", url=server.script("/r1/metrics", text(replica_text(1, 0, facts=False))))
+        monkeypatch.setattr("controlplane.celery._clock_is_right", lambda _: True)
+        task = tasks.scrape_fleet
+        assert isinstance(task, PatientTask)
+        for _ in range(2):
+            ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))  # time goes by
+            task.apply()
+        assert refused_since() is not None
+        sql("drop trigger no_room on telemetry_reading")
+        ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))
+        task.apply()
+
+    lines = [record.getMessage() for record in caplog.records if record.name == "controlplane.celery"]
+    assert [line.partition(" (")[0].partition(" after")[0] for line in lines] == [
+        "the database's disk is full: telemetry.tasks.scrape_fleet stores nothing",
+        "the database has room again: telemetry.tasks.scrape_fleet goes on",
+    ]
+    assert refused_since() is None
+    assert Reading.objects.count() == 1

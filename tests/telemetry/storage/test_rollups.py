@@ -1,0 +1,259 @@
+"""Rollups against the readings they were made of: the same answers, whatever came late, twice or not at all."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from controlplane.models import Router
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.windows import Window
+from telemetry.models import RollupRepair, RollupState
+from telemetry.storage import sums
+from telemetry.storage.locks import ROLLUP
+from telemetry.storage.partitions import drop_before, partitions_of
+from telemetry.storage.rollups import source
+from telemetry.storage.rollups.columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, histograms
+from telemetry.storage.rollups.cover import Part
+from telemetry.storage.rollups.roll import roll_up
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
+
+pytestmark = pytest.mark.django_db
+KEPT_S = 3 * 86_400.0
+HOURS = Window(T0, T0 + timedelta(hours=4), 3600)
+MINUTES = Window(T0, T0 + timedelta(hours=1), 60)
+
+
+@pytest.fixture
+def replicas(pool):
+    return [add_replica(pool, name=name, url=f"http://127.0.0.1:1/{name}") for name in ("r1", "r2")]
+
+
+@pytest.fixture
+def router(db):
+    return Router.objects.create(name="router-1", admin_url="http://127.0.0.1:1", boot="b", last_seen_at=T0)
+
+
+def roll(hours=5.0):
+    return roll_up(T0 + timedelta(hours=hours), readings_kept_s=KEPT_S)
+
+
+def at(minute, second=0):
+    return T0 + timedelta(minutes=minute, seconds=second)
+
+
+def some_hours(replicas, router, every_min=7):
+    """Four hours with traffic, silence, failed scrapes, a restart, two engines, two layouts, and a router's counts."""
+    r1, r2 = replicas
+    for number, minute in enumerate(range(1, 240, every_min)):
+        state = ReadingState.RESET if number == 9 else ReadingState.OK
+        gauges = {"running": float(number % 4), "waiting": 1.0, "kv_usage_ratio": number % 10 / 10}
+        engine_reading(
+            r1, at(minute), queries=1000 + number, hits=300, external_hits=5, prompt_tokens=900, finished=3,
+            ttft={number % 4: 5, 2: 1}, gauges=gauges, state=state, interval_s=5.0 + number,
+        )  # fmt: skip
+        engine_reading(r1, at(minute), engine="1", queries=10, hits=1, gauges={"kv_usage_ratio": 0.5})
+        if number % 3 == 0:
+            gap(r2, at(minute, 20))
+        elif number % 3 == 1:
+            engine_reading(r2, at(minute, 20), queries=0, hits=0, ttft={1: 2}, edges=(0.5, 1.0, 5.0))
+        router_scraped(router, at(minute), stale=number % 5 == 4)
+        counts = {"requests": 9, "replica_error_requests": 1, "usage_reported": 8, "prompt_tokens": 800}
+        route_reading(router, at(minute), group="busy", **counts, cached_tokens=500, cacheable_tokens=700)
+        route_reading(router, at(minute), group="busy", ttft={100: 4, 120: number % 3})
+
+
+def answers(replicas, window):
+    ids = [replica.pk for replica in replicas]
+    return {
+        "engines": sums.engine_sums(ids, window),
+        "engines, whole": sums.engine_sums(ids, window, whole=True),
+        "hits": sorted(sums.hit_sums(ids, window)),
+        "routers": sums.router_sums(["chat"], window),
+        "routers, whole": sums.router_sums(None, window, whole=True),
+        "gauges": [
+            sorted((pk, step, value and round(value, 9), stale) for pk, step, value, stale in rows)
+            for rows in (sums.mean_gauge(ids, window, name) for name in ("running", "kv_usage_ratio"))
+        ],
+        "engine TTFT": sums.engine_ttft(ids, window),
+        "engine TTFT by replica": sums.engine_ttft(ids, window, by="replica", whole=True),
+        "engine TTFT of pools": sums.pool_ttft(["chat"], window, clock="engine"),
+        "router TTFT of pools": sums.pool_ttft(None, window, clock="router"),
+        "router TTFT by group": sums.router_ttft(["chat"], window, by="group"),
+    }
+
+
+def read_from(window, whole=False):
+    return {part.resolution_s for part in source.parts_of(window, whole=whole)}
+
+
+@pytest.mark.parametrize("window", [HOURS, MINUTES], ids=["from hours", "from minutes"])
+def test_rollups_answer_as_the_readings_did(replicas, router, window):
+    some_hours(replicas, router)
+    before = answers(replicas, window)
+    assert read_from(window) == {None}
+
+    rolled = roll()
+
+    assert rolled.behind_s == 0
+    assert read_from(window) == ({3600} if window is HOURS else {60})
+    assert answers(replicas, window) == before
+
+
+def test_what_is_not_rolled_up_yet_comes_from_finer_bins_and_from_readings(replicas, router):
+    some_hours(replicas, router)
+    before = answers(replicas, HOURS)
+
+    roll(hours=3 + 7.5 / 60)
+
+    assert [part.resolution_s for part in source.parts_of(HOURS)] == [3600, 300, 60, None]
+    assert answers(replicas, HOURS) == before
+
+
+def test_a_second_run_makes_nothing_and_changes_nothing(replicas, router):
+    some_hours(replicas, router)
+    assert roll().bins == 299 + 59 + 4  # the last minute of five hours is not over for long enough
+
+    before = everything()
+    assert (roll().bins, roll().repaired) == (0, 0)
+    assert everything() == before
+
+
+def everything():
+    with connection.cursor() as cursor:
+        rows = []
+        for tables in TABLES.values():
+            for table in tables:
+                cursor.execute(f"select * from {table} order by 1, 2, 3, 4, 5, 6")
+                rows.append(cursor.fetchall())
+    return rows
+
+
+def test_a_reading_that_comes_late_is_in_every_resolution_after_the_next_run(replicas, router):
+    some_hours(replicas, router)
+    roll()
+
+    engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000, ttft={0: 7})
+    assert list(RollupRepair.objects.values_list("resolution_s", "at")) == [(60, at(62))]
+    assert roll().repaired == 3
+
+    assert not RollupRepair.objects.exists()
+    late = answers(replicas, HOURS)
+    assert read_from(HOURS) == {3600}
+    RollupState.objects.all().delete()  # as if nothing were rolled up
+    assert answers(replicas, HOURS) == late
+    assert late["engines"][1].hits >= 5000
+
+
+def test_a_reading_that_comes_twice_changes_nothing(replicas, router):
+    some_hours(replicas, router)
+    roll()
+    before = answers(replicas, HOURS)
+
+    some_hours(replicas, router)
+    roll()
+
+    assert answers(replicas, HOURS) == before
+
+
+def test_a_bin_whose_readings_are_gone_is_left_as_it_is(replicas, router):
+    some_hours(replicas, router)
+    roll()
+    before = answers(replicas, HOURS)
+    drop_before((T0 + timedelta(days=1)).date())
+    engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)
+
+    roll_up(T0 + timedelta(days=5), readings_kept_s=KEPT_S)
+
+    assert not RollupRepair.objects.exists()
+    assert answers(replicas, HOURS) == before
+
+
+def test_one_worker_rolls_up_and_another_leaves_it_to_that_one(replicas, router):
+    some_hours(replicas, router)
+    with connection.get_new_connection(connection.get_connection_params()) as other:
+        other.execute("select pg_advisory_lock(%s)", [ROLLUP])
+        assert roll() is None
+        other.execute("select pg_advisory_unlock(%s)", [ROLLUP])
+
+    assert roll().bins > 0
+
+
+def test_a_worker_that_was_away_for_long_catches_up_run_by_run(replicas):
+    engine_reading(replicas[0], at(1), queries=10, hits=1)
+    engine_reading(replicas[0], at(60 * 30), queries=10, hits=1)
+    runs = 0
+    while (done := roll_up(at(60 * 31), readings_kept_s=KEPT_S, budget_s=0.05)).behind_s > 0:
+        assert done.bins > 0
+        runs += 1
+
+    assert runs > 1
+    (row,) = sums.engine_sums([replicas[0].pk], Window(T0, at(60 * 31), 3600), whole=True)
+    assert (row.queries, row.hits) == (20, 2)
+
+
+def test_an_empty_fleet_has_nothing_to_roll_up(db):
+    assert roll().bins == 0
+
+
+def test_rollups_go_by_days_and_by_months(replicas, router):
+    some_hours(replicas, router)
+    roll()
+
+    assert partitions_of("telemetry_reading_1m") == ["telemetry_reading_1m_20310304"]
+    assert partitions_of("telemetry_reading_1h") == ["telemetry_reading_1h_20310301"]
+    assert drop_before((T0 + timedelta(days=20)).date(), TABLES[3600]) == []
+    assert len(drop_before((T0 + timedelta(days=30)).date(), TABLES[3600])) == 3
+
+
+def test_the_tables_hold_what_the_list_says(db):
+    """A column that is added to readings is added to the list, and then to the tables."""
+    with connection.cursor() as cursor:
+        for rollup in SUMS:
+            expected = ["at", *(name.strip('"') for name in rollup.key), *(column.name for column in rollup.columns)]
+            for resolution_s in RESOLUTIONS_S:
+                cursor.execute(f"select * from {rollup.table(resolution_s)} limit 0")
+                assert [column.name for column in cursor.description] == expected
+        cursor.execute(f"select * from {histograms(60)} limit 0")
+        assert len(cursor.description) == 9
+    assert len({of.kind for of in BY_PART}) == len(BY_PART)
+
+
+kinds = st.sampled_from(["traffic", "silence", "failed"])
+scrapes = st.lists(st.tuples(st.integers(0, 3 * 3600 // 5), kinds, st.integers(0, 1)), min_size=1, max_size=12)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(early=scrapes, late=scrapes, until_min=st.integers(30, 200))
+def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(replicas, early, late, until_min):
+    """Late ones and duplicates (R19), runs in between and a window that ends anywhere."""
+    with connection.cursor() as cursor:
+        for table in ("telemetry_reading", *(table for tables in TABLES.values() for table in tables)):
+            cursor.execute(f"delete from {table}")
+    RollupState.objects.all().delete()
+    RollupRepair.objects.all().delete()
+
+    def store(those):
+        for place, kind, which in those:
+            due = at(0, 5 * place + 5)
+            if kind == "failed":
+                gap(replicas[which], due)
+            else:
+                count = place if kind == "traffic" else 0
+                engine_reading(replicas[which], due, queries=count, hits=count // 2, ttft={place % 4: 1 + count})
+
+    windows = [HOURS, MINUTES, Window(at(1, 17), at(until_min, 31), 3600)]
+    store(early)
+    roll(until_min / 60)
+    store(late)
+    store(early)
+    roll()
+    rolled = [answers(replicas, window) for window in windows]
+    RollupState.objects.all().delete()
+
+    assert rolled == [answers(replicas, window) for window in windows]
+    assert all(part == Part(None, window.start, window.end) for window in windows for part in source.parts_of(window))
