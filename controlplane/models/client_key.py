@@ -16,6 +16,7 @@ from django.db.models import (
     Q,
     UniqueConstraint,
 )
+from django.utils import timezone
 
 from .names import SHORT_NAME, short_name, well_formed
 from .project import Project
@@ -39,6 +40,7 @@ class ClientKey(Model):
     tokens_per_min = PositiveBigIntegerField(null=True, blank=True)
     created_at = DateTimeField(auto_now_add=True)
     created_by = ForeignKey(settings.AUTH_USER_MODEL, PROTECT, null=True, blank=True, related_name="+")
+    expires_at = DateTimeField(null=True, blank=True)  # when it ceases to work by itself; None: never
     revoked_at = DateTimeField(null=True, blank=True)  # None: it works
 
     class Meta:
@@ -53,6 +55,11 @@ class ClientKey(Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.hint}...)"
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether routers refuse it although nobody revoked it."""
+        return self.expires_at is not None and self.expires_at <= timezone.now()
 
     @property
     def full_name(self) -> str:

@@ -1,5 +1,6 @@
 """Taking a policy revision to the fleet, and the record of every step on the way."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -67,6 +68,8 @@ class Rollout(models.Model):
     stage = models.PositiveSmallIntegerField(default=0, db_default=0)  # its place in ``stages``
     stage_since = models.DateTimeField(null=True, blank=True)  # when it was widened to this stage
     stage_converged_at = models.DateTimeField(null=True, blank=True)  # when every router present first ran it
+    paused_at = models.DateTimeField(null=True, blank=True)  # while it is
+    stage_paused_s = models.FloatField(default=0.0, db_default=0.0)  # of pauses that are over, since it converged
     guard = models.JSONField(null=True, blank=True)  # services.guard_limits.GuardLimits; None: nobody watches
     readings = models.JSONField(default=list, db_default=NONE_YET, blank=True)  # what the guard read last of this stage
     readings_at = models.DateTimeField(null=True, blank=True)
@@ -110,6 +113,14 @@ class Rollout(models.Model):
     def is_last_stage(self) -> bool:
         """Whether nothing wider is left: the revision is in force, or will be once it is approved."""
         return self.stage >= len(self.stages) - 1
+
+    @property
+    def stage_ends_at(self) -> datetime | None:
+        """When the present stage has been observed for its time, pauses left out; None while that is not known."""
+        since, scope = self.stage_converged_at, self.scope
+        if since is None or scope is None or self.paused_at is not None:
+            return None
+        return since + timedelta(seconds=scope["observe_s"] + self.stage_paused_s)
 
     @property
     def scope(self) -> dict[str, Any] | None:

@@ -68,6 +68,19 @@ class ApiKey(Frozen, frozen=True):
         | None
     ) = None
 
+    expires_at: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=1 << 40,
+                description="When it ceases to work by itself, in seconds since 1970, by each router's clock.",
+                extra={"unit": "s"},
+            ),
+        ]
+        | None
+    ) = None
+
 
 class Access(Frozen, frozen=True):
     """The keys that are taken. None at all: nobody is let in."""

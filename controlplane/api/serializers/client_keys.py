@@ -26,7 +26,18 @@ class ClientKeySerializer(serializers.ModelSerializer[ClientKey]):
 
     class Meta:
         model = ClientKey
-        fields = ("id", "project", "name", "full_name", "hint", *KINDS, "created_at", "created_by", "revoked_at")
+        fields = (
+            "id",
+            "project",
+            "name",
+            "full_name",
+            "hint",
+            *KINDS,
+            "expires_at",
+            "created_at",
+            "created_by",
+            "revoked_at",
+        )
 
 
 class ClientKeyChange(serializers.Serializer[Any]):
@@ -38,6 +49,9 @@ class ClientKeyChange(serializers.Serializer[Any]):
     requests_per_s = SchemaField(KINDS["requests_per_s"], required=False, allow_null=True)
     burst = SchemaField(KINDS["burst"], required=False, allow_null=True)
     tokens_per_min = SchemaField(KINDS["tokens_per_min"], required=False, allow_null=True)
+    expires_at = serializers.DateTimeField(
+        required=False, allow_null=True, help_text="Routers refuse it from then on, by their own clocks; null: never."
+    )
 
 
 class ClientKeyInput(ClientKeyChange):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from django.contrib.auth.models import User
@@ -36,6 +37,7 @@ class KeySettings(TypedDict, total=False):
     requests_per_s: float | None
     burst: int | None
     tokens_per_min: int | None
+    expires_at: datetime | None  # None: it does not end by itself
 
 
 @transaction.atomic
@@ -64,7 +66,7 @@ def update_client_key(key: ClientKey, *, by: User | None = None, **settings: Unp
     """Change what a key is good for; its text stays. ConflictError for a revoked one, InvalidError."""
     key = _locked(key)
     before = facts(key)
-    for name, value in _settings(settings).items():
+    for name, value in _settings(settings, key.expires_at).items():
         setattr(key, name, value)
     if facts(key) == before:
         return key
@@ -93,7 +95,8 @@ def revoke_client_key(key: ClientKey, *, by: User | None = None) -> None:
 
 def facts(key: ClientKey) -> dict[str, Any]:
     """What an event shows of a key; never its digest."""
-    return {"project": key.project.name, **{name: getattr(key, name) for name in FACTS}}
+    ends = key.expires_at.isoformat() if key.expires_at else None
+    return {"project": key.project.name, **{name: getattr(key, name) for name in FACTS}, "expires_at": ends}
 
 
 def _locked(key: ClientKey) -> ClientKey:
@@ -103,7 +106,8 @@ def _locked(key: ClientKey) -> ClientKey:
     return row
 
 
-def _settings(given: KeySettings) -> dict[str, Any]:
+def _settings(given: KeySettings, ended: datetime | None = None) -> dict[str, Any]:
+    """Checked; ``ended`` is the end that the key has already, which may be past."""
     values = checked(router_fields.CLIENT_KEY, {**given, "tenant": given.get("tenant") or None})
     if "tenant" in given:
         values["tenant"] = values["tenant"] or ""
@@ -111,6 +115,10 @@ def _settings(given: KeySettings) -> dict[str, Any]:
             check_name(values["tenant"], SHORT_NAME, "$.tenant")
     else:
         del values["tenant"]
+    if (ends := values.get("expires_at")) is not None:
+        values["expires_at"] = ends.replace(microsecond=0)  # routers count in seconds
+        if values["expires_at"] != ended and ends <= timezone.now():
+            raise InvalidError("$.expires_at", "That is past. Revoke the key to end it now.")
     if values.get("models"):
         values["models"] = sorted(set(values["models"]))
     return values

@@ -81,6 +81,7 @@ def make_move(rollout: Rollout, name: str, *, by: User | None = None, reason: st
     before, rollout.state, rollout.why = rollout.state, move.after, reason[:500]
     if move.after != HOLDING:
         rollout.held_by = ""
+    _keep_time(rollout)
     if not rollout.is_open:
         rollout.finished_at = timezone.now()
     rollout.save()
@@ -88,6 +89,17 @@ def make_move(rollout: Rollout, name: str, *, by: User | None = None, reason: st
     says = f"{move.says}: {scope_text(rollout)}" if move.event == EventKind.ROLLOUT_WIDENED else move.says
     detail = {"before": before, "after": rollout.state, "evidence": evidence}
     record_rollout(rollout, move.event, says, by=by, detail=detail, reason=reason)
+
+
+def _keep_time(rollout: Rollout) -> None:
+    """Stop the stage's clock with a pause, and let it go on after it."""
+    now, since = timezone.now(), rollout.stage_converged_at
+    if rollout.state == PAUSED:
+        rollout.paused_at = now
+    elif rollout.paused_at is not None:
+        if since is not None:
+            rollout.stage_paused_s += (now - max(rollout.paused_at, since)).total_seconds()
+        rollout.paused_at = None
 
 
 def check_move(rollout: Rollout, name: str) -> Move:
@@ -102,7 +114,7 @@ def check_move(rollout: Rollout, name: str) -> Move:
 def enter_stage(rollout: Rollout, stage: int, *, by: User | None = None) -> None:
     """Have routers run a stage; the last one is the revision in force."""
     rollout.stage, rollout.stage_since, rollout.stage_converged_at = stage, timezone.now(), None
-    rollout.readings, rollout.readings_at = [], None
+    rollout.readings, rollout.readings_at, rollout.stage_paused_s = [], None, 0.0
     rollout.save()
     if rollout.is_last_stage:
         put_in_force(rollout.revision, by=by)

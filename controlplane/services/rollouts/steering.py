@@ -295,8 +295,6 @@ def _go_on(rollout: Rollout) -> None:
 
 
 def _is_due(rollout: Rollout, *, beyond_s: float = 0.0) -> bool:
-    """Whether the present stage was observed for its time, and so much longer, since every router ran it."""
-    since, scope = rollout.stage_converged_at, rollout.scope
-    if since is None or scope is None:
-        return False
-    return timezone.now() >= since + timedelta(seconds=scope["observe_s"] + beyond_s)
+    """Whether the present stage was observed for its time, and so much longer; pauses do not count."""
+    ends = rollout.stage_ends_at
+    return ends is not None and timezone.now() >= ends + timedelta(seconds=beyond_s)

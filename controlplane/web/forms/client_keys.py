@@ -28,6 +28,11 @@ class ClientKeyForm(SectionedForm):
         Single("tokens_per_min", schema.ApiKey, "Tokens a minute"),
     )
 
+    expires_at = forms.DateTimeField(
+        required=False,
+        label="Works until",
+        help_text="In UTC, such as 2031-03-04 12:00. Left empty: until it is revoked.",
+    )
     name = forms.CharField(max_length=30, help_text="Who or what sends it, such as: nightly-batch.")
     project = forms.ModelChoiceField(
         Project.objects.none(),
@@ -37,6 +42,7 @@ class ClientKeyForm(SectionedForm):
 
     def __init__(self, *args: Any, projects: QuerySet[Project], key: ClientKey | None = None, **kwargs: Any) -> None:
         super().__init__(*args, row=key, **kwargs)
+        self.fields["expires_at"].initial = key.expires_at if key else None
         field = self.fields["project"]
         if isinstance(field, forms.ModelChoiceField):
             field.queryset = projects

@@ -191,9 +191,7 @@ def _stage(rollout: Rollout, at: int) -> dict[str, Any]:
 
 def _due_at(rollout: Rollout) -> datetime | None:
     """When the present stage is over, as far as the clock goes; None while that is not known."""
-    if rollout.stage_converged_at is None or rollout.scope is None or rollout.is_last_stage:
-        return None
-    return rollout.stage_converged_at + timedelta(seconds=rollout.scope["observe_s"])
+    return None if rollout.is_last_stage else rollout.stage_ends_at
 
 
 def _waits(rollout: Rollout, routers: list[RouterProgress]) -> str:

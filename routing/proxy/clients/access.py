@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import math
 import re
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from routing.core.budget import Budget
@@ -31,13 +31,14 @@ _CHALLENGE = ((b"WWW-Authenticate", b"Bearer"),)
 class Grant:
     """One key at work: what its requests may be, and what is left of its rates."""
 
-    __slots__ = ("_secret", "_tenant", "groups", "models", "name", "requests", "tokens")
+    __slots__ = ("_secret", "_tenant", "expires_at", "groups", "models", "name", "requests", "tokens")
 
     def __init__(self, key: ApiKey, hash_secret: str) -> None:
         now = monotonic()
         self.name = key.name
         self.models = key.models
         self.groups = key.groups
+        self.expires_at = key.expires_at
         self._tenant = key.tenant
         self._secret = hash_secret.encode()
         rate, tokens = key.requests_per_s, key.tokens_per_min
@@ -55,7 +56,9 @@ class Grant:
         return hmac.digest(self._secret, message, "sha256").hex()[:SALT_HEX]
 
     def admit(self) -> None:
-        """Count a request; RefusalError where its key has sent too much."""
+        """Count a request; RefusalError where its key has ended or has sent too much."""
+        if self.expires_at is not None and time() >= self.expires_at:
+            raise RefusalError(401, "the API key has expired", headers=_CHALLENGE)
         now = monotonic()
         for budget, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if budget is not None and (wait_s := budget.wait_s(now)) > 0:

@@ -61,6 +61,20 @@ def test_a_key_lives_from_making_to_revoking(api, chat, asked_for):
     assert api.get(KEYS, {"revoked": "false"}).data["count"] == 1
 
 
+def test_a_keys_end_reaches_routers_once_and_for_all(api, chat, asked_for):
+    """They refuse it by their own clocks: nothing is pushed when the moment comes."""
+    ends = "2090-03-04T12:00:00Z"
+    made = api.post(KEYS, {"project": "default", "name": "agents", "expires_at": ends}, format="json")
+    assert (made.status_code, made.data["expires_at"]) == (201, ends)
+    assert running().access.keys[0].expires_at == 3_792_312_000
+    path = f"{KEYS}/{made.data['id']}"
+    assert api.patch(path, {"expires_at": "2020-01-01T00:00:00Z"}, format="json").status_code == 422
+    ClientKey.objects.update(expires_at="2021-01-01T00:00:00Z")
+    assert api.patch(path, {"tokens_per_min": 5}, format="json").data["expires_at"] == "2021-01-01T00:00:00Z"
+    assert api.patch(path, {"expires_at": None}, format="json").status_code == 200
+    assert b"expires_at" not in snapshot_document(ConfigSnapshot.objects.first())  # as routers before it read it
+
+
 def test_a_keys_text_and_digest_are_nowhere_but_in_the_answer_that_made_it(api, chat, asked_for, caplog):
     caplog.set_level(logging.DEBUG)
     headers = {"Idempotency-Key": "once"}

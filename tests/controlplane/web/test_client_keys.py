@@ -27,6 +27,15 @@ def test_a_key_is_made_and_its_text_is_shown_once(visitor, pool):
     assert text not in visitor.get("/client-keys/").text + visitor.get(f"/client-keys/{key.pk}/").text
 
 
+def test_a_key_may_end_by_itself_and_the_page_says_when_and_that_it_has(visitor, pool):
+    form = {"project": pool.project_id, "name": "agents", "expires_at": "2090-03-04 12:00"}
+    assert "4 Mar 2090 12:00 UTC" in visitor.post("/client-keys/", form).text
+    wrong = visitor.post("/client-keys/", {**form, "name": "late", "expires_at": "2020-03-04 12:00"})
+    assert (wrong.status_code, 'id="id_expires_at_error"' in wrong.text) == (422, True)
+    ClientKey.objects.update(expires_at="2021-01-01T00:00:00Z")
+    assert ">over</span>" in visitor.get("/client-keys/").text
+
+
 def test_what_is_wrong_stands_beside_its_field(visitor, pool):
     form = {"project": pool.project_id, "name": "Agents", "requests_per_s": "0", "tokens_per_min": "many"}
     page = visitor.post("/client-keys/", form)

@@ -329,3 +329,14 @@ async def test_many_clients_with_bad_keys_cost_little_memory(replica: FakeReplic
                 assert (await client.answer()).status == 401
         assert len(harness.router.request_heads) <= 1024
     assert replica.calls == []
+
+
+async def test_a_key_ends_by_itself_without_a_push(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_900_000_000.0]
+    monkeypatch.setattr(access_module, "time", lambda: now[0])
+    async with routed(guarded([replica], api_key(expires_at=1_900_000_060))) as harness:
+        assert (await ask(harness)).status == 200
+        now[0] += 60
+        late = await ask(harness)
+        assert (late.status, late.headers["www-authenticate"]) == (401, "Bearer")
+        assert "has expired" in late.error["message"]

@@ -54,6 +54,9 @@ def test_what_was_paused_goes_on_where_it_was(policy, routers, time_machine_at, 
     time_machine_at(61)
     resume_rollout(rollout.pk, by=operator)
     advance_rollouts()
+    assert state(rollout) == (PROGRESSING, 0), "nothing of the pause was observed"
+    time_machine_at(61 + 61)
+    advance_rollouts()
     assert state(rollout) == (PROGRESSING, 1)
     assert [(step.move, step.by) for step in rollout.steps.all()][2:4] == [("pause", operator), ("resume", operator)]
 

@@ -8,7 +8,9 @@ from controlplane.services.fleet.task_groups import create_task_group, remove_ta
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
 from controlplane.services.rollouts.steering import (
     advance_rollouts,
+    pause_rollout,
     promote_rollout,
+    resume_rollout,
 )
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
 from tests.controlplane.rollouts import (
@@ -161,3 +163,25 @@ def test_removing_a_groups_policy_takes_its_rollout_with_it(policy, routers):
     remove_policy(own)
     assert newest().document["pools"][0]["groups"][0]["policy"] is None
     advance_rollouts()
+
+
+def test_a_pause_stops_the_stages_clock(policy, routers, time_machine_at, operator):
+    rollout = publish_stages(policy)
+    ack()
+    time_machine_at(30)
+    pause_rollout(rollout.pk, by=operator)
+    time_machine_at(1030)
+    advance_rollouts()
+    rollout.refresh_from_db()
+    assert (rollout.stage, rollout.stage_ends_at) == (0, None)
+    resume_rollout(rollout.pk, by=operator)
+    time_machine_at(1050)
+    advance_rollouts()
+    assert state(rollout) == (PROGRESSING, 0), "30 and 20 of 60 seconds were observed"
+    pause_rollout(rollout.pk, by=operator)
+    time_machine_at(2050)
+    resume_rollout(rollout.pk, by=operator)
+    time_machine_at(2065)
+    advance_rollouts()
+    assert state(rollout) == (PROGRESSING, 1)
+    assert (rollout.stage_paused_s, rollout.paused_at) == (0.0, None), "the next stage has a clock of its own"
