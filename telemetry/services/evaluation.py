@@ -6,6 +6,7 @@ from datetime import datetime
 
 from telemetry.alerts.pipeline import evaluate_rules
 from telemetry.alerts.telling import tell_due
+from telemetry.services.explanations import explain_drops
 from telemetry.storage.locks import EVALUATE, only_one
 
 
@@ -16,5 +17,7 @@ def evaluate_alerts(now: datetime) -> bool:
     """
     with only_one(EVALUATE) as ours:
         if ours:
-            tell_due(now, evaluate_rules(now))
+            verdicts = evaluate_rules(now)
+            explain_drops(now)
+            tell_due(now, verdicts)
         return ours

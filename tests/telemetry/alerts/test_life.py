@@ -1,0 +1,291 @@
+"""From firing to its end: grouped, muted, taken, told again, and each of it once."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import time_machine
+from django.db import connections
+
+from controlplane.errors import ConflictError, InvalidError
+from controlplane.models import Event
+from controlplane.services.access.projects import create_project
+from controlplane.services.fleet.pools import create_pool
+from telemetry.alerts import telling
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.labels import labels_of
+from telemetry.alerts.matchers import match_all, read_matchers
+from telemetry.alerts.muting import INHIBITED_BY
+from telemetry.alerts.pipeline import resolve
+from telemetry.alerts.telling import tell_due
+from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.models import Alert, AlertRule, Notification
+from telemetry.services.acknowledgements import acknowledge, release
+from telemetry.services.alerts import create_rule, update_rule
+from telemetry.services.channels import create_channel
+from telemetry.services.silences import create_silence, end_silence, matched
+from tests.telemetry.conftest import T0
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+def at(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def channel(db):
+    return create_channel("ops", config={"url": "https://hooks.example/x"})
+
+
+@pytest.fixture
+def olga(django_user_model):
+    return django_user_model.objects.create_user("olga")
+
+
+def firing(pool, kind="hit_rate_drop", *, since=0, subject=""):
+    """An alert as the pipeline leaves it when it fires."""
+    rule = AlertRule.objects.filter(pool=pool, kind=kind).first() or create_rule(pool, name=kind, kind=kind)
+    return Alert.objects.create(
+        rule=rule, pool=pool, subject=subject, state="firing", started_at=at(since), last_breach_at=at(since),
+        fired_at=at(since), labels=labels_of(rule, subject), severity=rule.severity, summary=f"{kind} {subject}.",
+    )  # fmt: skip
+
+
+def told():
+    """What was put into the outbox, in its order."""
+    return [(row.kind, len(row.alert_ids)) for row in Notification.objects.order_by("number")]
+
+
+def moves(alert):
+    return list(alert.steps.values_list("move", flat=True))
+
+
+def fresh(alert):
+    return Alert.objects.select_related("rule", "pool").get(pk=alert.pk)
+
+
+def test_alerts_of_a_pool_that_fire_together_are_told_together(pool, channel):
+    other = create_pool("other", models=["m"])
+    firing(pool, since=0)
+    assert tell_due(at(9)) == 0
+    firing(pool, "load_skew", since=9)
+    firing(other, since=9)
+
+    assert tell_due(at(10)) == 2
+    assert told() == [("firing", 2)]
+    assert tell_due(at(19)) == 1
+    assert tell_due(at(20)) == 0
+    assert told() == [("firing", 2), ("firing", 1)]
+    payload = Notification.objects.order_by("number").first().payload
+    assert [one["labels"]["kind"] for one in payload["data"]["alerts"]] == ["hit_rate_drop", "load_skew"]
+
+
+def test_what_ends_before_it_was_told_is_never_told_of(pool, channel):
+    alert = firing(pool)
+    resolve(fresh(alert), at(5))
+
+    assert tell_due(at(60)) == 0
+    assert told() == []
+
+
+def test_an_alert_is_told_again_until_somebody_takes_it_and_after_they_let_go(pool, channel, olga):
+    alert = firing(pool)
+    update_rule(alert.rule, repeat_s=600)
+    for second in (10, 600, 610, 1210):
+        tell_due(at(second))
+    assert told() == [("firing", 1), ("repeated", 1), ("repeated", 1)]
+
+    acknowledge(fresh(alert), by=olga, why="looking")
+    assert tell_due(at(9000)) == 0
+    release(fresh(alert), by=olga)
+    tell_due(at(9000))
+    acknowledge(fresh(alert), by=olga)
+    assert [kind for kind, _ in told()] == [
+        "firing", "repeated", "repeated", "acknowledged", "repeated", "acknowledged",
+    ]  # fmt: skip
+    resolve(fresh(alert), at(9001))
+    tell_due(at(9001))
+    assert told()[-1] == ("resolved", 1)
+    assert moves(alert) == [
+        "told", "repeated", "repeated", "acknowledged", "released", "repeated", "acknowledged", "resolved", "end_told",
+    ]  # fmt: skip
+    assert Event.objects.filter(kind="alert_acknowledged", actor=olga).count() == 2
+    with pytest.raises(ConflictError):
+        acknowledge(fresh(alert), by=olga)
+
+
+def test_a_rule_that_is_told_once_is_told_once(pool, channel):
+    alert = firing(pool)
+    update_rule(alert.rule, repeat_s=0)
+    for second in (10, 100_000, 200_000):
+        tell_due(at(second))
+    assert told() == [("firing", 1)]
+    with pytest.raises(InvalidError):
+        update_rule(alert.rule, repeat_s=59)
+
+
+def silence(pool, /, *, until, **labels):
+    matchers = [{"label": name, "op": "=", "value": value} for name, value in labels.items()]
+    return create_silence(matchers=matchers, ends_at=at(until), comment="work", project=pool.project)
+
+
+def test_a_silenced_alert_is_told_if_it_still_fires_when_the_silence_ends(pool, channel):
+    with time_machine.travel(T0, tick=False):
+        silence(pool, until=600, pool="chat")
+    alert = firing(pool)
+
+    assert tell_due(at(599)) == 0
+    assert fresh(alert).muted["why"] == "silence"
+    assert tell_due(at(600)) == 1
+    assert moves(alert) == ["muted", "unmuted", "told"]
+
+
+def test_whoever_was_told_of_an_alert_is_told_of_its_end_though_it_is_silenced_meanwhile(pool, channel):
+    alert = firing(pool)
+    tell_due(at(10))
+    with time_machine.travel(T0, tick=False):
+        held = silence(pool, until=90_000, rule="Hit rate drop")
+    assert tell_due(at(50_000)) == 0
+    resolve(fresh(alert), at(50_001))
+    assert tell_due(at(50_001)) == 1
+    assert told() == [("firing", 1), ("resolved", 1)]
+    with time_machine.travel(at(50_002), tick=False):
+        assert end_silence(held).ends_at == at(50_002)
+
+
+def test_a_silence_reaches_its_own_project_alone(pool, channel):
+    elsewhere = create_pool("elsewhere", project=create_project("other"), models=["m"])
+    with time_machine.travel(T0, tick=False):
+        silence(elsewhere, until=600, kind="hit_rate_drop")
+    mine, theirs = firing(pool), firing(elsewhere)
+
+    assert tell_due(at(10)) == 1
+    assert (fresh(mine).muted, fresh(theirs).muted["why"]) == (None, "silence")
+
+
+@pytest.mark.parametrize(
+    ("matchers", "labels", "holds"),
+    [
+        ([("pool", "=", "chat")], {"pool": "chat"}, True),
+        ([("pool", "=", "chat"), ("replica", "!=", "r1")], {"pool": "chat", "replica": "r1"}, False),
+        ([("pool", "=", "chat"), ("replica", "!=", "r1")], {"pool": "chat"}, True),
+        ([("rule", "=~", "Hit.*")], {"rule": "Hit rate drop"}, True),
+        ([("rule", "=~", "rate")], {"rule": "Hit rate drop"}, False),  # the whole value
+        ([("rule", "=~", "(a+)+b")], {"rule": "a" * 100}, False),  # at once
+    ],
+)
+def test_matchers_compare_whole_labels_and_an_absent_one_is_empty(matchers, labels, holds):
+    given = [{"label": label, "op": op, "value": value} for label, op, value in matchers]
+    assert match_all(read_matchers(given), labels) is holds
+
+
+@pytest.mark.parametrize(
+    ("matchers", "path"),
+    [
+        ([], "$.matchers"),
+        ([{"label": "pool", "op": "=~", "value": ".*"}], "$.matchers"),  # everything
+        ([{"label": "pool", "op": "!=", "value": "x"}], "$.matchers"),
+        ([{"label": "colour", "op": "=", "value": "x"}], "$.matchers[0].label"),
+        ([{"label": "pool", "op": "<", "value": "x"}], "$.matchers[0].op"),
+        ([{"label": "pool", "op": "=~", "value": "("}], "$.matchers[0].value"),
+        ([{"label": "pool", "op": "=", "value": "x" * 201}], "$.matchers[0].value"),
+    ],
+)
+def test_a_silence_of_everything_or_of_nonsense_is_refused(matchers, path):
+    with pytest.raises(InvalidError) as caught:
+        read_matchers(matchers)
+    assert caught.value.faults[0].path == path
+
+
+def test_a_preview_names_what_a_silence_would_be_for(pool):
+    one, _ = firing(pool), firing(pool, "replica_down", subject="r1")
+    among = Alert.objects.select_related("pool", "rule")
+    found = matched([{"label": "kind", "op": "=", "value": "hit_rate_drop"}], project=pool.project, among=among)
+    assert found == [one]
+
+
+@pytest.mark.parametrize("source", INHIBITED_BY)
+def test_what_explains_an_alert_keeps_it_from_being_told(pool, channel, source):
+    other = create_pool("other", models=["m"])
+    alerts = {kind: firing(pool, kind) for kind in KINDS}
+    elsewhere = firing(other)
+    for kind in INHIBITED_BY.keys() - {source}:
+        resolve(fresh(alerts.pop(kind)), at(1))
+
+    tell_due(at(10))
+
+    muted = {kind for kind, alert in alerts.items() if fresh(alert).muted}
+    assert muted == INHIBITED_BY[source] & alerts.keys()
+    assert fresh(elsewhere).muted is None
+    resolve(fresh(alerts[source]), at(20))
+    tell_due(at(21))
+    assert not any(fresh(alert).muted for alert in alerts.values() if fresh(alert).state == "firing")
+
+
+def test_a_replica_that_is_down_explains_the_gap_of_that_replica_alone(pool, channel):
+    firing(pool, "replica_down", subject="r1")
+    gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]
+    tell_due(at(10))
+    assert [bool(fresh(gap).muted) for gap in gaps] == [True, False]
+
+
+def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel):
+    """H18"""
+    alert = firing(pool)
+    cold = {"restarted": ["r1"], "warm_at": at(300).isoformat()}
+    tell_due(at(10), {alert.pk: Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6, figures=cold)})
+    assert fresh(alert).muted["why"] == "restart"
+    tell_due(at(15))  # no verdict this time
+    assert fresh(alert).muted["why"] == "restart"
+    tell_due(at(20), {alert.pk: Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6)})  # it is no longer its alone
+    assert told() == [("firing", 1)]
+
+
+def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(pool, channel, monkeypatch):
+    """R16: the claim and the messages are one transaction."""
+    alert = firing(pool)
+
+    def killed(*_, **__):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(telling, "enqueue", killed)
+        with pytest.raises(SystemExit):
+            tell_due(at(10))
+    assert (fresh(alert).told_at, told()) == (None, [])
+    assert tell_due(at(15)) == 1
+    assert told() == [("firing", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_evaluators_tell_each_transition_once():
+    """R17, without the lock that normally keeps the others out."""
+    pool = create_pool("race")
+    create_channel("ops", config={"url": "https://hooks.example/x"})
+    alerts = [firing(pool), firing(pool, "load_skew")]
+    for second, end in ((10, False), (20_000, False), (30_000, True)):
+        if end:
+            for alert in alerts:
+                resolve(fresh(alert), at(second))
+        start = threading.Barrier(6)
+
+        def run(start=start, second=second):
+            try:
+                start.wait(timeout=10)
+                tell_due(at(second))
+            finally:
+                connections.close_all()
+
+        threads = [threading.Thread(target=run) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+
+    per_kind = {}
+    for kind, count in told():
+        per_kind[kind] = per_kind.get(kind, 0) + count
+    assert per_kind == {"firing": 2, "repeated": 2, "resolved": 2}
+    assert moves(alerts[0]).count("told") == 1

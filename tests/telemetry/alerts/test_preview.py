@@ -1,0 +1,200 @@
+"""What a rule would have done: on stored readings, and the same as what an evaluation did."""
+
+from datetime import timedelta
+
+import pytest
+import time_machine
+
+from controlplane.errors import InvalidError
+from controlplane.models import EventKind
+from controlplane.services.events import record_event
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.routers import announce
+from telemetry.alerts import pipeline
+from telemetry.alerts.history import engine_hours
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.replay import Point, replay, thinned
+from telemetry.alerts.telling import tell_due
+from telemetry.models import Alert, AlertRule, Notification
+from telemetry.services import previews
+from telemetry.services.alerts import create_rule, update_rule
+from telemetry.services.channels import create_channel
+from telemetry.services.explanations import explain_drops
+from telemetry.services.previews import preview_rule
+from telemetry.web.sketch import draw
+from tests.telemetry.alerts.pasts import past, window
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, route_reading, router_scraped
+
+pytestmark = pytest.mark.django_db
+SETTINGS = {"window_s": 60, "baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 120}
+
+
+def at(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def r1(pool):
+    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
+
+
+def minutes(replica, rates, *, start=0):
+    """A reading every 20 s, with one hit rate for each minute."""
+    for minute, rate in enumerate(rates):
+        for part in (20, 40, 60):
+            second = start + 60 * minute + part
+            engine_reading(replica, at(second), queries=20_000, hits=int(20_000 * rate), finished=40)
+
+
+DROPS = [0.8] * 10 + [0.2] * 3 + [0.8] * 6 + [0.1] * 2 + [0.8] * 4
+
+
+def test_a_preview_counts_and_describes_each_time_that_a_rule_would_have_fired(pool, r1):
+    minutes(r1, DROPS)
+    with time_machine.travel(at(60 * len(DROPS)), tick=False):
+        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
+
+    assert found.sentence == "Would have fired 2 times in the last 28 min."
+    second, first = found.episodes
+    assert (first.started_at, first.fired_at, first.ended_at) == (at(660), at(670), at(900))
+    assert (first.worst.value, second.worst.value) == pytest.approx((0.2, 0.1))
+    assert [point.value for point in found.points if point.at == at(660)] == [pytest.approx(0.2)]
+
+
+def test_a_preview_fires_where_the_evaluation_did(pool, r1):
+    """The same code: every moment that the preview judges is judged by the pipeline as well."""
+    minutes(r1, DROPS)
+    rule = update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings=SETTINGS)
+    for minute in range(1, len(DROPS) + 1):
+        for second in (60 * minute, 60 * minute + 10):
+            (one,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
+            pipeline.evaluate([one], at(second))
+    lived = list(Alert.objects.order_by("pk").values_list("started_at", flat=True))
+    with time_machine.travel(at(60 * len(DROPS)), tick=False):
+        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
+
+    assert [one.started_at for one in reversed(found.episodes)] == lived
+
+
+def test_this_hour_of_past_days_is_read_from_the_database(pool, r1):
+    engine_hours.cache_clear()
+    for day in (1, 2, 3):
+        engine_reading(r1, at(1800) - timedelta(days=day), queries=100_000, hits=30_000, finished=100)
+    minutes(r1, [0.8] * 10 + [0.25])
+    with time_machine.travel(at(660), tick=False):
+        usual = preview_rule(pool, kind="hit_rate_drop", settings={**SETTINGS, "days": 3}, days=0.008)
+        recent = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.008)
+
+    assert (usual.fired, recent.fired) == (0, 1)
+    rule = update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "days": 3})
+    (one,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
+    pipeline.evaluate([one], at(660))
+    assert one.verdict["figures"]["baseline_of"] == "days"
+    assert one.verdict["baseline"] == pytest.approx(0.3)
+
+
+def test_a_preview_is_bounded_and_says_how_far_it_looked(pool, r1, monkeypatch):
+    minutes(r1, DROPS)
+    monkeypatch.setattr(previews, "MOST_STEPS", 5)
+    with time_machine.travel(at(60 * len(DROPS)), tick=False):
+        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS)
+
+    assert found.is_shorter
+    assert (found.end - found.start).total_seconds() == 300
+    assert sum(found.answers.values()) == 5
+
+
+def test_what_has_no_stored_past_has_no_preview_and_says_so(pool):
+    found = preview_rule(pool, kind="rollout_stuck", settings={})
+    assert "No history is kept" in found.sentence
+    assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ({"kind": "colour"}, "$.kind"),
+        ({"settings": {"drop_points": 0}}, "$.settings.drop_points"),
+        ({"days": 31}, "$.days"),
+        ({"group": "nobody"}, "$.group"),
+        ({"kind": "load_skew", "group": "coding"}, "$.group"),
+    ],
+)
+def test_a_preview_refuses_what_a_rule_would_be_refused_for(pool, asked, path):
+    with pytest.raises(InvalidError) as caught:
+        preview_rule(pool, **{"kind": "hit_rate_drop", "settings": {}, **asked})
+    assert caught.value.faults[0].path == path
+
+
+def test_every_source_of_a_rule_is_read_from_what_the_scraper_stores(pool, r1):
+    """One past with everything in it; each kind finds its figures there."""
+    create_task_group(pool, "coding")
+    router = announce(name="router-1", boot="b", admin_url="http://10.0.0.9:8081")
+    for second in range(20, 301, 20):
+        engine_reading(
+            r1, at(second), queries=20_000, hits=10_000, finished=60, preemptions=4, gauges={"kv_usage_ratio": 0.5}
+        )
+        router_scraped(router, at(second))
+        route_reading(router, at(second), group="coding", ttft={200: 20})
+        route_reading(
+            router, at(second), group="coding", requests=20, ok_requests=20, usage_reported=20, prompt_tokens=20_000,
+            cached_tokens=4000, predicted_tokens=18_000, predicted_prompt_tokens=20_000, predicted_cached_tokens=4000,
+        )  # fmt: skip
+    rules = [
+        create_rule(pool, name="floor", kind="hit_rate_floor", group="coding", settings={"min_requests": 5}),
+        create_rule(pool, name="gap", kind="prediction_gap"),
+        create_rule(pool, name="kv", kind="kv_pressure"),
+        create_rule(pool, name="slow", kind="ttft_objective", group="coding", settings={"long_s": 600}),
+        create_rule(pool, name="stuck", kind="rollout_stuck"),
+        create_rule(pool, name="lag", kind="evaluator_lag", settings={"behind_s": 30}),
+    ]
+    pipeline.evaluate(rules, at(300))
+
+    said = {rule.name: (rule.verdict["answer"], rule.verdict["value"]) for rule in rules}
+    assert said["floor"] == ("breach", pytest.approx(0.2))
+    assert said["gap"] == ("breach", pytest.approx(0.7))
+    assert said["kv"] == ("breach", pytest.approx(12.0))
+    assert said["slow"] == ("breach", 1.0)
+    assert (said["stuck"][0], said["lag"]) == ("breach", ("ok", 0.0))
+    assert set(Alert.objects.values_list("subject", flat=True)) == {"", "r1"}
+
+
+def test_a_firing_drop_is_explained_once_in_three_minutes_and_told_with_its_causes(pool, r1):
+    create_channel("ops", config={"url": "https://hooks.example/x"})
+    minutes(r1, DROPS[:12])
+    restarted = "Replica r1 restarted; its cache is cold."
+    record_event(EventKind.REPLICA_RESTARTED, restarted, pool=pool, replica=r1, at=at(600))
+    rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
+    alert = Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=at(660), last_breach_at=at(660), fired_at=at(670)
+    )
+    assert [explain_drops(at(second)) for second in (680, 859, 860)] == [1, 0, 1]
+    alert.refresh_from_db()
+    assert alert.explained_at == at(860)
+    assert alert.causes[0]["kind"] == "replica_restarted"
+    assert set(alert.causes[0]) == {"kind", "confidence", "summary", "evidence", "advice"}
+    assert alert.steps.get().move == "explained"
+    tell_due(at(861))
+    assert Notification.objects.get().payload["data"]["causes"] == alert.causes
+
+
+def test_a_drawing_has_a_line_for_each_stretch_and_a_band_for_each_time_it_fired():
+    kind = KINDS["hit_rate_floor"]
+    rates = [0.8, 0.8, None, 0.2, 0.2, 0.8]
+    windows = [window(rate) if rate is not None else window(None, queries=0) for rate in rates]
+    seen = past(300, count=6, windows={"": windows})
+    found = replay(kind, kind.read({"keep_firing_s": 0}), seen)
+
+    sketch = draw(found.points, found.episodes, seen.start, T0, sentence="s")
+
+    assert (len(sketch.values), len(sketch.bands)) == (2, 1)
+    assert draw([], [], seen.start, T0, sentence="s") is None
+
+
+def test_thinning_keeps_what_is_farthest_beyond_the_limit():
+    points = [Point(at(number), 0.1 if number == 57 else 0.6, 0.5) for number in range(100)]
+    kept = thinned(points, 10)
+    assert len(kept) == 10
+    assert 0.1 in [point.value for point in kept]
