@@ -10,7 +10,7 @@ from django.utils import timezone
 from telemetry.collecting import collect
 from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
-from telemetry.services import evaluation, guards, outbox
+from telemetry.services import curves, evaluation, guards, outbox, replays
 from telemetry.storage import partitions
 from telemetry.storage.rollups import roll
 
@@ -48,6 +48,13 @@ def read_metrics_servers() -> None:
 def ask_versions() -> None:
     """Ask replicas which version of their engine they run."""
     versions.ask_versions(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def compute_ladders() -> None:
+    """Replay what was decided since, and say what more room would bring."""
+    replays.replay_pools(timezone.now())
+    curves.update_curves(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

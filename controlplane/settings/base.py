@@ -168,6 +168,7 @@ CELERY_BEAT_SCHEDULE = {
     "versions": _every("telemetry.tasks.ask_versions", 30),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
+    "ladders": _every("telemetry.tasks.compute_ladders", 60),
     "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "rollups": _every("telemetry.tasks.roll_up_readings", 30),

@@ -6,6 +6,7 @@ from telemetry.models.alert_step import AlertMove, AlertStep
 from telemetry.models.bucket_layout import BucketLayout
 from telemetry.models.channel import Channel
 from telemetry.models.decision import Decision, DecisionCursor
+from telemetry.models.ladder import CapacityCurve, LadderBin, ReplayState
 from telemetry.models.metrics_server import MetricsServer, ReadPool
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.models.reading import Reading, RouterReading
@@ -21,17 +22,20 @@ __all__ = [
     "AlertState",
     "AlertStep",
     "BucketLayout",
+    "CapacityCurve",
     "Channel",
     "Decision",
     "DecisionCursor",
     "DeliveryAttempt",
     "Health",
+    "LadderBin",
     "MetricsServer",
     "Notification",
     "NotificationKind",
     "NotificationState",
     "ReadPool",
     "Reading",
+    "ReplayState",
     "RollupRepair",
     "RollupState",
     "RouterReading",

@@ -9,6 +9,7 @@ SCRAPE = 0x7770_7363_7270_0000  # and the number of a shard; any numbers that no
 EVALUATE = 0x7770_616C_7274
 GUARD = 0x7770_6775_6172
 ROLLUP = 0x7770_726F_6C75
+LADDER = 0x7770_0002_0000_0000  # and a pool's
 COLLECT = 0x7770_0001_0000_0000  # and a router's id added: one lock each
 _METRICS_SERVERS = 0x7770_6D73_0000_0000  # and the server's number
 

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs
+    "ladder": "tests.benchmarks.ladder",  # what replaying five minutes of decisions takes
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
     "soak": "tests.benchmarks.soak",  # goals that need time or numbers, judged; not among "all"

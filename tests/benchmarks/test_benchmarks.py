@@ -8,7 +8,7 @@ from routing.core.types import Reason
 from routing.schema import PrefixHashSettings, Settings
 from routing.strategies.registry import STRATEGIES
 from telemetry.metrics.engine import read_replica
-from tests.benchmarks import quality
+from tests.benchmarks import ladder, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import replicas, scrape
@@ -81,3 +81,16 @@ def test_the_jitter_is_shown_beside_its_goal() -> None:
 
     assert "2.00 ms of CPU a scrape,   20 % of a core" in lines[1]
     assert "most   2.0%   goal under 10%" in lines[2]
+
+
+def test_the_ladder_benchmark_replays_what_was_sampled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ladder, "REQUESTS", 600)
+    monkeypatch.setattr(ladder, "SECONDS", 3)
+    assert main(["ladder"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:8].strip().isdecimal()]
+    assert [(int(row[0]), int(row[1])) for row in rows] == [
+        (replicas, budget) for replicas in ladder.FLEETS for budget in ladder.BUDGETS
+    ]
+    assert all(0 < float(row[3]) <= float(row[1]) and float(row[4]) > 0 for row in rows)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
+
+from controlplane.models import Router
+from telemetry.collecting.page import Page
+from telemetry.collecting.record import Progress, record_page
+from telemetry.lab.chains import Request
+from telemetry.models import DecisionCursor
 from tests.fakes.fake_metrics_server import Answer, text
 from tests.telemetry.conftest import T0
 
@@ -90,3 +98,33 @@ class FakeRing:
 def said(page: Any) -> Answer:
     """Any answer."""
     return text(json.dumps(page), "application/json")
+
+
+def store(requests: Iterable[Request], *, pool: str = "chat", boot: str = "b1") -> None:
+    """Let a router have told of these requests, and have them stored as they are when they are collected."""
+    router, _ = Router.objects.get_or_create(
+        name="r", defaults={"admin_url": "http://127.0.0.1:1", "boot": "b1", "last_seen_at": T0}
+    )
+    cursor, _ = DecisionCursor.objects.get_or_create(router=router, defaults={"boot": boot})
+    told = [_told(one, cursor.seq + number, pool) for number, one in enumerate(requests, 1)]
+    page = Page(boot, cursor.seq + len(told), 0, [msgspec.Raw(json.dumps(one).encode()) for one in told])
+    ratio = min((one.sample_ratio for one in requests), default=1.0)
+    record_page(Progress(router, cursor, len(told), 0), page, ratio=ratio, now=T0 + timedelta(hours=2))
+
+
+def _told(one: Request, seq: int, pool: str) -> dict[str, Any]:
+    return decision(
+        seq,
+        datetime.fromtimestamp(one.at_s, UTC),
+        pool=pool,
+        group=one.group,
+        replica=one.replica,
+        blocks=[f"{block:016x}" for block in one.blocks],
+        positions=one.positions,
+        block_count=one.block_count,
+        hash_tokens=one.hash_tokens,
+        prompt_tokens_estimate=one.estimate_tokens,
+        prompt_tokens=one.prompt_tokens,
+        cached_tokens=one.cached_tokens,
+        block_tokens=one.block_tokens,
+    )

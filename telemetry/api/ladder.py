@@ -1,0 +1,144 @@
+"""``/ladder``: how far a pool's hit rate is from what could be reached, and what is lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.api.exchange import Exchange
+from controlplane.api.fields import ByName
+from controlplane.models import Pool
+from telemetry.api.serializers import window_of
+from telemetry.lab.ladder import Ladder
+from telemetry.lab.words import LOSSES, doubts, sentence
+from telemetry.models import CapacityCurve
+from telemetry.services.ladders import curve_of, ladder_of, ladders_by_group
+
+
+class LadderQuery(serializers.Serializer[Any]):
+    """What ``/ladder`` is asked with. Without ``from`` the last hour; ``group`` "" asks for requests of no group."""
+
+    pool = ByName(queryset=Pool.objects.all())
+    group = serializers.CharField(required=False, allow_blank=True)
+    to = serializers.DateTimeField(required=False)
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """``from`` is no name that a class body could use."""
+        return {**super().get_fields(), "from": serializers.DateTimeField(required=False)}
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Make the window of it."""
+        return {**attrs, "window": window_of(attrs)}
+
+
+class TermSerializer(serializers.Serializer[Any]):
+    """One rung: ``tokens`` of the prompts, null where unknown."""
+
+    term = serializers.CharField()
+    tokens = serializers.FloatField(allow_null=True)
+    ratio = serializers.FloatField(allow_null=True)
+
+
+class LossSerializer(serializers.Serializer[Any]):
+    """One step down, with what to do about it."""
+
+    key = serializers.ChoiceField(choices=list(LOSSES))
+    tokens = serializers.FloatField()
+    ratio = serializers.FloatField()
+    about = serializers.CharField()
+    advice = serializers.CharField()
+
+
+class LadderSerializer(serializers.Serializer[Any]):
+    """A ladder. ``doubt_ratio`` is the standard error that sampling leaves, ``notes`` what else keeps it from being exact."""
+
+    group = serializers.CharField(allow_null=True)
+    sentence = serializers.CharField()
+    requests = serializers.IntegerField()
+    prompt_tokens = serializers.FloatField()
+    sample_ratio = serializers.FloatField()
+    doubt_ratio = serializers.FloatField(allow_null=True)
+    reported_ratio = serializers.FloatField()
+    terms = TermSerializer(many=True)
+    losses = LossSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField())
+
+
+class CapacityPointSerializer(serializers.Serializer[Any]):
+    """Hit rates where each replica has ``multiple`` times its room."""
+
+    multiple = serializers.FloatField()
+    one = serializers.FloatField()
+    split = serializers.FloatField()
+    shared = serializers.FloatField()
+
+
+class CurveSerializer(serializers.Serializer[Any]):
+    """Hit rate against room, of the last hour's decisions."""
+
+    at = serializers.DateTimeField()
+    requests = serializers.IntegerField()
+    room_tokens = serializers.IntegerField(allow_null=True)
+    points = CapacityPointSerializer(many=True)
+    reason = serializers.CharField(allow_blank=True)
+
+
+class LadderAnswer(serializers.Serializer[Any]):
+    """Null without any decision in the window; groups by their tokens."""
+
+    pool = serializers.CharField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    ladder = LadderSerializer(allow_null=True)
+    groups = LadderSerializer(many=True)
+    curve = CurveSerializer(allow_null=True)
+
+
+class LadderView(Exchange):
+    """The hit-rate ladder."""
+
+    @extend_schema(parameters=[LadderQuery], responses=LadderAnswer)
+    def get(self, request: Request) -> Response:
+        """Terms from all that was reachable down to what was delivered, in bins of five minutes, and the losses between."""
+        query = LadderQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        asked: dict[str, Any] = query.validated_data
+        pool, window, group = asked["pool"], asked["window"], asked.get("group")
+        ladder = ladder_of(pool, window, group)
+        return Response(
+            {
+                "pool": pool.name,
+                "start": window.start,
+                "end": window.end,
+                "ladder": ladder and _shown(group, ladder),
+                "groups": [_shown(one.group, one.ladder) for one in ladders_by_group(pool, window)],
+                "curve": _curve(curve_of(pool)),
+            }
+        )
+
+
+def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
+    return {
+        "group": group,
+        "sentence": sentence(ladder),
+        "requests": ladder.requests,
+        "prompt_tokens": ladder.prompt_tokens,
+        "sample_ratio": ladder.sample_ratio,
+        "doubt_ratio": ladder.ratio(ladder.doubt_tokens),
+        "reported_ratio": ladder.reported_ratio,
+        "terms": [{"term": name, "tokens": value, "ratio": ladder.ratio(value)} for name, value in ladder.terms],
+        "losses": [
+            {**asdict(loss), "about": LOSSES[loss.key].about, "advice": LOSSES[loss.key].advice}
+            for loss in ladder.losses()
+        ],
+        "notes": doubts(ladder),
+    }
+
+
+def _curve(curve: CapacityCurve | None) -> dict[str, Any] | None:
+    return curve and {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
