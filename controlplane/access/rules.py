@@ -187,6 +187,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "api:audit-detail": {"GET": ADMIN},
     "telemetry-api:series": SEE,
     "telemetry-api:reconciliation": SEE,
+    "telemetry-api:ladder": SEE,
     **_named("telemetry-api:alert-rule", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
     "telemetry-api:alert-rule-preview": {"POST": OPERATOR},  # changes nothing, and costs something
     **_named("telemetry-api:alert", _resource()),

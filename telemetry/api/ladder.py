@@ -55,7 +55,7 @@ class LossSerializer(serializers.Serializer[Any]):
 
 
 class LadderSerializer(serializers.Serializer[Any]):
-    """A ladder. ``doubt_ratio`` is the standard error that sampling leaves, ``notes`` what else keeps it from being exact."""
+    """A ladder. ``doubt_ratio`` is the standard error that sampling leaves; ``notes``: what else makes it inexact."""
 
     group = serializers.CharField(allow_null=True)
     sentence = serializers.CharField()
@@ -104,7 +104,7 @@ class LadderView(Exchange):
 
     @extend_schema(parameters=[LadderQuery], responses=LadderAnswer)
     def get(self, request: Request) -> Response:
-        """Terms from all that was reachable down to what was delivered, in bins of five minutes, and the losses between."""
+        """From all that was reachable down to what was delivered, in bins of five minutes, and what is lost between."""
         query = LadderQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         asked: dict[str, Any] = query.validated_data
@@ -141,4 +141,6 @@ def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
 
 
 def _curve(curve: CapacityCurve | None) -> dict[str, Any] | None:
-    return curve and {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
+    if curve is None:
+        return None
+    return {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}

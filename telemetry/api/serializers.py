@@ -122,15 +122,20 @@ class SeriesQuery(serializers.Serializer[Any]):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Make the window of it."""
-        end = attrs.get("to") or timezone.now()
-        try:
-            start = attrs.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
-        except OverflowError:
-            raise serializers.ValidationError({"to": "expected a later time"}) from None
-        length_s = (end - start).total_seconds()
-        if length_s <= 0:
-            raise serializers.ValidationError({"to": "expected a time after from"})
-        step_s = attrs.get("step") or choose_step(length_s, points=POINTS)
-        if length_s / step_s > MOST_POINTS:
-            raise serializers.ValidationError({"step": f"more than {MOST_POINTS} points; expected a longer step"})
-        return {**attrs, "window": Window(start, end, step_s)}
+        return {**attrs, "window": window_of(attrs)}
+
+
+def window_of(asked: dict[str, Any]) -> Window:
+    """The window of a query's ``from``, ``to`` and ``step``; ValidationError for one that makes no sense."""
+    end = asked.get("to") or timezone.now()
+    try:
+        start = asked.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
+    except OverflowError:
+        raise serializers.ValidationError({"to": "expected a later time"}) from None
+    length_s = (end - start).total_seconds()
+    if length_s <= 0:
+        raise serializers.ValidationError({"to": "expected a time after from"})
+    step_s = asked.get("step") or choose_step(length_s, points=POINTS)
+    if length_s / step_s > MOST_POINTS:
+        raise serializers.ValidationError({"step": f"more than {MOST_POINTS} points; expected a longer step"})
+    return Window(start, end, step_s)

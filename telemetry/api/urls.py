@@ -4,6 +4,7 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from . import alert_viewsets, viewsets
+from .ladder import LadderView
 from .metrics_servers import MetricsServerViewSet
 from .reconciliation import ReconciliationView
 
@@ -19,5 +20,6 @@ app_name = "telemetry-api"
 urlpatterns = [
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
+    path("ladder", LadderView.as_view(), name="ladder"),
     path("", include(router.urls)),
 ]

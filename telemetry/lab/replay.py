@@ -6,9 +6,9 @@ replica that holds at least half of the prompt, else the one whose room was fill
 replica with the placement that happened. A request's blocks count as held from the moment it is placed.
 
 Room is counted in sampled blocks: the engine's tokens, by the estimated tokens of a hash, by how many real tokens an
-estimated one turned out to be, times the sampled part. The part falls when a request comes with a smaller one, or when
-there are more than ``MAX_ENTRIES`` blocks to remember (the fixed-size form of SHARDS); then every model drops the
-blocks beyond it. It never rises in a replay's life: what was left out before would look new.
+estimated one turned out to be, times the sampled part. The part falls when a request comes with a smaller one, and
+when there are more than ``MAX_ENTRIES`` blocks to remember (fixed-size SHARDS) or ``MOST_BLOCKS`` to replay;
+then every model drops the blocks beyond it. It never rises in a replay's life: what was left out before would look new.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from telemetry.lab.chains import HASHES, Request, depth, thinned
 from telemetry.lab.ladder import TERMS, Sums
 
 MAX_ENTRIES = 65_536  # of each of the four models
+MOST_BLOCKS = 300_000  # in all prompts of a window, sampled: a replay of so many takes a second
 HORIZON_S = 12 * 3600.0  # after one or two of which not even a cache that never forgets counts
 KEEP_RATIO = 0.5  # of a prompt that a replica holds: placement of our own goes there
 FADE = 0.9  # of what was learned about real tokens, at each new window
@@ -56,13 +57,17 @@ class Replay:
         self._set_rooms(rooms)
 
     def learn(self, requests: Iterable[Request]) -> None:
-        """How long prompts are in the engines' tokens, of those whose answers told."""
+        """See a window's requests before they are placed: how long prompts are, in the engines' tokens and together."""
         self.estimated, self.counted = FADE * self.estimated, FADE * self.counted
+        blocks = 0
         for request in requests:
+            blocks += request.block_count
             self.hash_tokens = request.hash_tokens
             if request.prompt_tokens and request.estimate_tokens:
                 self.estimated += request.estimate_tokens
                 self.counted += request.prompt_tokens
+        while blocks * self.ratio > MOST_BLOCKS:
+            self.thin(self.ratio / 2)
         self.resize(self.rooms)
 
     def add(self, request: Request, sums: Sums) -> None:

@@ -40,7 +40,7 @@ LOSSES = {
         "splitting",
         "Split by replica",
         "The same openings lie in several replicas' caches and leave less room there for others.",
-        "A shared tier brings these back; or give task groups replicas of their own, so that each replica holds fewer openings.",
+        "A shared tier brings these back; or give task groups replicas of their own, so each holds fewer openings.",
         "task-groups",
     ),
     "index": Words(
@@ -54,8 +54,8 @@ LOSSES = {
         "load",
         "Load",
         "Another replica held more of the prompt than the one that was chosen.",
-        "With a strategy that knows caches this is the price of balance: add replicas, or lower its weight for load. With "
-        "one that does not, choose one that does.",
+        "With a strategy that asks what caches hold it is the price of balance: add replicas, or lower its weight for "
+        "load. With one that does not ask, such as round_robin, choose one that does.",
         "policies",
     ),
     "stale": Words(
@@ -80,7 +80,7 @@ def worth_saying(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def sentence(ladder: Ladder) -> str:
-    """The ladder in one sentence. "Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading.\""""
+    """The ladder in one sentence, such as: Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading."""
     reachable, delivered = ladder.ratio(ladder.reachable), ladder.ratio(ladder.delivered)
     if reachable is None:
         return "Nothing was asked in this range."
@@ -111,7 +111,7 @@ def doubts(ladder: Ladder) -> list[str]:
     if ladder.sample_ratio < 1 and ladder.prompt_tokens:
         off = 200 * ladder.doubt_tokens / ladder.prompt_tokens
         found.append(
-            f"One block hash in {1 / ladder.sample_ratio:.0f} was replayed: terms may be off by {off:.1f} points (95 %)."
+            f"One block hash in {1 / ladder.sample_ratio:.0f} was replayed: terms may be {off:.1f} points off (95 %)."
         )
     if ladder.delivered is None:
         found.append("No answer reported cached tokens: see --enable-prompt-tokens-details of vLLM.")

@@ -17,13 +17,13 @@ from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Min
+from django.db.models import Min, Sum
 from django.db.models.functions import Length
 
 from controlplane.models import Pool, Replica, ReplicaState
 from telemetry.lab.chains import Request
 from telemetry.lab.ladder import ADDED, Sums, settled
-from telemetry.lab.replay import MAX_ENTRIES, Replay
+from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS, Replay
 from telemetry.lab.state import StateError, dump, load
 from telemetry.models import DecisionCursor, LadderBin, ReplayState
 from telemetry.storage import decisions
@@ -120,8 +120,12 @@ def _can_be_finer(pool: Pool, newest: ReplayState, now: datetime) -> bool:
     if newest.at.minute:
         return False
     bins = LadderBin.objects.filter(pool=pool, at__gte=now - REBUILD).aggregate(ratio=Min("sample_ratio"))
-    told = DecisionCursor.objects.filter(router__lost_at=None).aggregate(ratio=Min("sample_ratio"))
+    told = DecisionCursor.objects.filter(router__lost_at=None).aggregate(
+        ratio=Min("sample_ratio"), blocks_per_s=Sum("blocks_per_s")
+    )
     if bins["ratio"] is None or told["ratio"] is None or told["ratio"] < FINER * bins["ratio"]:
+        return False
+    if told["blocks_per_s"] * BIN.total_seconds() * FINER * bins["ratio"] > MOST_BLOCKS:
         return False
     sized = ReplayState.objects.filter(pk=newest.pk).annotate(size=Length("state")).values_list("size", flat=True)
     return int(sized[0]) * FINER < BLOCK_BYTES * MAX_ENTRIES

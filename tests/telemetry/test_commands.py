@@ -23,6 +23,7 @@ TASKS = (
     tasks.read_metrics_servers,
     tasks.ask_versions,
     tasks.collect_decisions,
+    tasks.compute_ladders,
     tasks.evaluate_alerts,
     tasks.judge_rollouts,
     tasks.deliver_notifications,

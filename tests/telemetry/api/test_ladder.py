@@ -1,0 +1,48 @@
+"""``/api/v1/ladder``: a pool's ladder as JSON, for whoever may see the pool."""
+
+import pytest
+
+from controlplane.services.fleet.pools import create_pool
+from telemetry.services.curves import update_curve
+from telemetry.services.replays import replay_pools
+from tests.telemetry.conftest import T0
+from tests.telemetry.decisions import store
+from tests.telemetry.lab.traces import traffic
+from tests.telemetry.services.test_ladders import at, fleet, spread  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def url() -> str:
+    return "/api/v1/ladder?from={}&to={}".format(*(it.isoformat().replace("+", "%2B") for it in (T0, at(60))))
+
+
+def test_terms_losses_groups_and_curve(api, fleet, url, django_assert_max_num_queries):  # noqa: F811
+    store(spread(traffic(900, placed="random")))
+    replay_pools(at(30))
+    update_curve(fleet, at(30))
+
+    with django_assert_max_num_queries(10):
+        body = api.get(f"{url}&pool=chat").json()
+
+    ladder = body["ladder"]
+    assert [term["term"] for term in ladder["terms"]] == [
+        *("reachable", "capacity", "split", "best", "predicted", "delivered"),
+    ]
+    assert ladder["sentence"].startswith("Of ")
+    assert ladder["requests"] == 900 == sum(one["requests"] for one in body["groups"])
+    lost = sum(loss["tokens"] for loss in ladder["losses"])
+    assert lost + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)
+    assert all(loss["advice"] for loss in ladder["losses"])
+    assert [point["multiple"] for point in body["curve"]["points"]] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert api.get(f"{url}&pool=chat&group=g1").json()["ladder"]["requests"] < 900
+    assert api.get(f"{url}&pool=chat&group=").json()["ladder"] is None
+
+
+def test_nothing_decided_is_null_and_a_pool_that_is_not_there_is_refused(api, url):
+    create_pool("idle")
+    body = api.get(f"{url}&pool=idle").json()
+    assert (body["ladder"], body["groups"], body["curve"]) == (None, [], None)
+    assert api.get(f"{url}&pool=other").status_code == 422
+    assert api.get(url).status_code == 422
