@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('controlplane', '0017_pool_warm_up'),
-        ("telemetry", "0008_decisions"),
+        ("telemetry", "0013_refused_readings"),
     ]
 
     operations = [
