@@ -25,6 +25,11 @@ PROBLEM = {
         "request_id": {"type": ["string", "null"]},
         "etag": {"type": "string", "description": "Of 412: the present version."},
         "current": {"description": "Of 412: the object as it is now."},
+        "meanwhile": {
+            "type": ["array", "null"],
+            "items": {"$ref": "#/components/schemas/Difference"},
+            "description": "Of 412: what others changed since the version in If-Match; null where that is not known.",
+        },
         "changes": {
             "type": "array",
             "description": "Of 412: what yours would change of it.",

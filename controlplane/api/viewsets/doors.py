@@ -17,9 +17,11 @@ from rest_framework.utils.serializer_helpers import ReturnDict
 from controlplane.access.scope import visible
 from controlplane.api import conditions
 from controlplane.api.differences import differences
+from controlplane.api.earlier import earlier_version
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
 from controlplane.api.exchange import Exchange
 from controlplane.api.permissions import asker
+from controlplane.services.audit.log import recent_changes
 
 Row = TypeVar("Row", bound=Model)
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
@@ -86,7 +88,20 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
         if not conditions.is_asked_for(request):
             raise PreconditionRequired
         if not conditions.still_matches(request, now["etag"]):
-            raise ChangedMeanwhile(etag=now["etag"], current=now, changes=_overwritten(now, request.data))
+            changes = _overwritten(now, request.data)
+            raise ChangedMeanwhile(etag=now["etag"], current=now, changes=changes, meanwhile=self._meanwhile(now))
+
+    def _meanwhile(self, now: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What others did since the version that the client has; None where that is not known."""
+
+        def is_it(state: Mapping[str, Any]) -> bool:
+            return conditions.still_matches(self.request, conditions.tag_of(state, self.observed))
+
+        had = earlier_version(now, recent_changes(), is_it)
+        if had is None:
+            return None
+        shown = {name: value for name, value in now.items() if name not in {*self.observed, "etag"}}
+        return differences({name: had[name] for name in shown}, shown)
 
     def _locked(self, request: Request) -> Row:
         """The row that the address names, locked as its service will lock it; 404, 403 before anything else."""

@@ -23,6 +23,8 @@ from controlplane.models import AuditEntry
 from controlplane.models.audit_entry import SAID
 from controlplane.origin import present_origin
 
+MOST_RECENT = 200
+Change = tuple[Any, Any]  # what a thing was before and after it; None for what was not, or is not known
 FIRST = "0" * 64  # what the first entry holds in place of a digest
 _LOCK = 0x41554449  # "AUDI"
 
@@ -90,6 +92,11 @@ def verify_chain() -> tuple[int, str]:
             raise BrokenChainError(f"Entry {number} was altered: {entry.summary}")
         previous = entry.digest
     return number, previous
+
+
+def recent_changes() -> list[Change]:
+    """The newest changes, newest first: at most 200, in a query."""
+    return list(AuditEntry.objects.order_by("-number").values_list("before", "after")[:MOST_RECENT])
 
 
 def _in_order() -> Iterator[AuditEntry]:

@@ -63,9 +63,41 @@ def test_who_was_overtaken_is_shown_what_it_is_now_and_may_go_on_from_there(scri
     refused = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": seen})
     assert (refused.status_code, refused.data["current"]["description"]) == (412, "a")
     assert refused.data["changes"] == [{"pointer": "#/description", "before": "a", "after": "b"}]
+    assert refused.data["meanwhile"] == [{"pointer": "#/description", "before": "", "after": "a"}]
     assert refused.data["etag"] == tag(script, "pools/default")
     again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": refused.data["etag"]})
     assert (again.status_code, again["ETag"]) == (200, tag(script, "pools/default"))
+
+
+@pytest.mark.django_db
+def test_all_that_others_did_since_is_shown_against_the_version_that_one_had(script, replica):
+    """Three changes of it, with others of its neighbours between them; and nothing where nobody knows."""
+    group = script.post(f"{ROOT}task-groups", {"pool": "default", "name": "agents"}).data
+    paths = {
+        "replicas/r1": {"weight": 9},
+        f"task-groups/{group['id']}": {"owner": "z"},
+        "pools/default": {"models": []},
+    }
+    seen = {path: tag(script, path) for path in paths}
+    for step in range(1, 4):
+        for path, body in (
+            ("replicas/r1", {"weight": step + 1}),
+            (f"task-groups/{group['id']}", {"owner": f"team {step}", "replicas": ["r1"] if step == 2 else []}),
+            ("pools/default", {"description": f"step {step}"}),
+        ):
+            assert script.patch(f"{ROOT}{path}", body, headers={"If-Match": "*"}).status_code == 200
+    meanwhile = {}
+    for path, body in paths.items():
+        refused = script.patch(f"{ROOT}{path}", body, headers={"If-Match": seen[path]})
+        assert refused.status_code == 412
+        meanwhile[path] = refused.data["meanwhile"]
+        stranger = script.patch(f"{ROOT}{path}", body, headers={"If-Match": '"0123456789abcdef01234567"'})
+        assert (stranger.status_code, stranger.data["meanwhile"]) == (412, None)
+    assert meanwhile == {
+        "replicas/r1": [{"pointer": "#/weight", "before": 1.0, "after": 4.0}],
+        f"task-groups/{group['id']}": [{"pointer": "#/owner", "before": "", "after": "team 3"}],
+        "pools/default": [{"pointer": "#/description", "before": "", "after": "step 3"}],
+    }
 
 
 @pytest.mark.django_db
