@@ -37,7 +37,7 @@ PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather t
 OLDEST = (3, 11)
 # Servers that others run, as Debian packages them: program -> package.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
-TEST_PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus"}
+TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager")} | {"promtool": "prometheus"}
 
 # Four processes at least: two of them mostly wait, for the live stack and for servers that are away. What each is
 # given: tests/side_by_side.py.

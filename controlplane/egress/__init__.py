@@ -1,14 +1,15 @@
-"""The one way out: every HTTP request that the control plane or telemetry makes goes through here.
+"""The one way out: every request that the control plane or telemetry makes goes through here, and every mail.
 
 A URL may come from a person or a router, so each connection is guarded: the host is resolved once, every address it
 has is checked, and the connection is made to an address that was checked, with the host kept for ``Host`` and TLS.
 No redirect is followed, no proxy is taken from the environment, and no answer is longer than it may be.
 """
 
-from .addresses import Rules, fleet_rules, provider_rules, webhook_rules
+from .addresses import Rules, fleet_rules, mail_rules, provider_rules, webhook_rules
 from .client import Answer, AnswerTooLargeError, fetch, fetch_async, guarded_async_client, guarded_client
 from .sessions import guarded_session
-from .transport import EgressRefusedError, resolve, written_addresses
+from .sockets import guarded_socket
+from .transport import EgressRefusedError, resolve, system_tls, written_addresses
 
 __all__ = [
     "Answer",
@@ -21,8 +22,11 @@ __all__ = [
     "guarded_async_client",
     "guarded_client",
     "guarded_session",
+    "guarded_socket",
+    "mail_rules",
     "provider_rules",
     "resolve",
+    "system_tls",
     "webhook_rules",
     "written_addresses",
 ]

@@ -62,6 +62,8 @@ NOT_PUBLIC = _networks(
     "2620:4f:8000::/48",
     "3fff::/20",
 )
+WEB_PORTS = frozenset({80, 443, 8080, 8443})
+MAIL_PORTS = frozenset({25, 465, 587, 2525})
 PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 COMPATIBLE = ipaddress.IPv6Network("::/96")  # the deprecated ::1.2.3.4
@@ -71,11 +73,12 @@ COMPATIBLE = ipaddress.IPv6Network("::/96")  # the deprecated ::1.2.3.4
 class Rules:
     """Where requests of one purpose may go."""
 
-    networks: tuple[Network, ...]  # allowed though private
+    networks: tuple[Network, ...]  # allowed though private, at any port
     allow_public: bool
+    public_ports: frozenset[int] | None = None  # of public addresses; None: any
 
-    def refusal(self, text: str) -> str | None:
-        """Why an address is refused; None when it may be connected to."""
+    def refusal(self, text: str, port: int | None = None) -> str | None:
+        """Why an address is refused; None when it may be connected to, at this port where one is given."""
         try:
             faces = all_faces(ipaddress.ip_address(text))
         except ValueError:
@@ -84,9 +87,13 @@ class Rules:
             if _within(face, NEVER):
                 return f"{face} is link-local, multicast, unspecified or a metadata service"
         innermost = faces[-1]
-        if _within(innermost, self.networks) or (self.allow_public and is_public(innermost)):
+        if _within(innermost, self.networks):
             return None
-        return f"{innermost} is in no network that is allowed"
+        if not (self.allow_public and is_public(innermost)):
+            return f"{innermost} is in no network that is allowed"
+        if port is not None and self.public_ports is not None and port not in self.public_ports:
+            return f"port {port} is none of {', '.join(map(str, sorted(self.public_ports)))}"
+        return None
 
 
 def fleet_rules() -> Rules:
@@ -95,8 +102,13 @@ def fleet_rules() -> Rules:
 
 
 def webhook_rules() -> Rules:
-    """Webhooks: any public address, and ``WARMPATH_WEBHOOK_NETWORKS``."""
-    return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True)
+    """Webhooks: any public address at a port of the web, and ``WARMPATH_WEBHOOK_NETWORKS``."""
+    return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True, public_ports=WEB_PORTS)
+
+
+def mail_rules() -> Rules:
+    """Mail servers: any public address at a port of theirs, and ``WARMPATH_WEBHOOK_NETWORKS``."""
+    return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True, public_ports=MAIL_PORTS)
 
 
 def provider_rules() -> Rules:

@@ -50,11 +50,11 @@ def written_addresses(host: str) -> list[str]:
     return [str(entry[4][0]).partition("%")[0] for entry in found]
 
 
-def checked(host: str, addresses: Iterable[str], rules: Rules) -> list[str]:
-    """The addresses, if every one of them is allowed; EgressRefusedError otherwise."""
+def checked(host: str, addresses: Iterable[str], rules: Rules, port: int | None = None) -> list[str]:
+    """The addresses, if every one of them is allowed at this port; EgressRefusedError otherwise."""
     addresses = list(addresses)
     for address in addresses:
-        if reason := rules.refusal(address.partition("%")[0]):
+        if reason := rules.refusal(address.partition("%")[0], port):
             raise EgressRefusedError(f"{host} may not be reached: {reason}")
     if not addresses:
         raise httpcore.ConnectError(f"{host} has no address")
@@ -78,9 +78,9 @@ class GuardedTransport(httpx.HTTPTransport):
     def __init__(
         self, rules: Rules, resolver: Resolver, limits: httpx.Limits, tls: ssl.SSLContext | None = None
     ) -> None:
-        super().__init__(verify=_tls(), trust_env=False)
+        super().__init__(verify=system_tls(), trust_env=False)
         self._pool = httpcore.ConnectionPool(
-            ssl_context=tls or _tls(),
+            ssl_context=tls or system_tls(),
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
@@ -96,7 +96,7 @@ class GuardedAsyncTransport(httpx.AsyncHTTPTransport):
     """
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
-        super().__init__(verify=_tls(), trust_env=False)
+        super().__init__(verify=system_tls(), trust_env=False)
         self._pool = _OneEach(rules, resolver)
 
 
@@ -114,7 +114,7 @@ class _OneEach(httpcore.AsyncConnectionPool):
         headers = [(name, value) for name, value in request.headers if name.lower() != b"connection"]
         request.headers = [*headers, (b"Connection", b"close")]
         connection = httpcore.AsyncHTTPConnection(
-            request.url.origin, ssl_context=_tls(), network_backend=self.backend, keepalive_expiry=0
+            request.url.origin, ssl_context=system_tls(), network_backend=self.backend, keepalive_expiry=0
         )
         try:
             return await connection.handle_async_request(request)
@@ -141,13 +141,13 @@ class GuardedBackend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Connect to the first of the host's addresses that answers."""
         try:
-            found = _lookup(self.resolver, host, port).result(remaining(timeout))
+            found = lookup(self.resolver, host, port).result(remaining(timeout))
         except FutureTimeoutError:
             raise httpcore.ConnectTimeout(f"resolving {host} took too long") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
         failure: Exception = httpcore.ConnectError(host)
-        for address in checked(host, found, self.rules):
+        for address in checked(host, found, self.rules, port):
             try:
                 stream = self.inner.connect_tcp(address, port, remaining(timeout), local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
@@ -175,13 +175,13 @@ class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first of the host's addresses that answers."""
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(_lookup(self.resolver, host, port)), timeout)
+            found = await asyncio.wait_for(asyncio.wrap_future(lookup(self.resolver, host, port)), timeout)
         except TimeoutError:
             raise httpcore.ConnectTimeout(f"resolving {host} took too long") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
         failure: Exception = httpcore.ConnectError(host)
-        for address in checked(host, found, self.rules):
+        for address in checked(host, found, self.rules, port):
             try:
                 return await self.inner.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
@@ -218,11 +218,12 @@ class TimedStream(httpcore.NetworkStream):
         return self.inner.get_extra_info(info)
 
 
-def _lookup(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
+def lookup(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
+    """Every address of a host, found in a thread that nobody has to wait for."""
     return _lookups.submit(resolver, host, port)
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def system_tls() -> ssl.SSLContext:
     """Verifies certificates; ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may name authorities of the operator's own."""
     return httpx.create_ssl_context(trust_env=True)

@@ -77,6 +77,7 @@ class EventKind(models.TextChoices):
     METRICS_SERVER_CREATED = "metrics_server_created", "Metrics server added"
     METRICS_SERVER_CHANGED = "metrics_server_changed", "Metrics server changed"
     METRICS_SERVER_REMOVED = "metrics_server_removed", "Metrics server removed"
+    CHANNEL_DISABLED = "channel_disabled", "Channel disabled"
     ROUTER_JOINED = "router_joined", "Router joined"
     ROUTER_LOST = "router_lost", "Router lost"
     ROUTER_REMOVED = "router_removed", "Router removed"

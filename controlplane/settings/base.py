@@ -205,8 +205,9 @@ FLEET_NETWORKS = env.networks(
     "FLEET_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,fc00::/7"
 )
 DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # the folder whose files of targets may be read; "": none may
-# Private networks that webhooks may reach; public addresses are always allowed.
+# Private networks that alert channels may reach, at any port; public addresses are always allowed, at the usual ports.
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")
+PUBLIC_URL = env.text("PUBLIC_URL", "").rstrip("/")  # where people find this site, for links in messages; "": no links
 
 LOGGING = {
     "version": 1,

@@ -28,5 +28,6 @@ CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
 STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to be there
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
 WHITENOISE_AUTOREFRESH = DEBUG
+PUBLIC_URL = env.text("PUBLIC_URL", f"http://127.0.0.1:{env.text('WEB_PORT', '8000')}").rstrip("/")
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")
 OIDC_NETWORKS = env.networks("OIDC_NETWORKS", "127.0.0.0/8,::1/128")

@@ -15,5 +15,6 @@ CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens: a wake-up that r
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = True
+PUBLIC_URL = "https://warmpath.example"
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")
 OIDC_NETWORKS = env.networks("OIDC_NETWORKS", "127.0.0.0/8,::1/128")

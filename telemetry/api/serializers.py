@@ -9,7 +9,9 @@ from django.utils import timezone
 from rest_framework import serializers
 
 from controlplane.api.fields import ByName
+from controlplane.errors import SealBrokenError
 from controlplane.models import Pool
+from telemetry.channels.fields import Field
 from telemetry.channels.registry import KINDS
 from telemetry.metrics.windows import POINTS, Window, choose_step
 from telemetry.models import Channel, DeliveryAttempt, Notification
@@ -19,18 +21,61 @@ DEFAULT_LENGTH_S = 3600.0
 MOST_POINTS = 2000  # of one line
 
 
+class FieldSerializer(serializers.Serializer[Any]):
+    """One setting of a kind of channel."""
+
+    name = serializers.CharField()
+    label = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute is for form fields
+    help = serializers.CharField()
+    required = serializers.BooleanField()  # type: ignore[assignment]  # as above
+    secret = serializers.BooleanField(help_text="sealed, and never shown again")
+    default = serializers.JSONField(allow_null=True)
+    choices = serializers.SerializerMethodField()
+
+    def get_choices(self, field: Field) -> list[str]:
+        """The words that it may be; none where it is free."""
+        return [value for value, _ in field.choices]
+
+
+class ChannelKindSerializer(serializers.Serializer[Any]):
+    """A kind of channel and what its ``config`` may hold."""
+
+    name = serializers.CharField()
+    label = serializers.CharField()  # type: ignore[assignment]  # as above
+    about = serializers.CharField()
+    settings = FieldSerializer(source="fields", many=True)
+
+
 class ChannelSerializer(serializers.ModelSerializer[Channel]):
     """A channel; of its config only what is no secret."""
 
     config = serializers.SerializerMethodField()
+    matchers = serializers.ListField(child=serializers.CharField(), read_only=True)
+    owner = serializers.CharField(source="owner.username", read_only=True, allow_null=True, default=None)
 
     class Meta:
         model = Channel
-        fields: tuple[str, ...] = ("id", "name", "kind", "config", "enabled", "disabled_reason", "created_at")
+        fields: tuple[str, ...] = (
+            "id",
+            "name",
+            "kind",
+            "config",
+            "matchers",
+            "owner",
+            "enabled",
+            "disabled_reason",
+            "delivered_at",
+            "failed_at",
+            "error",
+            "created_at",
+        )
 
     def get_config(self, channel: Channel) -> dict[str, Any]:
-        """The host, and whether a secret is being changed."""
-        return public_config(channel)
+        """``target`` (where it leads, as far as that may be shown), what is no secret, and ``secrets`` that are set."""
+        try:
+            return public_config(channel)
+        except SealBrokenError:
+            return {"target": None, "secrets": []}
 
 
 class CreatedChannelSerializer(ChannelSerializer):
@@ -42,40 +87,67 @@ class CreatedChannelSerializer(ChannelSerializer):
         fields = (*ChannelSerializer.Meta.fields, "secret")
 
 
+class RotatedSecretSerializer(serializers.Serializer[Any]):
+    """The fresh secret: it is in this answer and nowhere else."""
+
+    secret = serializers.CharField()
+
+
+MATCHERS = (
+    "conditions that an alert's labels must all meet, such as severity=critical or pool!=lab-*; none: every alert"
+)
+
+
 class ChannelChange(serializers.Serializer[Any]):
     """What to change of a channel. Of ``config`` the fields given are changed, null takes one away."""
 
     name = serializers.CharField(max_length=100, required=False)
     config = serializers.DictField(required=False, write_only=True)
+    matchers = serializers.ListField(child=serializers.CharField(), required=False, help_text=MATCHERS)
     enabled = serializers.BooleanField(required=False)
 
 
 class ChannelInput(serializers.Serializer[Any]):
-    """A new channel. ``config`` of a webhook: ``url``, and ``secret`` unless one is to be made."""
+    """A new channel. ``/channels/kinds`` says what the ``config`` of each kind may hold."""
 
     name = serializers.CharField(max_length=100)
     kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
     config = serializers.DictField(write_only=True)
+    matchers = serializers.ListField(child=serializers.CharField(), required=False, help_text=MATCHERS)
     enabled = serializers.BooleanField(required=False)
 
 
 class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
-    """One try; ``duration_s`` null is unfinished, or its worker was lost."""
+    """A try; ``duration_s`` null is unfinished, or its worker was lost. ``answer`` is the text's beginning."""
 
     class Meta:
         model = DeliveryAttempt
-        fields = ("number", "started_at", "duration_s", "status", "error")
+        fields = ("number", "started_at", "duration_s", "status", "error", "answer")
 
 
 class DeliverySerializer(serializers.ModelSerializer[Notification]):
     """A message to one channel and every attempt at it."""
 
     channel = ByName(read_only=True)
+    alerts = serializers.ListField(source="alert_ids", child=serializers.IntegerField(), read_only=True)
+    summary = serializers.CharField(source="payload.data.summary", read_only=True, default="")
     attempts = AttemptSerializer(source="log", many=True, read_only=True)
 
     class Meta:
         model = Notification
-        fields = ("id", "alert", "channel", "kind", "state", "created_at", "next_at", "finished_at", "attempts")
+        fields = (
+            "id",
+            "alert",
+            "alerts",
+            "channel",
+            "kind",
+            "summary",
+            "state",
+            "created_at",
+            "next_at",
+            "finished_at",
+            "attempts",
+        )
 
 
 class PointSerializer(serializers.Serializer[Any]):

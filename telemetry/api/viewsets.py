@@ -21,9 +21,10 @@ from controlplane.models import Pool
 from telemetry.api import serializers as s
 from telemetry.api.charts import chart
 from telemetry.api.filters import DeliveryFilter
+from telemetry.channels.registry import KINDS
 from telemetry.metrics.windows import Series
 from telemetry.models import Channel, Notification
-from telemetry.services import channels, outbox
+from telemetry.services import channels, deliveries
 from telemetry.services.overview import Pools
 
 UUID = "[0-9a-f-]{32,36}"
@@ -42,6 +43,7 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Chan
     serializer_class = s.ChannelSerializer
     lookup_value_regex = NUMBER
     shown_once = ("secret",)
+    observed = ("delivered_at", "failed_at", "error")
 
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:
@@ -65,8 +67,21 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Chan
     @extend_schema(request=None, responses={202: s.DeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Send a test message; 202 with the delivery to watch."""
+        """Send a test message; 202 with the delivery to watch: its attempts tell what the receiver answered."""
         return Response(s.DeliverySerializer(channels.test_send(self.get_object())).data, status.HTTP_202_ACCEPTED)
+
+    @extend_schema(request=None, responses={200: s.RotatedSecretSerializer})
+    @action(detail=True, methods=["post"])
+    def rotate(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Sign with a fresh secret, told once, and with the former one too until ``previous_secret`` is set to null."""
+        secret = channels.rotate_secret(self.get_object(), by=signed_in_user(request))
+        return Response({"secret": secret}, headers={"Cache-Control": "no-store"})
+
+    @extend_schema(responses=s.ChannelKindSerializer(many=True), filters=False)
+    @action(detail=False, methods=["get"], pagination_class=None)
+    def kinds(self, request: Request) -> Response:  # noqa: ARG002 - everybody is told the same
+        """The kinds of channels that there are, each with the settings of its ``config``."""
+        return Response(s.ChannelKindSerializer(list(KINDS.values()), many=True).data)
 
 
 class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Notification]):
@@ -82,8 +97,8 @@ class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Not
     @action(detail=True, methods=["post"])
     def replay(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Send it again now, under the same id."""
-        outbox.replay(self.get_object(), timezone.now())
-        return Response(s.DeliverySerializer(self.get_object()).data, status.HTTP_202_ACCEPTED)
+        notification = deliveries.replay(self.get_object(), timezone.now())
+        return Response(s.DeliverySerializer(notification).data, status.HTTP_202_ACCEPTED)
 
 
 class SeriesView(Exchange):

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-
-class ConfigError(ValueError):
-    """A config that no channel of this kind can have; ``field`` names what is wrong with it."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
+from telemetry.channels.fields import ConfigError, Field
 
 
 class DeliveryError(Exception):
@@ -26,14 +19,24 @@ class DeliveryError(Exception):
         *,
         retryable: bool,
         status: int | None = None,
+        answer: str = "",
         retry_after_s: float | None = None,
         gone: bool = False,
     ) -> None:
         super().__init__(reason)
         self.retryable = retryable
         self.status = status  # of the answer, where there was one
+        self.answer = answer  # the beginning of its text
         self.retry_after_s = retry_after_s  # the receiver's wish
         self.gone = gone  # the receiver wants nothing any more: disable the channel
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the receiver said when it took a message."""
+
+    status: int | None = None  # of HTTP or SMTP
+    answer: str = ""  # the beginning of its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,33 @@ class Message:
 
     id: str
     at: datetime  # of this attempt
-    payload: Mapping[str, Any]
+    payload: Mapping[str, Any]  # {"type", "timestamp", "data"}: channels/README.md
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What the message is about."""
+        found: Mapping[str, Any] = self.payload["data"]
+        return found
+
+    @property
+    def state(self) -> str:
+        """``firing``, ``repeated``, ``acknowledged``, ``resolved``, ``test`` or ``notice``."""
+        return str(self.data.get("state", "notice"))
+
+    @property
+    def alerts(self) -> Sequence[Mapping[str, Any]]:
+        """Every alert that it tells of; none for a test or a notice."""
+        several = self.data.get("alerts")
+        if several is not None:
+            return [dict(one) for one in several]
+        return [self.data] if self.data.get("alert") is not None else []
 
 
 class Sender(Protocol):
     """An open channel. It knows nothing of retries: the outbox reads ``DeliveryError.retryable``."""
 
-    def send(self, message: Message) -> int | None:
-        """Deliver once; the receiver's status, None where there is no such thing. DeliveryError."""
+    def send(self, message: Message) -> Receipt:
+        """Deliver once. DeliveryError."""
 
     def close(self) -> None:
         """Let go of connections."""
@@ -57,10 +79,33 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChannelKind:
-    """A kind of channel."""
+    """A kind of channel. ``fields`` are declared here alone: forms, REST and documents follow."""
 
     name: str
     label: str
-    complete: Callable[[Mapping[str, Any]], dict[str, Any]]  # what a person gave -> a whole config; ConfigError
-    public: Callable[[Mapping[str, Any]], dict[str, Any]]  # a config -> what may be shown of it
+    about: str  # one sentence
+    fields: Sequence[Field]
     open: Callable[[Mapping[str, Any]], Sender]
+    target: Callable[[Mapping[str, Any]], str]  # where a config sends to, as far as that may be shown
+    check: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)  # what fields forbid each other
+    refresh: Callable[[Sender, Sequence[Mapping[str, Any]], datetime], None] | None = None  # for receivers that forget
+
+    def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A whole config of what a person gave; ConfigError."""
+        names = [one.name for one in self.fields]
+        if unknown := sorted(set(given) - set(names)):
+            raise ConfigError(unknown[0], f"there is no such field; there are {', '.join(names)}")
+        found = {one.name: one.completed(given.get(one.name)) for one in self.fields}
+        config = {name: value for name, value in found.items() if value is not None}
+        self.check(config)
+        return config
+
+    def public(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What may be shown of a config: where it leads, what is no secret, and which secrets are set."""
+        shown = {one.name: config[one.name] for one in self.fields if not one.secret and one.name in config}
+        hidden = [one.name for one in self.fields if one.secret and one.name in config]
+        return {"target": self.target(config), **shown, "secrets": hidden}
+
+    def secrets(self, config: Mapping[str, Any]) -> list[str]:
+        """Texts that nothing may repeat."""
+        return [str(config[one.name]) for one in self.fields if one.secret and one.name in config]

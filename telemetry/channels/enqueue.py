@@ -8,6 +8,7 @@ from typing import Any
 
 from controlplane.celery import wake
 from telemetry.channels.grouping import MOST_TOGETHER, together
+from telemetry.channels.matching import all_hold, labels_of
 from telemetry.models import Channel, Notification, NotificationKind
 
 DELIVER = "telemetry.tasks.deliver_notifications"
@@ -15,7 +16,7 @@ Payload = Mapping[str, Any]
 
 
 def enqueue(payloads: Mapping[int, Payload], kind: NotificationKind, now: datetime, *, sequence: int = 0) -> None:
-    """Tell every enabled channel of some alerts at once: alert id -> the payload of that alert alone.
+    """Tell every enabled channel of those of some alerts that go there: alert id -> the payload of that alert alone.
 
     Several become one message (up to ``MOST_TOGETHER``, then another). ``sequence`` tells repetitions of one kind for
     one alert apart; the same alert, kind and sequence twice is one message. Two queries.
@@ -23,10 +24,14 @@ def enqueue(payloads: Mapping[int, Payload], kind: NotificationKind, now: dateti
     found = [
         row
         for channel in Channel.objects.filter(enabled=True)
-        for row in _rows(channel, list(payloads.items()), kind, sequence, now)
+        for row in _rows(channel, _going_to(channel, payloads), kind, sequence, now)
     ]
     Notification.objects.bulk_create(found, ignore_conflicts=True)
     wake(DELIVER)
+
+
+def _going_to(channel: Channel, payloads: Mapping[int, Payload]) -> list[tuple[int, Payload]]:
+    return [one for one in payloads.items() if all_hold(channel.matchers, labels_of(one[1]["data"]))]
 
 
 def _rows(

@@ -54,6 +54,7 @@ class Notification(models.Model):
     payload = models.JSONField()  # the message, fixed when it was written
     state = models.CharField(max_length=9, choices=NotificationState, default=NotificationState.PENDING)
     attempts = models.PositiveIntegerField(default=0)  # begun
+    tried_before = models.PositiveIntegerField(default=0)  # of these, before it was sent anew: schedules begin there
     next_at = models.DateTimeField()  # not tried before
     leased_until = models.DateTimeField(null=True)  # a worker is at it; past: that worker died
     created_at = models.DateTimeField()
@@ -64,6 +65,10 @@ class Notification(models.Model):
         constraints = (UniqueConstraint(fields=("alert", "channel", "kind", "sequence"), name="notification_once"),)
         indexes = (
             models.Index(fields=["next_at"], condition=models.Q(state="pending"), name="notification_due"),
+            models.Index(
+                fields=["channel", "number"], condition=models.Q(state="pending"), name="notification_pending"
+            ),
+            models.Index(fields=["-number"], name="notification_number"),
             models.Index(fields=["-created_at", "-id"], name="notification_created_at"),
         )
 
@@ -78,7 +83,8 @@ class DeliveryAttempt(models.Model):
     number = models.PositiveIntegerField()  # 1, 2, 3 ...
     started_at = models.DateTimeField()
     duration_s = models.FloatField(null=True)  # None: unfinished, or its worker was lost
-    status = models.PositiveSmallIntegerField(null=True)  # HTTP status; None where there was no answer
+    status = models.PositiveSmallIntegerField(null=True)  # of HTTP or SMTP; None where there was no answer
+    answer = models.CharField(max_length=200, blank=True)  # how the receiver's text began, without our secrets
     error = models.CharField(max_length=200, blank=True)  # "" for a success; never holds the URL
 
     class Meta:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
@@ -16,33 +17,35 @@ from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
 from controlplane.services.events import record_event
-from telemetry.channels.base import ConfigError, Sender
+from telemetry.channels.base import Sender
 from telemetry.channels.enqueue import DELIVER
+from telemetry.channels.fields import ConfigError
+from telemetry.channels.matching import checked
 from telemetry.channels.registry import KINDS
-from telemetry.models import Channel, Notification, NotificationKind
+from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 
 
 def channels() -> QuerySet[Channel]:
-    """Every channel, by name."""
-    return Channel.objects.order_by("name")
-
-
-def deliveries(limit: int = 50, *, channel: Channel | None = None) -> list[Notification]:
-    """The newest notifications with their attempts, alert and channel. Two queries."""
-    found = (
-        Notification.objects.select_related("channel", "alert").prefetch_related("log").order_by("-created_at", "-id")
-    )
-    return list((found if channel is None else found.filter(channel=channel))[:limit])
+    """Every channel with its owner, by name."""
+    return Channel.objects.select_related("owner").order_by("name")
 
 
 @transaction.atomic
 def create_channel(
-    name: str, *, kind: str = "webhook", config: Mapping[str, Any], enabled: bool = True, by: User | None = None
+    name: str,
+    *,
+    kind: str = "webhook",
+    config: Mapping[str, Any],
+    matchers: Sequence[str] = (),
+    enabled: bool = True,
+    by: User | None = None,
 ) -> Channel:
     """Create a channel; a secret that is not given is made (``reveal_secret``). InvalidError, NameTakenError."""
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
-    channel = _saved(Channel(name=_checked_name(name), kind=kind, sealed=_sealed(kind, config), enabled=enabled))
+    channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
+    channel.sealed, channel.matchers = _sealed(kind, config), _checked_matchers(matchers)
+    channel = _saved(channel)
     summary = f"Channel {channel.name} was created."
     record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": facts(channel)})
     return channel
@@ -54,6 +57,7 @@ def update_channel(
     *,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
+    matchers: Sequence[str] | None = None,
     enabled: bool | None = None,
     by: User | None = None,
 ) -> Channel:
@@ -65,13 +69,34 @@ def update_channel(
     if config is not None:
         merged = {**open_config(channel), **config}
         channel.sealed = _sealed(channel.kind, {field: value for field, value in merged.items() if value is not None})
+    if matchers is not None:
+        channel.matchers = _checked_matchers(matchers)
     if enabled is not None:
-        channel.enabled = enabled
-        channel.disabled_reason = "" if enabled else channel.disabled_reason
+        _switch(channel, enabled=enabled)
     channel = _saved(channel)
     change = {"before": before, "after": facts(channel), "config": "replaced" if config is not None else "kept"}
     record_event(EventKind.CHANNEL_CHANGED, f"Channel {channel.name} was changed.", by=by, detail=change)
     return channel
+
+
+def _switch(channel: Channel, *, enabled: bool) -> None:
+    """On or off. What waited for a channel that comes back begins its schedule anew."""
+    if enabled and not channel.enabled:
+        waiting = Notification.objects.filter(channel=channel, state=NotificationState.PENDING)
+        waiting.update(next_at=timezone.now(), tried_before=F("attempts"))
+        wake(DELIVER)
+    channel.enabled = enabled
+    channel.disabled_reason = "" if enabled else channel.disabled_reason
+
+
+@transaction.atomic
+def rotate_secret(channel: Channel, *, by: User | None = None) -> str:
+    """Sign with a fresh secret, and with the former one too until it is taken away; the fresh one. InvalidError."""
+    if "previous_secret" not in {field.name for field in KINDS[channel.kind].fields}:
+        raise InvalidError("$.kind", f"a channel of the kind {channel.kind} has no secret that signs")
+    former = open_config(channel)["secret"]
+    channel = update_channel(channel, config={"previous_secret": former, "secret": None}, by=by)
+    return str(open_config(channel)["secret"])
 
 
 @transaction.atomic
@@ -84,36 +109,44 @@ def delete_channel(channel: Channel, *, by: User | None = None) -> None:
 
 def facts(channel: Channel) -> dict[str, Any]:
     """What an event shows of a channel before and after a change: never where it sends to."""
-    return {"name": channel.name, "kind": channel.kind, "enabled": channel.enabled}
+    return {"name": channel.name, "kind": channel.kind, "enabled": channel.enabled, "matchers": channel.matchers}
 
 
 @transaction.atomic
-def disable_channel(channel: Channel, *, reason: str) -> None:
-    """Stop using a channel whose receiver said that it wants nothing any more."""
-    Channel.objects.filter(pk=channel.pk, enabled=True).update(enabled=False, disabled_reason=reason[:200])
+def disable_channel(channel: Channel, *, reason: str, now: datetime) -> None:
+    """Stop using a channel that nobody takes messages at, and tell the others: its owner is to hear of it there."""
+    if not Channel.objects.filter(pk=channel.pk, enabled=True).update(enabled=False, disabled_reason=reason[:200]):
+        return
+    summary = f"Channel {channel.name} was disabled: {reason}."
+    record_event(EventKind.CHANNEL_DISABLED, summary, detail={"channel": channel.name})
+    data = {"state": "notice", "summary": summary, "channel": channel.name, "path": "/channels/"}
+    for other in Channel.objects.filter(enabled=True).exclude(pk=channel.pk):
+        _put(other, NotificationKind.NOTICE, "channel.disabled", {**data, **_owner(channel, other)}, now)
+
+
+def _owner(channel: Channel, other: Channel) -> dict[str, Any]:
+    """Whom a mail about a channel is for as well."""
+    owner = channel.owner
+    return {"also_to": [owner.email]} if owner is not None and owner.email and other.kind == "email" else {}
 
 
 @transaction.atomic
 def test_send(channel: Channel) -> Notification:
     """Put a test message into the outbox, also for a disabled channel; its row tells how that went."""
-    now = timezone.now()
-    payload = {
-        "type": "alert.test",
-        "timestamp": now.isoformat(timespec="milliseconds"),
-        "data": {
-            "state": "test",
-            "summary": f"A test of channel {channel.name}: nothing is wrong.",
-            "path": "/alerts/",
-        },
-    }
-    notification = Notification.objects.create(
-        channel=channel, kind=NotificationKind.TEST, payload=payload, next_at=now, created_at=now
-    )
-    wake(DELIVER)
-    return notification
+    summary = f"A test of channel {channel.name}: nothing is wrong."
+    data = {"state": "test", "summary": summary, "path": "/alerts/"}
+    return _put(channel, NotificationKind.TEST, "alert.test", data, timezone.now())
 
 
 test_send.__test__ = False  # type: ignore[attr-defined]  # its name is no test's
+
+
+def _put(channel: Channel, kind: NotificationKind, word: str, data: dict[str, Any], now: datetime) -> Notification:
+    """Into the outbox, what is about no alert."""
+    payload = {"type": word, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
+    notification = Notification.objects.create(channel=channel, kind=kind, payload=payload, next_at=now, created_at=now)
+    wake(DELIVER)
+    return notification
 
 
 def public_config(channel: Channel) -> dict[str, Any]:
@@ -122,9 +155,9 @@ def public_config(channel: Channel) -> dict[str, Any]:
 
 
 def reveal_secret(channel: Channel) -> str | None:
-    """The secret that signs, to be shown once to the person who created the channel."""
-    secret = open_config(channel).get("secret")
-    return None if secret is None else str(secret)
+    """The secret that signs, to be shown once to the person who created the channel; None where there is no such."""
+    made = [field.name for field in KINDS[channel.kind].fields if field.secret and field.make is not None]
+    return str(open_config(channel)[made[0]]) if made else None
 
 
 def open_config(channel: Channel) -> dict[str, Any]:
@@ -138,11 +171,25 @@ def open_sender(channel: Channel) -> Sender:
     return KINDS[channel.kind].open(open_config(channel))
 
 
+def without_secrets(channel: Channel, text: str) -> str:
+    """What a receiver said, where it repeats none of the channel's secrets."""
+    for secret in KINDS[channel.kind].secrets(open_config(channel)) if text else ():
+        text = text.replace(secret, "...")
+    return text
+
+
 def _sealed(kind: str, config: Mapping[str, Any]) -> bytes:
     try:
         return seal(json.dumps(KINDS[kind].complete(config)).encode())
     except ConfigError as error:
         raise InvalidError(f"$.config.{error.field}", error.reason) from None
+
+
+def _checked_matchers(given: Sequence[str]) -> list[str]:
+    try:
+        return checked(given)
+    except ValueError as error:
+        raise InvalidError("$.matchers", str(error)) from None
 
 
 def _checked_name(name: str) -> str:

@@ -34,6 +34,7 @@ class Reply:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     hang: bool = False
+    body: bytes = b""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,8 +52,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(reply.body)))
         self.end_headers()
+        self.wfile.write(reply.body)
 
     def log_message(self, *_arguments):
         pass
@@ -71,8 +73,12 @@ class FakeWebhookReceiver(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook/s3cret-path"
+        return f"{self.origin}/hook/s3cret-path"
 
     def take(self, received: Received) -> Reply:
         with self._lock:

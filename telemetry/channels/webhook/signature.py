@@ -32,6 +32,12 @@ def secret_bytes(secret: str) -> bytes:
     return key
 
 
+def checked_secret(given: object) -> str:
+    """The secret as it is; ValueError for another form or length."""
+    secret_bytes(str(given))
+    return str(given)
+
+
 def signature(keys: Iterable[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
     """The header's value: one signature per key, so that a secret can be changed without losing a message."""
     signed = f"{message_id}.{timestamp_s}.".encode() + body

@@ -1,72 +1,129 @@
-"""Channels: where alerts are sent, whether they arrived, and a way to try."""
+"""Channels: where alerts are sent, whether they arrive, and a way to try."""
 
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.errors import ControlPlaneError, SealBrokenError
 from controlplane.web.doors import signed_in
-from telemetry.models import Channel, Notification
+from telemetry.channels.registry import KINDS
+from telemetry.models import Channel
 from telemetry.services.channels import (
     channels,
     create_channel,
     delete_channel,
-    deliveries,
     public_config,
     reveal_secret,
+    rotate_secret,
     test_send,
     update_channel,
 )
-from telemetry.services.outbox import replay
-from telemetry.web.forms import ChannelForm
+from telemetry.services.deliveries import deliveries, narrowed
+from telemetry.web.channel_forms import ChannelForm
+
+NEWEST = 20  # messages below the list
+UNREADABLE = "its stored settings cannot be opened with this server's keys: remove it and add it again"
 
 
 @require_GET
 def channel_list(request: HttpRequest) -> HttpResponse:
-    """Every channel, and the newest deliveries with each attempt; a refresh leaves out the frame."""
-    refresh = request.headers.get("HX-Request") == "true"
-    context = {"deliveries": deliveries()}
-    if refresh:
-        return render(request, "telemetry/deliveries.html", context)
-    rows = [{"channel": channel, "target": _target(channel)} for channel in channels()]
-    return render(request, "telemetry/channels.html", {**context, "channels": rows})
+    """Every channel with its health, and the newest deliveries; a refresh leaves out the frame."""
+    newest = list(deliveries()[:NEWEST])
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "telemetry/deliveries_rows.html", {"deliveries": newest})
+    rows = [
+        {"channel": channel, "kind": KINDS[channel.kind].label, "target": _target(channel)} for channel in channels()
+    ]
+    return render(request, "telemetry/channels.html", {"deliveries": newest, "channels": rows})
 
 
-@sensitive_post_parameters("url", "secret")
+@sensitive_post_parameters()
 @never_cache
 @require_http_methods(["GET", "POST"])
 def channel_new(request: HttpRequest) -> HttpResponse:
-    """Add a webhook; a secret that was made for it is shown once, in this answer."""
-    form = ChannelForm(request.POST or None)
+    """Choose a kind, then add a channel; a secret that was made for it is shown once, in this answer."""
+    kind = KINDS.get(request.GET.get("kind", ""))
+    if kind is None:
+        return render(request, "telemetry/channel_kinds.html", {"kinds": KINDS.values()})
+    form = ChannelForm(kind, request.POST or None)
     if request.method == "POST" and form.is_valid():
-        filled = {name: value for name, value in form.cleaned_data.items() if value}
         try:
-            channel = create_channel(filled.pop("name"), config=filled, by=signed_in(request))
+            channel = create_channel(
+                form.cleaned_data["name"],
+                kind=kind.name,
+                config=form.config(),
+                matchers=form.conditions(),
+                by=signed_in(request),
+            )
         except ControlPlaneError as error:
             form.refuse(error)
         else:
-            secret = None if "secret" in filled else reveal_secret(channel)
-            return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": secret})
-    return render(request, "telemetry/channel_new.html", {"form": form}, status=422 if form.errors else 200)
+            made = None if form.config().get("secret") else reveal_secret(channel)
+            return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": made})
+    return render(request, "telemetry/channel.html", {"form": form, "kind": kind}, status=422 if form.errors else 200)
+
+
+@sensitive_post_parameters()
+@never_cache
+@require_http_methods(["GET", "POST"])
+def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
+    """Change a channel; secrets are not shown, and stay where nothing is given."""
+    channel = get_object_or_404(Channel.objects.select_related("owner"), pk=channel_id)
+    kind = KINDS[channel.kind]
+    try:
+        shown = public_config(channel)
+    except SealBrokenError:
+        messages.error(request, f"Channel {channel.name}: {UNREADABLE}.")
+        return redirect("telemetry:channels")
+    initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
+    form = ChannelForm(kind, request.POST or None, shown=shown, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        try:
+            update_channel(
+                channel,
+                name=form.cleaned_data["name"],
+                config=form.config() | _taken_away(request, form),
+                matchers=form.conditions(),
+                by=signed_in(request),
+            )
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Channel {channel.name} was changed.")
+            return redirect("telemetry:channel", channel.pk)
+    context = {"form": form, "kind": kind, "channel": channel, "target": shown["target"]}
+    context["newest"] = list(narrowed(deliveries(), channel=channel.name)[:NEWEST])
+    context["rotates"] = "previous_secret" in {field.name for field in kind.fields}
+    return render(request, "telemetry/channel.html", context, status=422 if form.errors else 200)
+
+
+def _taken_away(request: HttpRequest, form: ChannelForm) -> dict[str, None]:
+    ticked = request.POST.getlist("remove")
+    return {field.name: None for field in form.removable() if field.name in ticked}
+
+
+@never_cache
+@require_POST
+def channel_rotate(request: HttpRequest, channel_id: int) -> HttpResponse:
+    """Sign with a fresh secret beside the former one; it is shown once, in this answer."""
+    channel = get_object_or_404(Channel, pk=channel_id)
+    secret = rotate_secret(channel, by=signed_in(request))
+    return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": secret, "rotated": True})
 
 
 @require_POST
-def channel_test(request: HttpRequest, channel_id: int) -> HttpResponse:
-    """Send a test message; how it went stands in the log."""
-    channel = get_object_or_404(Channel, pk=channel_id)
-    test_send(channel)
-    messages.success(request, f"A test is on its way to {channel.name}; the log below says how it went.")
-    return redirect("telemetry:channels")
+def channel_test(request: HttpRequest, channel_id: int) -> HttpResponse:  # noqa: ARG001 - as every view
+    """Send a test message; how it went, and what was answered, stands on the delivery's page."""
+    notification = test_send(get_object_or_404(Channel, pk=channel_id))
+    return redirect("telemetry:delivery", notification.pk)
 
 
 @require_POST
@@ -96,19 +153,9 @@ def channel_remove(request: HttpRequest, channel_id: int) -> HttpResponse:
     return render(request, "controlplane/confirm.html", context)
 
 
-@require_POST
-def delivery_replay(request: HttpRequest, notification_id: UUID) -> HttpResponse:
-    """Send a message again under the same id, by which the receiver knows a duplicate."""
-    notification = get_object_or_404(Notification, pk=notification_id)
-    replay(notification, timezone.now())
-    messages.success(request, "The message is sent again under the same id.")
-    return redirect("telemetry:channels")
-
-
 def _target(channel: Channel) -> str:
     """Where it goes, as far as that may be shown."""
     try:
-        shown = public_config(channel)
+        return str(public_config(channel)["target"])
     except SealBrokenError:
-        return "its stored settings cannot be opened with this server's keys: remove it and add it again"
-    return f"{shown['scheme']}://{shown['host']}/..."
+        return UNREADABLE

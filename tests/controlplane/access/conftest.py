@@ -47,7 +47,13 @@ def furnished(name, number):
     )
     channel = create_channel(f"{name}-channel", config={"url": "https://hooks.example/x"})
     sent = Notification.objects.create(
-        alert=alert, channel=channel, kind="firing", payload={}, next_at=pool.created_at, created_at=pool.created_at
+        alert=alert,
+        channel=channel,
+        kind="firing",
+        state="failed",
+        payload={"data": {}},
+        next_at=pool.created_at,
+        created_at=pool.created_at,
     )
     server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")

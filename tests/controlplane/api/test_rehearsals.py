@@ -91,6 +91,7 @@ EXAMPLES = {
     ("telemetry-api:metrics-server-list", "POST"): ("metrics-servers", {"name": "new", "url": "http://10.0.0.9:9090"}),
     ("telemetry-api:metrics-server-detail", "PATCH"): ("metrics-servers/{server}", {"lookback_s": 30}),
     ("telemetry-api:metrics-server-detail", "DELETE"): ("metrics-servers/{server}", None),
+    ("telemetry-api:channel-rotate", "POST"): ("channels/{channel}/rotate", None),
     ("telemetry-api:delivery-replay", "POST"): ("deliveries/{sent}/replay", None),
 }
 

@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.channels.base import ConfigError, DeliveryError, Message
-from telemetry.channels.registry import KINDS
+from telemetry.channels import exchange
+from telemetry.channels.base import DeliveryError, Message
+from telemetry.channels.fields import ConfigError
 from telemetry.channels.webhook import channel as webhook
+from telemetry.channels.webhook.channel import WEBHOOK
 from telemetry.channels.webhook.signature import signature
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.fake_webhook_receiver import Reply
@@ -21,7 +23,7 @@ MESSAGE = Message("msg_1", T0, {"type": "alert.test", "data": {"summary": "Prüf
 
 
 def send(url, message=MESSAGE, **config):
-    sender = webhook.open_webhook(webhook.complete({"url": url, "secret": SECRET, **config}))
+    sender = webhook.open_webhook(WEBHOOK.complete({"url": url, "secret": SECRET, **config}))
     try:
         return sender.send(message)
     finally:
@@ -35,7 +37,7 @@ def refused(url, **config):
 
 
 def test_a_message_is_signed_as_standard_webhooks_says(receiver):
-    assert send(receiver.url) == 200
+    assert send(receiver.url).status == 200
 
     (got,) = receiver.received
     assert got.id == "msg_1"
@@ -102,7 +104,7 @@ def test_a_receiver_s_wish_to_wait_is_read(receiver, value, seconds):
 
 
 def test_a_receiver_that_never_answers_ends_in_a_retryable_error(receiver, monkeypatch):
-    monkeypatch.setattr(webhook, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(exchange, "DEADLINE_S", 0.2)
     receiver.replies = [Reply(hang=True)]
 
     assert refused(receiver.url).retryable
@@ -128,7 +130,7 @@ def test_metadata_services_are_never_reached(url):
 
 
 def test_a_message_too_long_for_a_webhook_is_refused_before_it_is_sent(receiver):
-    long = Message("msg_2", T0, {"data": "x" * 20_001})
+    long = Message("msg_2", T0, {"data": {"summary": "x" * 20_001}})
     with pytest.raises(DeliveryError, match="longer than"):
         send(receiver.url, long)
     assert receiver.received == []
@@ -163,19 +165,21 @@ def test_no_error_names_the_url_or_the_secret(receiver):
 )
 def test_configs_that_no_webhook_can_have_are_refused_by_field(config, field):
     with pytest.raises(ConfigError) as caught:
-        webhook.complete(config)
+        WEBHOOK.complete(config)
     assert caught.value.field == field
 
 
 def test_a_secret_is_made_where_none_is_given_and_only_the_host_is_public():
-    config = webhook.complete({"url": "https://hooks.example/services/s3cret-path"})
+    config = WEBHOOK.complete({"url": "https://hooks.example/services/s3cret-path"})
 
     assert config["secret"].startswith("whsec_")
-    assert webhook.public(config) == {"host": "hooks.example", "scheme": "https", "rotating": False}
+    assert WEBHOOK.public(config) == {"target": "https://hooks.example/...", "secrets": ["url", "secret"]}
 
 
-def test_every_kind_of_channel_has_a_readme():
-    from pathlib import Path
+def test_a_message_that_would_be_too_long_leaves_out_what_is_bulky_and_keeps_every_alert(receiver):
+    bulky = [{"alert": number, "summary": "s", "detail": {"x": "y" * 3000}} for number in range(20)]
+    send(receiver.url, Message("msg_3", T0, {"type": "alert.firing", "data": {"summary": "20", "alerts": bulky}}))
 
-    folder = Path(webhook.__file__).parent.parent
-    assert all((folder / name / "README.md").is_file() for name in KINDS)
+    (got,) = receiver.received
+    assert [alert["alert"] for alert in got.payload["data"]["alerts"]] == list(range(20))
+    assert len(got.body) < 20_000

@@ -10,17 +10,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
-from telemetry.channels.base import DeliveryError, Message
+from telemetry.channels.base import DeliveryError, Message, Receipt
 from telemetry.models import Channel, DeliveryAttempt, Notification
 from telemetry.services import outbox
 from telemetry.services.channels import (
     create_channel,
-    deliveries,
     open_config,
     public_config,
     test_send,
     update_channel,
 )
+from telemetry.services.deliveries import deliveries, replay
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
 
@@ -55,7 +55,7 @@ class Scripted:
         ending = self.endings.pop(0) if self.endings else None
         if ending is not None:
             raise ending
-        return 204
+        return Receipt(204)
 
     def close(self):
         pass
@@ -187,7 +187,7 @@ def test_messages_of_a_disabled_channel_wait_but_a_test_goes_out(channel, receiv
 
 def test_a_replay_sends_the_same_id_again(queued, receiver, clock):
     outbox.deliver_due(clock)
-    outbox.replay(Notification.objects.get(), clock())
+    replay(Notification.objects.get(), clock())
     outbox.deliver_due(clock)
 
     assert len(receiver.received) == 2

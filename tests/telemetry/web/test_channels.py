@@ -14,7 +14,7 @@ def channel(visitor) -> Channel:
 
 
 def test_a_webhook_is_added_and_its_secret_shown_once(visitor):
-    answer = visitor.post("/channels/new/", {"name": "on-call", "url": "https://example.org/hook"})
+    answer = visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "https://example.org/hook"})
 
     channel = Channel.objects.get()
     secret = open_config(channel)["secret"]
@@ -24,7 +24,7 @@ def test_a_webhook_is_added_and_its_secret_shown_once(visitor):
 
 
 def test_a_url_that_cannot_be_used_is_refused_beside_its_field(visitor):
-    answer = visitor.post("/channels/new/", {"name": "on-call", "url": "ftp://example.org"})
+    answer = visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "ftp://example.org"})
 
     assert answer.status_code == 422
     assert 'id="id_url_error"' in answer.text
@@ -70,5 +70,5 @@ def test_a_channel_is_switched_off_and_removed(visitor, channel):
 def test_without_a_channel_the_page_says_the_next_step(visitor):
     text = visitor.get("/channels/").text
 
-    assert re.search(r"told to nobody.*Add a webhook", text, re.DOTALL)
+    assert re.search(r"told to nobody.*Add a channel", text, re.DOTALL)
     assert "Nothing was sent yet" in text

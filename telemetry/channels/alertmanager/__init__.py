@@ -1,0 +1,1 @@
+"""Prometheus Alertmanager, by its API v2: README.md."""

@@ -1,0 +1,1 @@
+"""PagerDuty, by its Events API v2: README.md."""

@@ -1,0 +1,1 @@
+"""A Slack-style incoming webhook: README.md."""

@@ -1,0 +1,171 @@
+"""Slack's blocks and PagerDuty's events, over a real socket."""
+
+import json
+
+import pytest
+
+from telemetry.channels.base import DeliveryError
+from telemetry.channels.fields import ConfigError
+from telemetry.channels.pagerduty import channel as pagerduty_module
+from telemetry.channels.pagerduty.channel import PAGERDUTY
+from telemetry.channels.slack.channel import SLACK
+from telemetry.channels.slack.message import escaped
+from tests.fakes.fake_webhook_receiver import Reply
+from tests.telemetry.channels.told import HOSTILE, NOTICE, TEST, message, several
+
+KEY = "s3cretkey0123456789abcdefABCDEF0"
+
+
+def send(kind, told, **given):
+    sender = kind.open(kind.complete(given))
+    try:
+        return sender.send(told)
+    finally:
+        sender.close()
+
+
+def slack(receiver, told):
+    send(SLACK, told, url=receiver.url)
+    return receiver.received[-1].payload
+
+
+def pager(receiver, told, **given):
+    sent = len(receiver.received)
+    send(PAGERDUTY, told, routing_key=KEY, endpoint=receiver.origin, source="wp", **given)
+    return [one.payload for one in receiver.received[sent:]]
+
+
+def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
+    body = slack(receiver, message())
+
+    assert body["text"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
+    header, fields, links = body["blocks"]
+    assert header["text"]["type"] == "plain_text"
+    assert len(header["text"]["text"]) <= 150
+    assert len(fields["fields"]) <= 10
+    shown = [field["text"] for field in fields["fields"]]
+    assert "*Value*\n20.1 %" in shown
+    assert "*Pool*\nchat" in shown
+    assert any(line.startswith("*Cause*\nRevision 7 moved homes. (90% sure)") for line in shown)
+    assert "<https://warmpath.example/alerts/7/|Open the alert>" in links["text"]["text"]
+
+
+def test_a_room_is_told_several_alerts_tests_and_notices(receiver):
+    assert "• Alert 1.\n• Alert 2." in slack(receiver, several(1, 2))["blocks"][1]["text"]["text"]
+    assert slack(receiver, TEST)["text"] == "[TEST] A test."
+    assert slack(receiver, NOTICE)["text"] == "[NOTICE] Channel ops was disabled."
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_nobody_can_be_called_and_no_link_be_made_by_what_others_wrote(receiver, hostile):
+    """S9: Slack reads <!channel> and <url|text>, others a bare @channel."""
+    labels = {"group": hostile, "replica": hostile, "severity": hostile}
+    body = slack(receiver, message(summary=hostile, pool=hostile, rule=hostile, labels=labels))
+    body["blocks"].pop()  # our own links
+    text = json.dumps(body, ensure_ascii=False).replace("@\u200b", "")
+
+    assert "<" not in text.replace(header(body), "")
+    assert "@" not in text
+    assert "\\u0000" not in text
+
+
+def header(body):
+    """Plain text, in which Slack reads no markup."""
+    return json.dumps(body["blocks"][0]["text"]["text"], ensure_ascii=False).strip('"').replace("@\u200b", "")
+
+
+def test_text_without_markup_is_left_as_it_is():
+    assert escaped("a & b < c > d @e") == "a &amp; b &lt; c &gt; d @\u200be"
+    assert escaped("90 % of pool *chat*") == "90 % of pool *chat*"
+
+
+def test_an_incident_lives_as_long_as_its_alert_under_one_key(receiver):
+    told = [pager(receiver, message(state=state))[0] for state in ("firing", "repeated", "acknowledged", "resolved")]
+
+    assert [event["event_action"] for event in told] == ["trigger", "trigger", "acknowledge", "resolve"]
+    assert {event["dedup_key"] for event in told} == {"wp-alert-7"}
+    assert {event["routing_key"] for event in told} == {KEY}
+    assert {one.path for one in receiver.received} == {"/v2/enqueue"}
+    first = told[0]
+    assert first["payload"]["severity"] == "critical"
+    assert first["payload"]["component"] == "chat"
+    assert first["payload"]["custom_details"]["Value"] == "20.1 %"
+    assert first["links"][0] == {"href": "https://warmpath.example/alerts/7/", "text": "Open the alert"}
+    assert "payload" not in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("critical", "critical"),
+        ("page", "critical"),
+        ("error", "error"),
+        ("info", "info"),
+        ("odd", "warning"),
+        (None, "warning"),
+    ],
+)
+def test_severities_are_translated(receiver, ours, theirs):
+    assert pager(receiver, message(labels={"severity": ours}))[0]["payload"]["severity"] == theirs
+
+
+def test_each_of_several_alerts_is_an_incident_of_its_own(receiver):
+    keys = [event["dedup_key"] for event in pager(receiver, several(1, 2, 3, state="resolved"))]
+
+    assert keys == ["wp-alert-1", "wp-alert-2", "wp-alert-3"]
+
+
+def test_a_test_opens_an_incident_and_closes_it_and_a_notice_opens_one(receiver):
+    opened, closed = pager(receiver, TEST)
+    (notice,) = pager(receiver, NOTICE)
+
+    assert (opened["event_action"], closed["event_action"]) == ("trigger", "resolve")
+    assert opened["dedup_key"] == closed["dedup_key"] != notice["dedup_key"]
+    assert notice["event_action"] == "trigger"
+
+
+def test_a_failure_among_several_is_tried_again_as_a_whole_and_too_slow_a_one_too(receiver, monkeypatch):
+    receiver.replies = [Reply(202), Reply(429, {"Retry-After": "30"})]
+    with pytest.raises(DeliveryError) as caught:
+        pager(receiver, several(1, 2, 3))
+    assert (caught.value.retryable, caught.value.retry_after_s, len(receiver.received)) == (True, 30.0, 2)
+
+    monkeypatch.setattr(pagerduty_module, "WHOLE_S", -1.0)
+    with pytest.raises(DeliveryError, match="too slow"):
+        pager(receiver, several(1, 2, 3))
+
+
+def test_what_the_receiver_says_is_kept(receiver):
+    receiver.replies = [Reply(400, body=b'{"status": "invalid event",\n "errors": ["Length"]}')]
+    with pytest.raises(DeliveryError) as caught:
+        pager(receiver, message())
+
+    assert (caught.value.status, caught.value.answer) == (400, '{"status": "invalid event", "errors": ["Length"]}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field"),
+    [
+        (SLACK, {}, "url"),
+        (SLACK, {"url": "hooks.slack.com"}, "url"),
+        (PAGERDUTY, {}, "routing_key"),
+        (PAGERDUTY, {"routing_key": "short"}, "routing_key"),
+        (PAGERDUTY, {"routing_key": KEY, "endpoint": "https://u:p@events.pagerduty.com"}, "endpoint"),
+    ],
+)
+def test_configs_that_cannot_be_are_refused_by_field(kind, given, field):
+    with pytest.raises(ConfigError) as caught:
+        kind.complete(given)
+    assert caught.value.field == field
+
+
+def test_two_installations_never_share_an_incident_and_neither_shows_its_key():
+    one, other = (PAGERDUTY.complete({"routing_key": KEY}) for _ in range(2))
+
+    assert one["source"] != other["source"]
+    assert one["endpoint"] == "https://events.pagerduty.com"
+    assert KEY not in str(PAGERDUTY.public(one))
+    assert (
+        SLACK.public(SLACK.complete({"url": "https://hooks.slack.com/services/s3cret"}))["target"]
+        == "https://hooks.slack.com/..."
+    )

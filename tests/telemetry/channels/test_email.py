@@ -1,0 +1,254 @@
+"""E-mail through a real SMTP server, and what becomes of each way that a server can behave."""
+
+import ipaddress
+import socket
+import ssl
+import threading
+
+import pytest
+
+from controlplane.egress import Rules
+from telemetry.channels.base import DeliveryError
+from telemetry.channels.email import channel as channel_module
+from telemetry.channels.email.channel import EMAIL, EmailChannel
+from telemetry.channels.fields import ConfigError
+from tests.fakes.certificates import Authority
+from tests.fakes.fake_metrics_server import refusing
+from tests.fakes.mail_server import mail_server
+from tests.telemetry.channels.told import HOSTILE, NOTICE, TEST, message, several
+
+pytestmark = [  # what aiosmtpd has to say of itself, where TLS is from the first byte
+    pytest.mark.filterwarnings("ignore:Session.login_data is deprecated"),
+    pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS"),
+]
+LOOPBACK = Rules((ipaddress.ip_network("127.0.0.0/8"),), allow_public=False)
+LOGIN = ("warm", "s3cret-password")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("mail"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority):
+    return authority.issue("mail")
+
+
+@pytest.fixture(scope="module")
+def trusting(authority):
+    return authority.client()
+
+
+def config(port, **changes):
+    plain = {"host": "127.0.0.1", "port": port, "security": "none"}
+    return EMAIL.complete({"recipients": "a@example.org, b@example.org", "sender": "w@example.org", **plain, **changes})
+
+
+def send(port, told=TEST, *, tls=None, rules=LOOPBACK, **changes):
+    settings = config(port, **changes)
+    return EmailChannel(settings, "https://warmpath.example", rules, tls or ssl.create_default_context()).send(told)
+
+
+def refused(port, **options):
+    with pytest.raises(DeliveryError) as caught:
+        send(port, **options)
+    return caught.value
+
+
+def test_a_mail_says_what_an_alert_says_as_text_and_as_html():
+    with mail_server() as server:
+        assert send(server.port, message()).status == 250
+
+    (mail,) = server.mails
+    assert server.envelopes == [("w@example.org", ["a@example.org", "b@example.org"])]
+    assert mail["Subject"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
+    assert mail["Message-ID"] == "<msg_1@example.org>"
+    assert mail["References"] == "<warmpath-alert-7@example.org>"
+    text = mail.get_body(("plain",)).get_content()
+    html = mail.get_body(("html",)).get_content()
+    for words in (
+        "Value: 20.1 %",
+        "Baseline: 79.0 %",
+        "Replicas: r1 (10.0 %)",
+        "Revision 7 moved homes. (90% sure) Revert",
+    ):
+        assert words in text
+    assert "Ceiling" not in text  # it is not known
+    assert "Open the alert: https://warmpath.example/alerts/7/" in text
+    assert '<a href="https://warmpath.example/alerts/7/">Open the alert</a>' in html
+
+
+def test_the_same_message_has_the_same_id_and_all_of_an_alert_are_one_thread():
+    with mail_server() as server:
+        for state in ("firing", "firing", "resolved"):
+            send(server.port, message(state=state))
+
+    first, again, end = server.mails
+    assert first["Message-ID"] == again["Message-ID"]
+    assert end["Subject"].startswith("[RESOLVED]")
+    assert len({mail["References"] for mail in server.mails}) == 1
+
+
+def test_several_alerts_are_one_mail_and_a_notice_goes_to_the_owner_too():
+    data = {**NOTICE.payload["data"], "also_to": ["owner@example.org", "a@example.org"]}
+    with mail_server() as server:
+        send(server.port, several(1, 2))
+        send(server.port, type(NOTICE)(NOTICE.id, NOTICE.at, {**NOTICE.payload, "data": data}))
+
+    text = server.mails[0].get_body(("plain",)).get_content()
+    assert "* Alert 1." in text
+    assert "* Alert 2." in text
+    assert "2 alerts fire in pool chat" in text
+    assert server.envelopes[1][1] == ["a@example.org", "b@example.org", "owner@example.org"]
+
+
+def test_what_others_wrote_stays_text():
+    """S9: labels and summaries that people and clients chose."""
+    with mail_server() as server:
+        for hostile in HOSTILE:
+            send(server.port, message(summary=hostile, pool=hostile))
+
+    assert len(server.mails) == len(HOSTILE)
+    assert {tuple(to) for _, to in server.envelopes} == {("a@example.org", "b@example.org")}
+    for mail in server.mails:
+        html = mail.get_body(("html",)).get_content()
+        assert mail["Bcc"] is None
+        assert "<script" not in html
+        assert "<img" not in html
+        assert "14" not in mail["Subject"]
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_the_password_goes_over_tls_alone(security, certificate, trusting):
+    with mail_server(**{security: certificate.server()}, login=LOGIN) as server:
+        send(server.port, security=security, username=LOGIN[0], password=LOGIN[1], tls=trusting)
+        wrong = refused(server.port, security=security, username=LOGIN[0], password="wrong", tls=trusting)
+
+    assert server.encrypted == [True]
+    assert (str(wrong), wrong.status, wrong.retryable) == ("it refused the user or the password", 535, False)
+
+
+@pytest.mark.parametrize("security", ["starttls", "tls"])
+def test_a_certificate_that_nobody_vouches_for_is_not_believed(security, certificate):
+    with mail_server(**{security: certificate.server()}) as server:
+        error = refused(server.port, security=security)
+
+    assert "certificate" in str(error)
+    assert server.mails == []
+
+
+def test_where_starttls_is_not_offered_nothing_is_sent(trusting):
+    with mail_server() as server:
+        error = refused(server.port, security="starttls", tls=trusting)
+
+    assert not error.retryable
+    assert server.mails == []
+
+
+@pytest.mark.parametrize(("reply", "retryable"), [("451 try later", True), ("552 too much", False), ("421 bye", True)])
+def test_what_is_worth_another_try(reply, retryable):
+    with mail_server() as server:
+        server.replies = [reply]
+        error = refused(server.port)
+
+    assert (error.retryable, error.status, error.answer) == (retryable, int(reply[:3]), reply[4:])
+
+
+def test_recipients_that_are_refused_are_told_of():
+    with mail_server() as server:
+        server.refused = {"b@example.org"}
+        assert send(server.port).answer == "refused for 1 of 2 recipients"
+        server.refused.add("a@example.org")
+        error = refused(server.port)
+
+    assert (str(error), error.retryable) == ("it refused every recipient", False)
+
+
+def test_nobody_there_is_retryable():
+    with refusing() as port:
+        assert refused(port).retryable
+
+
+def talker(*chunks):
+    """A server that says these chunks, one each 20 ms and the last for ever."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def run():
+        connection, _ = listener.accept()
+        with connection:
+            for chunk in chunks:
+                connection.sendall(chunk)
+            while not done.wait(0.02):
+                try:
+                    connection.sendall(chunks[-1])
+                except OSError:
+                    return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return listener, done, thread
+
+
+@pytest.mark.parametrize("chunk", [b"2", b"220-" + b"x" * 900 + b"\r\n"], ids=["a trickle", "an endless greeting"])
+@pytest.mark.parametrize("security", ["none", "tls"])
+def test_a_server_that_never_comes_to_the_point_is_left_at_the_deadline(monkeypatch, chunk, security):
+    monkeypatch.setattr(channel_module, "DEADLINE_S", 0.5)
+    listener, done, thread = talker(chunk)
+    with listener:
+        error = refused(listener.getsockname()[1], security=security)
+        done.set()
+        thread.join(timeout=5)
+
+    assert error.retryable
+
+
+def test_an_address_that_channels_may_not_reach_is_refused_for_good():
+    with mail_server() as server:
+        error = refused(server.port, rules=Rules((), allow_public=True))
+
+    assert not error.retryable
+    assert "may not reach" in str(error)
+    assert server.mails == []
+
+
+def test_no_error_names_the_server_or_the_password(certificate, trusting):
+    """S13"""
+    with mail_server(tls=certificate.server(), login=LOGIN) as server, refusing() as port:
+        asked = {"security": "tls", "username": "u", "password": "s3cret-wrong", "tls": trusting}
+        errors = [refused(server.port, **asked), refused(port)]
+
+    for error in errors:
+        assert "s3cret" not in f"{error} {error!r} {error.__cause__!r} {error.answer}"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"recipients": ""}, "recipients"),
+        ({"recipients": "nobody"}, "recipients"),
+        ({"recipients": "a@b.c\nBcc: d@e.f"}, "recipients"),
+        ({"recipients": ["a@b.c"] * 51}, "recipients"),
+        ({"sender": "Warm <w@example.org>"}, "sender"),
+        ({"host": "smtp.example.org:25"}, "host"),
+        ({"host": "smtp.example.org\r\nX"}, "host"),
+        ({"port": 0}, "port"),
+        ({"port": "many"}, "port"),
+        ({"security": "maybe"}, "security"),
+        ({"username": "u"}, "password"),
+        ({"username": "u", "password": "p"}, "security"),
+    ],
+)
+def test_configs_that_no_mail_channel_can_have_are_refused_by_field(given, field):
+    with pytest.raises(ConfigError) as caught:
+        config(**{"port": 25, **given})
+    assert caught.value.field == field
+
+
+def test_what_may_be_shown_of_a_config_has_no_password():
+    shown = EMAIL.public(config(587, security="tls", username="u", password="s3cret-password"))
+
+    assert shown["target"] == "a@example.org, b@example.org by 127.0.0.1:587"
+    assert "s3cret" not in str(shown)
+    assert shown["secrets"] == ["password"]

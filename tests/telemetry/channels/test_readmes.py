@@ -1,0 +1,37 @@
+"""What is declared of a kind of channel is what its README says."""
+
+from pathlib import Path
+
+import pytest
+
+from telemetry import channels
+from telemetry.channels.registry import KINDS
+from telemetry.web.channel_forms import NOT_TWICE
+
+FOLDER = Path(channels.__file__).parent
+
+
+def row(field):
+    default = f" Default: `{field.default}`." if field.default is not None else ""
+    words = ["yes" if one else "no" for one in (field.required, field.secret)]
+    return f"| `{field.name}` | {words[0]} | {words[1]} | {field.help}{default} |"
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_readme_holds_every_setting_as_it_is_declared(kind):
+    text = (FOLDER / kind.name / "README.md").read_text()
+
+    assert [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 5] == [
+        row(field) for field in kind.fields
+    ]
+
+
+def test_the_list_of_kinds_names_each():
+    text = (FOLDER / "README.md").read_text()
+
+    assert all(f"| `{name}` | " in text and f"({name}/README.md)" in text for name in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_no_setting_has_the_name_of_something_that_every_channel_has(kind):
+    assert not NOT_TWICE & {field.name for field in kind.fields}

@@ -1,0 +1,67 @@
+"""Messages as rules write them, for the tests of every channel."""
+
+from telemetry.channels.base import Message
+from telemetry.channels.grouping import together
+from tests.telemetry.conftest import T0
+
+ISO = T0.isoformat(timespec="seconds")
+
+
+def payload(number=7, state="firing", **changes):
+    data = {
+        "alert": number,
+        "rule": "Hit rate drop",
+        "kind": "hit_rate_drop",
+        "pool": "chat",
+        "state": state,
+        "summary": "Hit rate of pool chat is 20.1 %, 58.9 points below its baseline of 79.0 %.",
+        "labels": {"pool": "chat", "rule": "Hit rate drop", "kind": "hit_rate_drop", "severity": "critical"},
+        "value_ratio": 0.201,
+        "baseline_ratio": 0.79,
+        "ceiling_ratio": None,
+        "started_at": ISO,
+        "fired_at": ISO,
+        "resolved_at": ISO if state == "resolved" else None,
+        "detail": {
+            "extra_recomputed_tokens": 532580,
+            "top_replicas": [{"name": "r1", "hit_rate_ratio": 0.1, "recomputed_tokens": 9}],
+            "top_groups": [],
+            "last_change": {"at": ISO, "kind": "policy_published", "summary": "Policy p went live."},
+        },
+        "causes": [
+            {"kind": "revision", "confidence": 0.9, "summary": "Revision 7 moved homes.", "advice": "Revert it."}
+        ],
+        "links": {"alert": f"/alerts/{number}/", "silence": "/silences/new/", "pool": "/?pool=chat"},
+        **changes,
+    }
+    return {"type": f"alert.{state}", "timestamp": ISO, "data": data}
+
+
+def message(number=7, state="firing", **changes):
+    return Message("msg_1", T0, payload(number, state, **changes))
+
+
+def several(*numbers, state="firing"):
+    return Message(
+        "msg_1", T0, together([payload(number, state, summary=f"Alert {number}.") for number in numbers], T0)
+    )
+
+
+TEST = Message("msg_1", T0, {"type": "alert.test", "data": {"state": "test", "summary": "A test.", "path": "/alerts/"}})
+NOTICE = Message(
+    "msg_2",
+    T0,
+    {
+        "type": "channel.disabled",
+        "data": {"state": "notice", "summary": "Channel ops was disabled.", "path": "/channels/"},
+    },
+)
+HOSTILE = [
+    "<!channel> <!here> <@U123> <https://evil.example|click>",
+    "@channel @here @everyone",
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a\r\nBcc: victim@example.org",
+    "{{ 7|add:7 }} {% load x %}",
+    "\u202egnp.exe \x00\x1b[31m",
+]
