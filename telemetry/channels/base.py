@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from telemetry.channels.fields import ConfigError, Field
 
@@ -107,5 +108,13 @@ class ChannelKind:
         return {"target": self.target(config), **shown, "secrets": hidden}
 
     def secrets(self, config: Mapping[str, Any]) -> list[str]:
-        """Texts that nothing may repeat."""
-        return [str(config[one.name]) for one in self.fields if one.secret and one.name in config]
+        """Texts that nothing may repeat, the longest first: of a URL also what comes after its host."""
+        found = [str(config[one.name]) for one in self.fields if one.secret and one.name in config]
+        paths = [after for url in found if "://" in url and len(after := url[len(origin(url)) :]) > 1]
+        return sorted(found + paths, key=len, reverse=True)
+
+
+def origin(url: str) -> str:
+    """Scheme and host of a URL: its path is often a secret itself (S13)."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

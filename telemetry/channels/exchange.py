@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -55,12 +54,6 @@ def beginning(body: bytes) -> str:
     """The first printable characters of an answer, on one line."""
     line = " ".join(body[: 8 * KEPT_CHARACTERS].decode("utf-8", "replace").split())
     return "".join(character for character in line if character.isprintable())[:KEPT_CHARACTERS]
-
-
-def origin(url: str) -> str:
-    """Scheme and host of a URL: its path is often a secret itself (S13)."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _unreached(error: httpx.HTTPError) -> DeliveryError:

@@ -47,14 +47,18 @@ class Notification(models.Model):
     number = models.BigIntegerField(db_default=NextNumber(), editable=False)
     # The first alert that it tells of. None: of none, or of one that was removed since, whose end is still to be told.
     alert = models.ForeignKey(Alert, models.SET_NULL, null=True, related_name="notifications")
-    alert_ids = ArrayField(models.BigIntegerField(), default=list, db_default=models.Value([]))  # every alert that it tells of
+    alert_ids = ArrayField(
+        models.BigIntegerField(), default=list, db_default=models.Value([])
+    )  # every alert that it tells of
     channel = models.ForeignKey(Channel, models.CASCADE, related_name="notifications")
     kind = models.CharField(max_length=12, choices=NotificationKind)
     sequence = models.PositiveIntegerField(default=0, db_default=0)  # tells repetitions of one kind apart: 0, 1, 2 ...
     payload = models.JSONField()  # the message, fixed when it was written
     state = models.CharField(max_length=9, choices=NotificationState, default=NotificationState.PENDING)
     attempts = models.PositiveIntegerField(default=0)  # begun
-    tried_before = models.PositiveIntegerField(default=0, db_default=0)  # of these, before it was sent anew: schedules begin there
+    tried_before = models.PositiveIntegerField(
+        default=0, db_default=0
+    )  # of these, before it was sent anew: schedules begin there
     next_at = models.DateTimeField()  # not tried before
     leased_until = models.DateTimeField(null=True)  # a worker is at it; past: that worker died
     created_at = models.DateTimeField()
@@ -84,7 +88,9 @@ class DeliveryAttempt(models.Model):
     started_at = models.DateTimeField()
     duration_s = models.FloatField(null=True)  # None: unfinished, or its worker was lost
     status = models.PositiveSmallIntegerField(null=True)  # of HTTP or SMTP; None where there was no answer
-    answer = models.CharField(max_length=200, blank=True, db_default="")  # how the receiver's text began, without our secrets
+    answer = models.CharField(
+        max_length=200, blank=True, db_default=""
+    )  # how the receiver's text began, without our secrets
     error = models.CharField(max_length=200, blank=True)  # "" for a success; never holds the URL
 
     class Meta:

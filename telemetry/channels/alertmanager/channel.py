@@ -12,8 +12,8 @@ import httpx
 from django.conf import settings
 
 from telemetry.channels.alertmanager.message import posted
-from telemetry.channels.base import ChannelKind, Message, Receipt, Sender
-from telemetry.channels.exchange import encoded, open_client, origin, post
+from telemetry.channels.base import ChannelKind, Message, Receipt, Sender, origin
+from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import ConfigError, Field, text, url
 
 PATH = "/api/v2/alerts"

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from django.conf import settings
 
-from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt
-from telemetry.channels.exchange import encoded, open_client, origin, post
+from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt, origin
+from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, text, url
 from telemetry.channels.pagerduty.message import events_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from django.conf import settings
 
-from telemetry.channels.base import ChannelKind, Message, Receipt
-from telemetry.channels.exchange import encoded, open_client, origin, post
+from telemetry.channels.base import ChannelKind, Message, Receipt, origin
+from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, url
 from telemetry.channels.slack.message import blocks_of
 

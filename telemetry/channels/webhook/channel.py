@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt
-from telemetry.channels.exchange import encoded, open_client, origin, post
+from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt, origin
+from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, url
 from telemetry.channels.webhook.signature import checked_secret, new_secret, secret_bytes, signature
 

@@ -2,7 +2,7 @@
 
 Each row prints what it found, and says WRONG where that is not as it must be; if anything is, the whole ends with 1. By
 default each takes a minute or so. The goals' own figures are options, and ``--full`` sets them all: 1,000 kills in a
-write (R2), 500 process kills (R6), 100,000 aborts (R9), 50 million prefixes (R21), 5,000 streams, and longer times.
+write (R2), 500 process kills (R6), 100,000 aborts (R9), 1,000 killed deliveries (R16), 50 million prefixes (R21), 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from tests.benchmarks.soak import aborts, config_file, illnesses, kills, overload, prefixes, streams
+from tests.benchmarks.soak import aborts, config_file, illnesses, kills, outbox, overload, prefixes, streams
 from tests.benchmarks.soak.verdict import Verdict
 
 Row = Callable[[Verdict, argparse.Namespace], Coroutine[Any, Any, None] | None]
@@ -25,6 +25,7 @@ ROWS: dict[str, Row] = {
     "R8": lambda verdict, given: illnesses.measure(verdict, given.seconds, given.seed),
     "R9": lambda verdict, given: aborts.measure(verdict, given.aborts, given.seed),
     "R10": lambda verdict, given: overload.measure(verdict, given.overload_seconds),
+    "R16": lambda verdict, given: outbox.measure(verdict, given.deliveries, given.seed),
     "R21": lambda verdict, given: prefixes.measure(verdict, given.prefixes),
     "streams": lambda verdict, given: streams.measure(verdict, given.streams, given.stream_seconds),
 }
@@ -33,6 +34,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed (R2)"),
     ("--kills", int, 50, 500, "processes that are killed with requests in their hands (R6)"),
     ("--aborts", int, 20_000, 100_000, "clients that go away (R9)"),
+    ("--deliveries", int, 200, 1000, "messages whose delivering process is killed (R16)"),
     ("--overload-seconds", float, 40.0, 240.0, "how long there is too much to do, the peak included (R10)"),
     ("--prefixes", int, 8_000_000, 50_000_000, "prefixes that nobody has seen before (R21)"),
     ("--streams", int, 2000, 5000, "streams at once"),
