@@ -2,7 +2,8 @@
 
 Each row prints what it found, and says WRONG where that is not as it must be; if anything is, the whole ends with 1. By
 default each takes a minute or so. The goals' own figures are options, and ``--full`` sets them all: 1,000 kills in a
-write (R2), 500 process kills (R6), 100,000 aborts (R9), 1,000 killed deliveries (R16), 50 million prefixes (R21), 5,000 streams, and longer times.
+write (R2), 500 process kills (R6), 100,000 aborts (R9), 1,000 killed deliveries (R16), 50 million prefixes (R21), 5,000
+streams, and longer times.
 """
 
 from __future__ import annotations
