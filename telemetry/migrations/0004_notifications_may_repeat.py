@@ -1,12 +1,14 @@
 """Messages may be repeated, tell of several alerts, and outlive their alert."""
 
+from typing import Any
+
 import django.contrib.postgres.fields
 import django.db.models.deletion
 from django.db import migrations, models
 
 import telemetry.models.notification
 
-ALERT = models.ForeignKey(
+ALERT: models.ForeignKey[Any, Any] = models.ForeignKey(
     null=True, on_delete=django.db.models.deletion.SET_NULL, related_name="notifications", to="telemetry.alert"
 )
 KINDS = [

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('telemetry', '0011_engine_facts'),
+        ('telemetry', '0013_refused_readings'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
