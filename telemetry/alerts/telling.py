@@ -107,8 +107,8 @@ def _tell_together(alerts: list[Alert], kind: NotificationKind, claim: Claim, no
     move = _MOVES[kind]
     for alert in told:
         note(alert, move, now, text=f"with {len(told) - 1} others of its pool" if len(told) > 1 else "")
-    sequence = max(alert.tellings for alert in told) - 1 if kind is NotificationKind.REPEATED else 0
-    enqueue({alert.pk: payload_of(alert, kind, now) for alert in told}, kind, now, sequence=sequence)
+    counts = {alert.pk: alert.tellings for alert in told} if kind is NotificationKind.REPEATED else {}
+    enqueue({alert.pk: payload_of(alert, kind, now) for alert in told}, kind, now, sequences=counts)
     return len(told)
 
 

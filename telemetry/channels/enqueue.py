@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from controlplane.celery import wake
@@ -15,16 +16,23 @@ DELIVER = "telemetry.tasks.deliver_notifications"
 Payload = Mapping[str, Any]
 
 
-def enqueue(payloads: Mapping[int, Payload], kind: NotificationKind, now: datetime, *, sequence: int = 0) -> None:
+def enqueue(
+    payloads: Mapping[int, Payload],
+    kind: NotificationKind,
+    now: datetime,
+    *,
+    sequences: Mapping[int, int] = MappingProxyType({}),
+) -> None:
     """Tell every enabled channel of those of some alerts that go there: alert id -> the payload of that alert alone.
 
-    Several become one message (up to ``MOST_TOGETHER``, then another). ``sequence`` tells repetitions of one kind for
-    one alert apart; the same alert, kind and sequence twice is one message. Two queries.
+    Several become one message (up to ``MOST_TOGETHER``, then another). ``sequences`` counts
+    each alert's repetitions of this kind (0 where it does not); the same alert, kind and count twice is one message. Two
+    queries.
     """
     found = [
         row
         for channel in Channel.objects.filter(enabled=True)
-        for row in _rows(channel, _going_to(channel, payloads), kind, sequence, now)
+        for row in _rows(channel, _going_to(channel, payloads), kind, sequences, now)
     ]
     Notification.objects.bulk_create(found, ignore_conflicts=True)
     wake(DELIVER)
@@ -35,7 +43,11 @@ def _going_to(channel: Channel, payloads: Mapping[int, Payload]) -> list[tuple[i
 
 
 def _rows(
-    channel: Channel, told: Sequence[tuple[int, Payload]], kind: NotificationKind, sequence: int, now: datetime
+    channel: Channel,
+    told: Sequence[tuple[int, Payload]],
+    kind: NotificationKind,
+    sequences: Mapping[int, int],
+    now: datetime,
 ) -> Iterator[Notification]:
     for start in range(0, len(told), MOST_TOGETHER):
         some = told[start : start + MOST_TOGETHER]
@@ -44,7 +56,7 @@ def _rows(
             alert_ids=[alert_id for alert_id, _ in some],
             channel=channel,
             kind=kind,
-            sequence=sequence,
+            sequence=sequences.get(some[0][0], 0),
             payload=together([payload for _, payload in some], now),
             next_at=now,
             created_at=now,

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.errors import InvalidError
 from telemetry.channels.enqueue import enqueue
 from telemetry.channels.grouping import MOST_TOGETHER, together
 from telemetry.models import Alert, AlertRule, Notification
@@ -35,7 +36,7 @@ def make(pool, count=1):
 def test_the_same_alert_kind_and_sequence_is_one_message_and_a_repetition_another(pool, channel):
     told = make(pool)
     for sequence in (0, 0, 1, 1, 2):
-        enqueue(told, "repeated", T0, sequence=sequence)
+        enqueue(told, "repeated", T0, sequences=dict.fromkeys(told, sequence))
     enqueue(told, "resolved", T0)
 
     rows = list(Notification.objects.order_by("number").values_list("kind", "sequence"))
@@ -73,3 +74,54 @@ def test_a_channel_that_is_off_is_told_nothing(pool, channel):
     enqueue(make(pool), "firing", T0)
 
     assert not Notification.objects.exists()
+
+
+def test_a_repetition_alone_is_not_taken_for_one_that_was_told_together(pool, channel):
+    told = make(pool, 2)
+    first, second = told
+    enqueue(told, "repeated", T0, sequences={first: 1, second: 3})
+    enqueue({first: told[first]}, "repeated", T0, sequences={first: 2})
+    enqueue({first: told[first]}, "repeated", T0, sequences={first: 3})
+
+    assert Notification.objects.count() == 3
+
+
+@pytest.mark.parametrize(
+    ("matchers", "goes"),
+    [
+        ([], True),
+        (["severity=critical"], True),
+        (["severity=warning, critical", "pool=chat"], True),
+        (["severity=critical", "pool!=chat"], False),
+        (["pool=ch*"], True),
+        (["pool!=ch*"], False),
+        (["replica!=r1"], True),  # an alert without the label has "" there
+        (["replica=r1"], False),
+    ],
+)
+def test_a_channel_gets_the_alerts_that_meet_its_conditions(pool, channel, matchers, goes):
+    update_channel(channel, matchers=matchers)
+    alert, told = next(iter(make(pool).items()))
+    told["data"]["labels"] = {"severity": "critical"}
+    enqueue({alert: told}, "firing", T0)
+
+    assert Notification.objects.exists() is goes
+
+
+def test_of_several_alerts_a_channel_is_told_those_that_are_for_it(pool, channel):
+    update_channel(channel, matchers=["severity=critical"])
+    told = make(pool, 3)
+    for number, one in enumerate(told.values()):
+        one["data"]["labels"] = {"severity": "warning" if number == 1 else "critical"}
+    enqueue(told, "firing", T0)
+
+    first, _, third = told
+    assert Notification.objects.get().alert_ids == [first, third]
+
+
+@pytest.mark.parametrize(
+    "written", ["severity", "=x", "pool=", "Pool=x", "pool=~x", "a=" + ",".join("b" * 21), "x" * 300]
+)
+def test_conditions_that_cannot_be_read_are_refused(channel, written):
+    with pytest.raises(InvalidError):
+        update_channel(channel, matchers=[written])

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('telemetry', '0013_refused_readings'),
+        ('telemetry', '0014_ladders'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

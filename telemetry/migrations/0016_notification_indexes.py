@@ -10,7 +10,7 @@ PENDING = models.Q(("state", "pending"))
 class Migration(migrations.Migration):
     atomic = False
 
-    dependencies = [("telemetry", "0014_channel_routing")]
+    dependencies = [("telemetry", "0015_channel_routing")]
 
     operations = [
         BuildUnique(
