@@ -26,7 +26,7 @@ def enqueue(
     """Tell every enabled channel of those of some alerts that go there: alert id -> the payload of that alert alone.
 
     Several become one message (up to ``MOST_TOGETHER``, then another). ``sequences`` counts
-    each alert's repetitions of this kind (0 where it does not); the same alert, kind and count twice is one message. Two
+    each alert's repetitions of this kind (0 where it does not); the same alert, kind and count is one message. Two
     queries.
     """
     found = [

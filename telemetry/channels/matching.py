@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MOST = 20  # conditions, and values of one
 LONGEST = 200
-SYNTAX = re.compile(r"\s*([a-z_][a-z0-9_]{0,62})\s*(!?=)\s*(.*\S)\s*\Z")
+SYNTAX = re.compile(r"\s*([a-z_][a-z0-9_]{0,62})\s*(!?=)(?!~)\s*(.*\S)\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)

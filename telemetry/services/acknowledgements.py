@@ -35,7 +35,7 @@ def acknowledge(alert: Alert, *, by: User, why: str = "") -> Alert:
     record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=why)
     if alert.tellings:
         kind = NotificationKind.ACKNOWLEDGED
-        enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now, sequence=times)
+        enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now, sequences={alert.pk: times})
     return alert
 
 
