@@ -55,6 +55,8 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:chart-figure": SEE,
     "telemetry:chart-csv": SEE,
     "telemetry:chart-json": SEE,
+    "telemetry:ladder": SEE,
+    "telemetry:ladder-figure": SEE,
     "telemetry:events": SEE,
     "telemetry:events-csv": SEE,
     "telemetry:alerts": SEE,

@@ -27,6 +27,7 @@ _SECTIONS = (
         "See",
         (
             ("Overview", "telemetry:overview", "o"),
+            ("Ladder", "telemetry:ladder", "w"),
             ("Alerts", "telemetry:alerts", "a"),
             ("Events", "telemetry:events", "e"),
         ),

@@ -21,6 +21,16 @@ class GroupLadder:
     group: str
     ladder: Ladder
 
+    @property
+    def reachable(self) -> float | None:
+        """Of its prompts' tokens."""
+        return self.ladder.ratio(self.ladder.reachable)
+
+    @property
+    def delivered(self) -> float | None:
+        """Of its prompts' tokens."""
+        return self.ladder.ratio(self.ladder.delivered)
+
 
 def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | None:
     """The ladder of the five-minute bins that the window touches; None without any. One query.

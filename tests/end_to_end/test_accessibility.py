@@ -18,6 +18,8 @@ EVERYWHERE = (
     "/",
     "/?range=1h&by=group",
     "/charts/hit-rate/?range=5m",
+    "/ladder/",
+    "/ladder/?range=1h&group=coding",
     "/alerts/",
     "/events/",
     "/events/?kind=replica_up&kind=replica_down&after=yesterday",

@@ -1,0 +1,22 @@
+// The ladder's charts, drawn from the figures that the server builds; drawn anew when the theme changes.
+import { themed } from "./plot-theme.js";
+
+const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false, showTips: false };
+const places = [...document.querySelectorAll("[data-draw]")];
+
+async function load(place) {
+  const answer = await fetch(place.dataset.draw, { headers: { Accept: "application/json" } });
+  if (answer.redirected) return location.reload();
+  if (!answer.ok) return;
+  place.figure = await answer.json();
+  await draw(place);
+}
+
+async function draw(place) {
+  if (!place.figure) return;
+  const { data, layout } = place.figure;
+  await window.Plotly.react(place, data, themed(structuredClone(layout), place.clientWidth), CONFIG);
+}
+
+places.forEach(load);
+window.addEventListener("themechange", () => places.forEach(draw));

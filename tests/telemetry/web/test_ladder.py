@@ -1,0 +1,75 @@
+"""The ladder's page: what it says, what it draws, and what it says when there is nothing to draw."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.models import Replica
+from controlplane.services.fleet.pools import create_pool
+from telemetry.models import DecisionCursor
+from telemetry.services.curves import update_curve
+from telemetry.services.replays import replay_pools
+from tests.telemetry.decisions import store
+from tests.telemetry.lab.traces import traffic
+from tests.telemetry.services.test_ladders import fleet as room  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def replayed(visitor, noon, pool, room):  # noqa: F811
+    """Requests of three task groups within the quarter of an hour before noon, placed at random."""
+    start = noon - timedelta(minutes=12)
+    requests = traffic(900, placed="random")
+    store([one._replace(at_s=start.timestamp() + number / 2) for number, one in enumerate(requests)])
+    replay_pools(noon)
+    update_curve(room, noon)
+    return visitor
+
+
+def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_queries):
+    with django_assert_max_num_queries(16):
+        page = replayed.get("/ladder/?range=15m").content.decode()
+    assert "points reachable you get 50" in page
+    assert "lost" in page.split("</h2>")[0]
+    for words in ("Load", "New prompts", "/policies/", "900 requests", "g0", "Twice the room"):
+        assert words in page, words
+    narrower = replayed.get("/ladder/?range=15m&pool=chat&group=g1").content.decode()
+    assert "task group g1" in narrower
+    assert "900 requests" not in narrower
+
+
+def test_its_figures_are_what_the_tables_say(replayed):
+    steps = replayed.get("/ladder/figures/steps/?range=15m").json()
+    (bars,) = steps["data"]
+    assert (bars["y"][0], bars["x"][0], bars["y"][-1]) == ("Prompt tokens", 1.0, "Delivered")
+    for place in range(2, len(bars["x"]) - 1):
+        assert bars["base"][place] + bars["x"][place] == pytest.approx(bars["base"][place - 1], abs=2e-4)
+    curve = replayed.get("/ladder/figures/curve/").json()
+    assert [len(line["x"]) for line in curve["data"]] == [6, 6, 6]
+    assert replayed.get("/ladder/figures/other/").status_code == 404
+    assert replayed.get("/ladder/figures/steps/?group=none&pool=chat").status_code == 404
+
+
+def test_an_unknown_cache_is_one_step_that_cannot_be_told_apart(visitor, noon, pool, room):  # noqa: F811
+    Replica.objects.update(capacity_blocks=None)
+    start = noon - timedelta(minutes=12)
+    store([one._replace(at_s=start.timestamp() + number) for number, one in enumerate(traffic(300))])
+    replay_pools(noon)
+    page = visitor.get("/ladder/?range=15m").content.decode()
+    assert "Not known apart" in page
+    assert "cache is not known" in page
+    (bars,) = visitor.get("/ladder/figures/steps/?range=15m").json()["data"]
+    assert bars["y"] == ["Prompt tokens", "New prompts", "Not known apart", "Delivered"]
+
+
+def test_without_pools_requests_or_a_router_that_answers_the_page_says_so(visitor, noon):
+    assert "There is no pool yet" in visitor.get("/ladder/").content.decode()
+    create_pool("chat")
+    assert "No request was replayed" in visitor.get("/ladder/").content.decode()
+    assert visitor.get("/ladder/figures/steps/").status_code == 404
+    store([])
+    DecisionCursor.objects.update(reason="it answers with status 401")
+    assert "it answers with status 401" in visitor.get("/ladder/").content.decode()
