@@ -71,8 +71,10 @@ def collect_decisions(now: datetime) -> Run:
 
 
 def _begin(router: Router, routers: int) -> Progress:
-    cursor, _ = DecisionCursor.objects.get_or_create(router=router)
-    rows = max(PAGE_RECORDS, int(settings.DECISIONS_ROWS_PER_S * INTERVAL_S / routers))
+    cursor, is_new = DecisionCursor.objects.get_or_create(router=router, defaults={"sample_ratio": 1.0})
+    rows = PAGE_RECORDS  # of a first run, which learns how long prompts are
+    if not is_new:
+        rows = max(PAGE_RECORDS, int(settings.DECISIONS_ROWS_PER_S * INTERVAL_S / routers))
     return Progress(router, cursor, rows_left=rows, candidates_left=int(CANDIDATES_PER_S * INTERVAL_S))
 
 

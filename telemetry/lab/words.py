@@ -51,8 +51,8 @@ LOSSES = {
         "policies",
     ),
     "load": Words(
-        "load",
-        "Load",
+        "placement",
+        "Placement",
         "Another replica held more of the prompt than the one that was chosen.",
         "With a strategy that asks what caches hold it is the price of balance: add replicas, or lower its weight for "
         "load. With one that does not ask, such as round_robin, choose one that does.",

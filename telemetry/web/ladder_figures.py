@@ -65,13 +65,15 @@ def ladder_figure(ladder: Ladder) -> dict[str, Any]:
         "base": [round(step.low, 4) for step in steps],
         "marker": {"color": colours},
         "text": [points(step.ratio) for step in steps],
-        "textposition": "auto",
+        "textposition": "outside",
+        "textangle": 0,
+        "textfont": {"size": 12},
         "hovertemplate": "%{y}: %{text} points<extra></extra>",
         "cliponaxis": False,
     }
     layout = _layout(110) | {
         "bargap": 0.28,
-        "xaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
+        "xaxis": {"range": [0, 1.06], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "automargin": True, "showgrid": False},
     }
     return _figure([trace], layout, sentence(ladder))
@@ -95,14 +97,13 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
     now = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
     layout = _layout(48) | {
         "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.22, "x": 0},
+        "legend": {"orientation": "h", "y": -0.16, "x": 0},
         "xaxis": {
             "type": "log",
             "range": [-0.65, 0.95],
             "tickvals": multiples,
             "ticktext": [f"{multiple:g}x" for multiple in multiples],
             "fixedrange": True,
-            "title": {"text": "room of each replica, times what it has", "font": {"size": 11}},
         },
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "shapes": [{**now, "line": {"color": palette.REST, "width": 1, "dash": "dot"}}],

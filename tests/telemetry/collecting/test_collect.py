@@ -162,7 +162,7 @@ def test_a_run_stores_no_more_than_its_budget_and_the_next_one_goes_on(server, s
     ring = FakeRing(page=200)
     ring.records = [decision(seq, blocks=[]) for seq in range(1, 701)]
     router(server, "one", ring)
-    assert [collect_decisions(NOW).decisions for _ in range(4)] == [300, 300, 100, 0]
+    assert [collect_decisions(NOW).decisions for _ in range(5)] == [250, 300, 150, 0, 0]
     assert Decision.objects.exclude(candidates=None).count() < 350
 
 

@@ -15,7 +15,7 @@ def ladder(*terms: float | None, **known: object) -> Ladder:
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
-        ((71, 62, 62, 56, 52, 52), "Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading, 4 to load."),
+        ((71, 62, 62, 56, 52, 52), "Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading, 4 to place"),
         ((71, 71, 71, 71, 71, 60), "Of 71 points reachable you get 60: 11 lost to stale caches."),
         ((71, 71, 71, 71, 71, 71), "Of 71 points reachable you get 71: nothing to speak of is lost on the way."),
         ((71, 60, 60, 60, 50, None), "Of 71 points reachable you should get 50, though no answer says how much"),

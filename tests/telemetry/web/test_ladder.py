@@ -34,7 +34,7 @@ def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_q
         page = replayed.get("/ladder/?range=15m").content.decode()
     assert "points reachable you get 50" in page
     assert "lost" in page.split("</h2>")[0]
-    for words in ("Load", "New prompts", "/policies/", "900 requests", "g0", "Twice the room"):
+    for words in ("Placement", "New prompts", "/policies/", "900 requests", "g0", "Twice the room"):
         assert words in page, words
     narrower = replayed.get("/ladder/?range=15m&pool=chat&group=g1").content.decode()
     assert "task group g1" in narrower
