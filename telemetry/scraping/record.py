@@ -12,9 +12,11 @@ import psycopg
 from django.conf import settings
 from django.db import DataError, IntegrityError, transaction
 
+from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import record_engine_facts
+from controlplane.services.snapshots import one_configuration
 from telemetry.metrics.engine import ReplicaSample
 from telemetry.metrics.engines.names import CacheFacts
 from telemetry.metrics.rates import SET_BACK_S
@@ -50,16 +52,34 @@ class RouterScrape:
     outcome: Taken[RouterSample] | Failure
 
 
+Scrape = TypeVar("Scrape", ReplicaScrape, RouterScrape)
+Facts = list[tuple[Replica, CacheFacts]]
+
+
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
     """Store one reading or one gap per target. A target that has one for this time, or a later one, is left alone."""
     facts = _batch_or_singly(_record_replicas, replicas, due)
     _batch_or_singly(_record_routers, routers, due)
-    for replica, told in facts:  # last, and by itself: it may freeze a new configuration
-        record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
+    _record_facts(facts)  # last, and by itself: it may freeze a new configuration
 
 
-Scrape = TypeVar("Scrape", ReplicaScrape, RouterScrape)
-Facts = list[tuple[Replica, CacheFacts]]
+def _record_facts(facts: Facts) -> None:
+    """What engines tell of their caches, which is news of a whole fleet at once when that is new: one configuration.
+
+    Where somebody else changes the fleet in the same moment the next tick does it, as it is news still.
+    """
+    if not facts:
+        return
+    try:
+        with one_configuration(reason=_reason(facts)):
+            for replica, told in facts:
+                record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
+    except ConflictError:
+        log.info("the fleet is being changed; what %d replicas tell of their caches waits", len(facts))
+
+
+def _reason(facts: Facts) -> str:
+    return f"replica {facts[0][0].name} changed" if len(facts) == 1 else f"{len(facts)} replicas told their caches"
 
 
 def _batch_or_singly(

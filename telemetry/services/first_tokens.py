@@ -46,8 +46,9 @@ def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[
     """Per step, by the engines' clock; nothing for a task group, of which engines know nothing. At most two queries."""
     if subject.kind is Kind.GROUP:
         return {}
-    ids = [replica.pk for replica in subject.replicas()]
-    return sums.merged_over_keys(sums.engine_ttft(ids, window, whole=whole))
+    if subject.replica is None:
+        return sums.merged_over_keys(sums.pools_engine_ttft(subject.pool_names(), window, whole=whole))
+    return sums.merged_over_keys(sums.engine_ttft([subject.replica.pk], window, whole=whole))
 
 
 def by_any(subject: Subject, window: Window, *, whole: bool = False) -> tuple[str, dict[datetime, Merged]]:

@@ -39,9 +39,9 @@ def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]
     """A strip a replica, by name, from its engines' hit rate. Two queries."""
     cells = Window(window.start, window.end, window.length_s / CELLS)
     rates: dict[int, dict[int, tuple[float | None, PointState]]] = defaultdict(dict)
-    for row in sums.engine_sums([replica.pk for replica in replicas], cells):
+    for row in sums.hit_sums([replica.pk for replica in replicas], cells):
         value = hit_rate_ratio(row.queries, row.hits, row.external_hits)
-        rates[row.replica_id][round((row.start - cells.start).total_seconds() / cells.step_s)] = (value, row.state)
+        rates[row.replica_id][row.step] = (value, row.state)
     cold = _cold_cells([replica.pk for replica in replicas], cells)
     return {replica.name: _strip(rates[replica.pk], cold[replica.pk]) for replica in replicas}
 

@@ -48,7 +48,9 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     """Total reuse, the local cache alone where others supplied some (H4), and what could be reached (H7)."""
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
-    rows = _engines(subject, window)
+    rows, starts = defaultdict[datetime, list[sums.Hits]](list), window.starts()
+    for row in sums.hit_sums(_ids(subject), window):
+        rows[starts[row.step]].append(row)
     lines = [line_of("Hit rate", window, {start: _reuse(of_step) for start, of_step in rows.items()})]
     if any(row.external_hits for of_step in rows.values() for row in of_step):
         local = {start: _reuse(of_step, external=False) for start, of_step in rows.items()}
@@ -63,7 +65,7 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
     return found
 
 
-def _reuse(rows: list[sums.EngineSums], *, external: bool = True) -> Point:
+def _reuse(rows: list[sums.Hits], *, external: bool = True) -> Point:
     hits = _total(row.hits for row in rows)
     more = _total(row.external_hits for row in rows) if external else None
     return hit_rate_ratio(_total(row.queries for row in rows), hits, more), sums.state_together(rows)

@@ -94,10 +94,10 @@ def ttft_quantiles(
     """
     window = still_kept(window)
     clock, names = "router", names_of(pools)
-    merged = sums.merged_over_keys(sums.pool_ttft(names, window, clock=clock)) if source != "engine" else {}
+    merged = sums.merged_over_keys(sums.router_ttft(names, window)) if source != "engine" else {}
     if not merged and source != "router":
         clock = "engine"
-        merged = sums.merged_over_keys(sums.pool_ttft(names, window, clock=clock))
+        merged = sums.merged_over_keys(sums.pools_engine_ttft(names, window))
     return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
 
 

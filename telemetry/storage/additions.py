@@ -76,7 +76,7 @@ def route_additions(
         where pool <> '' and requests is not null
             and (%(pools)s::text[] is null or pool = any(%(pools)s))
             and (%(group)s::text is null or "group" = %(group)s)
-            and (%(replica)s::text is null or replica = %(replica)s)
+            {"" if replica is None else "and replica = %(replica)s"}
         group by 1, start order by 1, start
         """,  # noqa: S608 - names are columns of ROUTERS and keys of KEYS
         during(window, whole=whole)

@@ -257,14 +257,15 @@ def engine_ttft(
     )
 
 
-def pool_ttft(pools: Sequence[str] | None, window: Window, *, clock: str) -> dict[tuple[Any, datetime], Merged]:
-    """TTFT of some pools by name, or all, by the clock of the "engine" or the "router"; per ("", start of the step)."""
-    of = {"engine": ENGINE_TTFT, "router": ROUTER_TTFT}[clock]
-    source = histograms_in(of, window, by_part=False)
+def pools_engine_ttft(
+    pools: Sequence[str] | None, window: Window, *, whole: bool = False
+) -> dict[tuple[Any, datetime], Merged]:
+    """TTFT of the replicas of some pools by name, or of all, by the engines' clock; per ("", start of the step)."""
+    source = histograms_in(ENGINE_TTFT, window, by_part=False, whole=whole)
     return _merged(
         f"'', {{}} from {source.sql} rows, unnest(positions, counts) as bucket(position, n) "
-        "where reuse = '' and (%(pools)s::text[] is null or pool = any(%(pools)s))",
-        during(window) | source.parameters | {"pools": None if pools is None else list(pools)},
+        "where (%(pools)s::text[] is null or pool = any(%(pools)s))",
+        during(window, whole=whole) | source.parameters | {"pools": None if pools is None else list(pools)},
     )
 
 
@@ -281,7 +282,7 @@ def router_ttft(
     if by == "replica":
         readings, key = _BY_REPLICA, "array[pool, replica]"
     else:
-        source = histograms_in(ROUTER_TTFT, window, by_part=True, whole=whole)
+        source = histograms_in(ROUTER_TTFT, window, by_part=by is not None, whole=whole)
         parameters |= source.parameters
         key = {None: "''", "group": "array[pool, part]", "reuse": "array[pool, part, reuse]"}[by]
         readings = f"{source.sql} rows"

@@ -15,6 +15,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from telemetry.metrics.windows import Window, choose_step
+from telemetry.services.series import still_kept
 
 CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
 PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
@@ -85,9 +86,8 @@ def _fixed(params: QueryDict) -> TimeRange:
         )
     if not 0 < seconds <= LONGEST_S or start > now:
         return _preset(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
-    return TimeRange(
-        "", Window(start, end, choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS))
-    )
+    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS)
+    return TimeRange("", still_kept(Window(start, end, step)))
 
 
 def _moment(text: str) -> datetime | None:

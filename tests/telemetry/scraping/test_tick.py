@@ -8,6 +8,7 @@ from django.db import connection
 
 from controlplane.models import Event, Replica, ReplicaState, Router
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.snapshots import newest_snapshot
 from telemetry import tasks
 from telemetry.models import Reading, RouterReading, ScrapeShard, ScrapeState
 from telemetry.scraping import record
@@ -197,6 +198,18 @@ def test_the_cache_s_size_is_recorded_without_the_null_block(pool, metrics_serve
     r1.refresh_from_db()
     assert (r1.block_tokens, r1.capacity_blocks) == (32, 2048)
     assert kinds() == ["replica_changed"]
+
+
+def test_what_a_new_fleet_tells_of_its_caches_is_one_configuration_and_an_event_each(pool, metrics_server):
+    for number in range(5):
+        replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0, blocks=2049)))
+    before = newest_snapshot().number
+
+    tick(0)
+
+    assert newest_snapshot().number == before + 1
+    assert set(Replica.objects.values_list("capacity_blocks", flat=True)) == {2048}
+    assert kinds() == ["replica_changed"] * 5
 
 
 def test_a_disabled_replica_is_left_alone(pool, metrics_server):

@@ -81,8 +81,8 @@ def answers(replicas, window):
         ],
         "engine TTFT": sums.engine_ttft(ids, window),
         "engine TTFT by replica": sums.engine_ttft(ids, window, by="replica", whole=True),
-        "engine TTFT of pools": sums.pool_ttft(["chat"], window, clock="engine"),
-        "router TTFT of pools": sums.pool_ttft(None, window, clock="router"),
+        "engine TTFT of pools": sums.pools_engine_ttft(["chat"], window),
+        "router TTFT of pools": sums.router_ttft(None, window),
         "router TTFT by group": sums.router_ttft(["chat"], window, by="group"),
     }
 
