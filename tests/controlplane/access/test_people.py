@@ -25,6 +25,7 @@ def test_somebody_new_sees_nothing_until_they_are_given_a_role(client):
         ({"username": "a b", "password": PASSWORD}, "$.username"),
         ({"username": "", "password": PASSWORD}, "$.username"),
         ({"username": "ada", "password": "short"}, "$.password"),
+        ({"username": "ada", "password": "qwerty123456"}, "$.password"),
         ({"username": "ada", "password": PASSWORD, "email": "x"}, "$.email"),
     ],
 )

@@ -141,5 +141,8 @@ EVERYWHERE = ["/accounts/login/", "/accounts/confirm/", "/fleet/", "/healthz", "
 @pytest.mark.parametrize("path", EVERYWHERE)
 def test_nobody_puts_a_page_of_ours_into_theirs(client, admin, path):
     answer = client.get(path)
-    assert "frame-ancestors 'none'" in answer["Content-Security-Policy"]
+    policy = answer["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self';")  # no object, and nothing inline
+    assert "base-uri 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
     assert answer["X-Frame-Options"] == "DENY"
