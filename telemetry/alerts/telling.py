@@ -106,7 +106,7 @@ def _tell_together(alerts: list[Alert], kind: NotificationKind, claim: Claim, no
         return 0
     move = _MOVES[kind]
     for alert in told:
-        note(alert, move, now, text=f"with {len(told) - 1} others of its pool" if len(told) > 1 else "")
+        note(alert, move, now, text=f"together with others of its pool: {len(told) - 1}" if len(told) > 1 else "")
     counts = {alert.pk: alert.tellings for alert in told} if kind is NotificationKind.REPEATED else {}
     enqueue({alert.pk: payload_of(alert, kind, now) for alert in told}, kind, now, sequences=counts)
     return len(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import Q
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 
@@ -12,8 +13,10 @@ from controlplane.access.scope import visible
 from telemetry.models import AlertState
 from telemetry.services.alerts import open_alerts
 
+FIRES = Q(state=AlertState.FIRING, muted__isnull=True)
+
 
 def firing_alerts(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: how many alerts fire now. One query, and only where a page shows it to somebody signed in."""
-    count = SimpleLazyObject(lambda: visible(asker_of(request), open_alerts()).filter(state=AlertState.FIRING).count())
+    """Context processor: how many alerts fire and are not muted. A query where a page shows it to somebody signed in."""
+    count = SimpleLazyObject(lambda: visible(asker_of(request), open_alerts()).filter(FIRES).count())
     return {"firing_alerts": count if hasattr(request, "user") and request.user.is_authenticated else 0}

@@ -7,6 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from controlplane.models import Router
+from tests.alert_history import alerts_of_every_state
 from tests.fleet_history import rollouts_of_every_kind
 
 AXE = Axe().axe_script
@@ -21,6 +22,10 @@ EVERYWHERE = (
     "/ladder/",
     "/ladder/?range=1h&group=coding",
     "/alerts/",
+    "/alerts/?kind=load_skew&after=yesterday",
+    "/alerts/rules/new/?kind=ttft_objective",
+    "/alerts/silences/",
+    "/alerts/silences/new/",
     "/events/",
     "/events/?kind=replica_up&kind=replica_down&after=yesterday",
     "/channels/",
@@ -140,6 +145,20 @@ def test_pages_of_rollouts(site, full, complaints, width, theme):
     page = site.open(viewport=SIZES[width], theme=theme)
 
     assert look_at(page, paths, complaints) == {}
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_of_alerts(site, full, complaints, width, theme):
+    alerts = alerts_of_every_state(full, full.policies.get(group=None).draft().author)
+    paths = ["/alerts/", "/alerts/silences/", *(f"/alerts/{pk}/" for pk in alerts.values())]
+    paths.append(f"/alerts/silences/new/?alert={alerts['firing']}")
+    page = site.open(viewport=SIZES[width], theme=theme)
+    assert look_at(page, paths, complaints) == {}
+
+    page.goto(f"/alerts/rules/{full.alert_rules.get(kind='hit_rate_drop').pk}/")
+    page.get_by_role("button", name="What would it have done?").click()
+    page.get_by_text("Would have fired").wait_for()
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize(("width", "theme"), VIEWS)

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
 from controlplane.web.doors import signed_in, within
+from controlplane.web.tags import setting
 from telemetry.alerts.kinds import KINDS, Kind
 from telemetry.models import AlertRule, RuleKind, Severity
 from telemetry.models.alert_rule import REPEAT_S
@@ -50,7 +51,7 @@ def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
         "group": rule.group.name if rule.group else "",
         "severity": rule.severity,
         "repeat_s": rule.repeat_s,
-        **{name: "none" if value is None else value for name, value in effective_settings(rule).items()},
+        **{name: "none" if value is None else setting(value) for name, value in effective_settings(rule).items()},
     }
     title = f"Rule {rule.name} of pool {rule.pool.name}"
     form = RuleForm(KINDS[rule.kind], _given(request, initial), initial=initial)

@@ -1,8 +1,12 @@
 import pytest
 
+from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
-from telemetry.models import Alert, AlertRule, AlertState
+from telemetry.alerts.kinds import KINDS
+from telemetry.models import Alert, AlertRule, AlertState, Silence
 from telemetry.services.alerts import create_rule, ensure_default_rules
+from telemetry.web.views import alerts as views
+from tests.alert_history import alerts_of_every_state
 from tests.fleet_history import drop_alert
 
 
@@ -87,3 +91,119 @@ def test_removing_a_rule_says_first_that_nobody_is_told_any_more(visitor, fleet,
     visitor.post(path)
 
     assert not AlertRule.objects.filter(pk=alert.rule_id).exists()
+
+
+def test_an_alert_has_a_page_with_its_figures_its_causes_and_its_life(visitor, operator, fleet, noon):
+    made = alerts_of_every_state(fleet, operator)
+
+    text = visitor.get(f"/alerts/{made['firing']}/").text
+
+    assert "changes at byte 412" in text
+    assert "82.0 % sure" in text
+    assert 'href="/?pool=chat&amp;from=' in text or 'href="/?pool=chat&from=' in text  # the way to the culprit
+    assert '<svg class="sketch"' in text
+    assert "I take it" in text
+    assert "<html" not in visitor.get(f"/alerts/{made['firing']}/", headers={"HX-Request": "true"}).text
+    assert visitor.get("/alerts/999999/").status_code == 404
+
+
+def test_the_list_tells_apart_what_is_told_what_is_muted_and_what_is_suspected(visitor, operator, fleet, noon):
+    alerts_of_every_state(fleet, operator)
+
+    text = visitor.get("/alerts/").text
+
+    assert "We move a rack" in text.split('id="muted"')[1].split("</section>")[0]
+    assert "TTFT objective of pool chat" in text.split('id="pending"')[1].split("</section>")[0]
+    assert "olga is at it: Adding a replica" in text
+    assert "Replica down of pool chat, gpu-3" in text.split('id="recent"')[1]
+
+
+def test_what_is_over_is_narrowed_and_paged_by_plain_links(visitor, operator, fleet, noon, monkeypatch):
+    made = alerts_of_every_state(fleet, operator)
+    rule = AlertRule.objects.get(pool=fleet, kind="hit_rate_drop")
+    for number in range(3):
+        Alert.objects.create(
+            rule=rule, pool=fleet, state="resolved", started_at=noon, last_breach_at=noon, summary=f"Old {number}."
+        )
+    monkeypatch.setattr(views, "PAGE", 2)
+
+    first = visitor.get("/alerts/").text
+    assert ("Old 2." in first, "Old 0." in first) == (True, False)
+    older = Alert.objects.get(summary="Old 1.").pk
+    assert f"?older={older}" in first
+    second = visitor.get(f"/alerts/?older={older}").text
+    assert ("Old 0." in second, "gpu-3" in second) == (True, True)
+    narrowed = visitor.get("/alerts/?kind=replica_down").text.split('id="recent"')[1]
+    assert (f"/alerts/{made['over']}/" in narrowed, "Old" in narrowed) == (True, False)
+    assert "Enter a valid date" in visitor.get("/alerts/?after=yesterday").text
+
+
+def test_an_alert_is_taken_and_let_go_without_a_script(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+
+    assert "is at it" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", {"note": "mine"}, follow=True).text
+    alert.refresh_from_db()
+    assert (alert.acknowledged_by, alert.acknowledged_note) == ("olga", "mine")
+    visitor.post(f"/alerts/{alert.pk}/release/")
+    alert.refresh_from_db()
+    assert alert.acknowledged_at is None
+    Alert.objects.update(state="resolved")
+    assert "has ended" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", follow=True).text
+
+
+def test_a_silence_is_looked_at_made_and_ended(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    form = visitor.get(f"/alerts/silences/new/?alert={alert.pk}").text
+    assert "pool=chat\nrule=Hit rate drop" in form
+    filled = {"matchers": "pool=chat\nrule=~Hit.*", "hours": "4", "comment": "work"}
+
+    looked = visitor.post("/alerts/silences/new/", {**filled, "preview": "1"}).text
+    assert "1 alert is like that now" in looked
+    assert not Silence.objects.exists()
+    visitor.post("/alerts/silences/new/", filled)
+    silence = Silence.objects.get()
+    assert (silence.created_by.username, silence.project) == ("olga", None)
+    assert "pool=&quot;chat&quot; and rule=~&quot;Hit.*&quot;" in visitor.get("/alerts/silences/").text
+    visitor.post(f"/alerts/silences/{silence.pk}/end/")
+    assert Silence.objects.get().ends_at == noon
+
+
+@pytest.mark.parametrize(
+    ("matchers", "words"),
+    [("pool", "Expected label=value"), ("colour=red", "expected one of pool"), ("pool!=x", "match every alert")],
+)
+def test_a_silence_of_nonsense_or_of_everything_is_refused_beside_its_field(visitor, fleet, matchers, words):
+    answer = visitor.post("/alerts/silences/new/", {"matchers": matchers, "hours": "4", "comment": "work"})
+
+    assert answer.status_code == 422
+    assert words in answer.text.split('id="id_matchers_error">')[1].split("</div>")[0]
+
+
+def test_the_editor_shows_what_a_rule_would_have_done_with_and_without_a_script(visitor, fleet, noon):
+    rule = AlertRule.objects.get(pool=fleet, kind="hit_rate_drop")
+    filled = {"name": "x", "drop_points": "20", "preview": "1"}
+
+    page = visitor.post(f"/alerts/rules/{rule.pk}/", filled)
+    part = visitor.post(f"/alerts/rules/{rule.pk}/", filled, headers={"HX-Request": "true"})
+
+    for answer in (page, part):
+        assert answer.status_code == 200
+        assert "Would have fired not at all" in answer.text
+        assert '<svg class="sketch"' in answer.text
+    assert "<html" not in part.text
+    rule.refresh_from_db()
+    assert rule.name == "Hit rate drop"
+    refused = visitor.post(f"/alerts/rules/{rule.pk}/", {**filled, "baseline_s": "61"}).text
+    assert "at least 3 times window_s" in refused
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_its_form_with_its_own_settings(visitor, fleet, kind):
+    path = f"/alerts/rules/new/?kind={kind}"
+    text = visitor.get(path).text
+    assert all(f'name="{info.field}"' in text for info in settings_of(KINDS[kind].settings))
+
+    visitor.post(path, {"name": f"my {kind}", "pool": fleet.pk, "severity": "critical", "repeat_s": "0"})
+
+    rule = AlertRule.objects.get(name=f"my {kind}")
+    assert (rule.kind, rule.severity, rule.repeat_s, rule.settings) == (kind, "critical", 0, {})

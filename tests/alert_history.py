@@ -1,0 +1,60 @@
+"""Alerts in every state that there is, as the pipeline and people leave them, for tests that look at pages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from controlplane.models import Pool
+from telemetry.alerts.labels import labels_of
+from telemetry.alerts.pipeline import note, resolve
+from telemetry.alerts.telling import tell_due
+from telemetry.models import Alert, AlertMove, AlertRule, RuleKind
+from telemetry.services.acknowledgements import acknowledge
+from telemetry.services.alerts import create_rule
+from telemetry.services.silences import create_silence
+
+CAUSE = {
+    "kind": "prompt_changed",
+    "confidence": 0.82,
+    "summary": "The prompt of task group coding changes at byte 412: a date with a time.",
+    "evidence": {"offset": 412, "class": "timestamp", "requests": 740},
+    "advice": "Move the date behind what all requests share.",
+}
+
+
+def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
+    """One alert of each kind of life, by its name; the id of each."""
+    now = timezone.now()
+    make = {
+        "firing": _fires(pool, "hit_rate_drop", now, value=0.31, limit=0.49, baseline=0.64, causes=[CAUSE]),
+        "taken": _fires(pool, "kv_pressure", now, subject="gpu-2", value=0.97, limit=0.95),
+        "silenced": _fires(pool, "load_skew", now, value=1.9, limit=1.5, unit="count"),
+        "over": _fires(pool, "replica_down", now, subject="gpu-3", value=90.0, limit=30.0, unit="seconds"),
+    }
+    pending = _fires(pool, "ttft_objective", now, value=0.4, limit=0.3)
+    Alert.objects.filter(pk=pending.pk).update(state="pending", fired_at=None)
+    matchers = [{"label": "kind", "op": "=", "value": "load_skew"}]
+    create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="We move a rack", by=by)
+    tell_due(timezone.now())
+    acknowledge(make["taken"], by=by, why="Adding a replica")
+    resolve(make["over"], now)
+    tell_due(timezone.now())
+    return {**{name: alert.pk for name, alert in make.items()}, "pending": pending.pk}
+
+
+def _fires(pool: Pool, kind: str, now: datetime, *, subject: str = "", **figures: object) -> Alert:
+    rule = AlertRule.objects.filter(pool=pool, kind=kind).first()
+    rule = rule or create_rule(pool, name=RuleKind(kind).label, kind=kind)
+    begun = now - timedelta(minutes=12)
+    Alert.objects.filter(rule=rule, state="firing").delete()
+    said = f"{RuleKind(kind).label} of pool {pool.name}{subject and f', {subject}'}."
+    alert = Alert.objects.create(
+        rule=rule, pool=pool, subject=subject, state="firing", started_at=begun, last_breach_at=now, fired_at=begun,
+        labels=labels_of(rule, subject), summary=said, explained_at=now, **figures,
+    )  # fmt: skip
+    note(alert, AlertMove.OPENED, begun)
+    note(alert, AlertMove.FIRED, begun)
+    return alert
