@@ -17,6 +17,6 @@ FIRES = Q(state=AlertState.FIRING, muted__isnull=True)
 
 
 def firing_alerts(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: how many alerts fire unmuted. One query, and only where a page shows it to somebody signed in."""
+    """Context processor: how many alerts fire unmuted. One query, where a page shows it to somebody signed in."""
     count = SimpleLazyObject(lambda: visible(asker_of(request), open_alerts()).filter(FIRES).count())
     return {"firing_alerts": count if hasattr(request, "user") and request.user.is_authenticated else 0}
