@@ -66,7 +66,7 @@ TEMPLATES = [
                 "controlplane.web.navigation.navigation",
                 "telemetry.web.context.firing_alerts",
             ],
-            "builtins": ["controlplane.web.tags", "telemetry.web.tags"],
+            "builtins": ["controlplane.web.tags", "telemetry.web.tags", "telemetry.web.decision_tags"],
         },
     },
 ]

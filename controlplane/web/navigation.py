@@ -28,6 +28,8 @@ _SECTIONS = (
         (
             ("Overview", "telemetry:overview", "o"),
             ("Ladder", "telemetry:ladder", "w"),
+            ("Prefixes", "telemetry:prefixes", "x"),
+            ("Requests", "telemetry:requests", "q"),
             ("Alerts", "telemetry:alerts", "a"),
             ("Events", "telemetry:events", "e"),
         ),

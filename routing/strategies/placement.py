@@ -159,14 +159,15 @@ class Decision(Struct, frozen=True, gc=False):
         loads = self.candidates.loads
         return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in self._shown(limit)]
 
-    def explained(self) -> list[CandidateCost]:
-        """All candidates with the figures that the strategy compares, as it computes them, by present loads."""
-        names, weighed = list(self.candidates.loads), [Weighed()] * len(self.candidates)
+    def explained(self, limit: int | None = None) -> list[CandidateCost]:
+        """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
+        names = list(self._shown(limit))
+        weighed = [Weighed()] * len(names)
         if isinstance(self.route.strategy, Weighs):
             weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
         return [
             CandidateCost(load.replica, load.running, load.waiting_tokens, *found)
-            for load, found in zip(self.candidate_loads(), weighed, strict=True)
+            for load, found in zip(self.candidate_loads(limit), weighed, strict=True)
         ]
 
     def _shown(self, limit: int | None) -> Collection[ReplicaId]:

@@ -22,7 +22,7 @@ COLUMNS = (
 )
 TABLE = Table(Decision._meta.db_table, COLUMNS)  # noqa: SLF001 - Django documents it
 AHEAD = timedelta(hours=1)  # that a router's clock may be
-CANDIDATES_PER_S = 20.0  # decisions of a router that keep their candidates, which are most of a row's bytes
+CANDIDATES_PER_S = 20.0  # of a router that keep their candidates, most of a row's bytes; those described come on top
 LEAST_S = 1.0  # a rate is not measured over less
 
 
@@ -142,6 +142,6 @@ def _row(router_id: int, boot: str, told: Told, ratio: float, keeps_candidates: 
         1.0 if told.positions is None else ratio,
         told.request_id,
         told.retries,
-        bounded_json(told.candidates) if keeps_candidates else None,
+        bounded_json(told.candidates) if keeps_candidates or told.opening is not None else None,
         bounded_json(told.opening),
     )

@@ -14,7 +14,9 @@ from telemetry.web.views import (
     metrics_servers,
     overview,
     pools,
+    prefixes,
     replicas,
+    requests,
     rules,
     silences,
 )
@@ -61,6 +63,9 @@ urlpatterns = [
     path("deliveries/<uuid:notification_id>/", deliveries.delivery, name="delivery"),
     path("deliveries/<uuid:notification_id>/replay/", deliveries.delivery_replay, name="delivery-replay"),
     path("metrics", metrics.metrics, name="metrics"),
+    path("prefixes/", prefixes.prefixes, name="prefixes"),
+    path("requests/", requests.request_list, name="requests"),
+    path("requests/<str:place>/", requests.request_detail, name="request"),
     path("events/", events.event_list, name="events"),
     path("events.csv", events.event_csv, name="events-csv"),
 ]

@@ -169,7 +169,7 @@ class Exchange:
         else:
             self._record = Record.of(decision, self._request.request_id, tokens)
             if self._request.arrived_at >= self._router.openings.due_at:
-                self._record.opening = self._router.openings.opening_of(decision, self._request)
+                self._record.describe(decision, self._router.openings.opening_of(decision, self._request))
             if (grant := self._request.grant) is not None:
                 grant.began(tokens)
             if self._router.warm_ups is not None:

@@ -25,6 +25,8 @@ from msgspec import Struct
 from routing.core.residency import BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from routing.proxy.exchanges.usage import Usage
     from routing.strategies.placement import CandidateLoad, Decision
 
@@ -56,7 +58,7 @@ class Record(Struct, gc=False):
     block_tokens: int | None  # of the replica
     prefix: int | None
     blocks: list[array[int]]  # in stretches, shared with other records
-    candidates: list[CandidateLoad]
+    candidates: Sequence[CandidateLoad]  # with costs where the opening is described
     hit_tokens: int | None = None  # predicted, of the estimated prompt; None where the strategy does not ask
     retries: int = 0
     status: int | None = None
@@ -92,6 +94,12 @@ class Record(Struct, gc=False):
             rank=target.rank,
             arm=route.arm,
         )
+
+    def describe(self, decision: Decision, opening: bytes | None) -> None:
+        """Keep the prompt's opening, and what the strategy made of each candidate before the request was sent."""
+        if opening is not None:
+            self.opening = opening
+            self.candidates = decision.explained(MAX_CANDIDATES)
 
     def placed_again(self, decision: Decision) -> None:
         """The replica before failed; this one is next."""

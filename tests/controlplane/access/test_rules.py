@@ -99,6 +99,7 @@ def filled(address, made):
         "number": 1,
         "state": "draining",
         "slug": "hit-rate",
+        "place": "0-0-0-none",
         "person_id": 0,
         "key_id": made.key.pk,
         "token_id": 0,

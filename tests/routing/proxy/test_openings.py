@@ -34,6 +34,8 @@ async def test_the_first_decision_of_a_second_tells_its_opening_without_text(rep
     assert opening["session"]
     assert "Canary" not in json.dumps(listed)
     assert second["opening"] is None
+    assert all("cost" in candidate for candidate in first["candidates"])
+    assert not any("cost" in candidate for candidate in second["candidates"])
 
 
 class Decided:

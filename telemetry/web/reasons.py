@@ -1,0 +1,60 @@
+"""Why a router chose a replica, and how a request was told to its task group, in words; the routers' own are in
+routing/README.md. A router may be newer than this: a word that is not here stands for itself.
+"""
+
+from __future__ import annotations
+
+from telemetry.models import Decision
+
+REASONS = {
+    "affinity": ("Affinity", "It is the home that the prefix names, and it had room."),
+    "spill": ("Spill", "The homes before it were full: affinity was given up for load."),
+    "no_key": ("No key", "The request has no key to place it by; it was the least loaded."),
+    "all_full": ("All full", "Every home of the prefix was full; it was the least loaded."),
+    "least_load": ("Least load", "It had the least to do."),
+    "round_robin": ("Round robin", "It was its turn."),
+    "random": ("Random", "Chance."),
+    "less_of_two": ("Less of two", "Of two drawn by chance it had less to do."),
+    "hot": ("Hot", "It is one of those that the hot opening has to itself."),
+    "hit": ("Hit", "It was preferred or cheapest, and held some of the prompt."),
+    "cold": ("Cold", "Nobody held as much of the prompt as would count."),
+}
+MATCHES = {
+    "header": "the X-Task-Group header names it",
+    "api_key": "the client's key is good for it",
+    "session": "it claims how the session key begins",
+    "tier1": "it claims the hash of the opening",
+    "model": "it claims the model",
+    "unmatched": "no task group claims the request",
+}
+
+
+def reason_label(reason: str) -> str:
+    """In a word or two."""
+    return REASONS[reason][0] if reason in REASONS else reason
+
+
+def reason_sentence(reason: str) -> str:
+    """As a sentence about the replica; "" for a reason that is not known here."""
+    return REASONS[reason][1] if reason in REASONS else ""
+
+
+def verdict_of(one: Decision) -> str:
+    """How the prediction and the answer fit, as a sentence."""
+    if one.cached_tokens is None or not one.prompt_tokens:
+        return "The answer did not say how many tokens came from the cache, so whether it hit is not known."
+    delivered = f"{one.cached_tokens:,} of {one.prompt_tokens:,} prompt tokens came from the cache"
+    if one.hit_tokens is None:
+        return f"{delivered}. The strategy {one.strategy} predicts no hit."
+    off = one.cached_tokens - predicted_tokens(one)
+    if abs(off) <= 0.05 * one.prompt_tokens:
+        return f"{delivered}, as predicted."
+    if off < 0:
+        return f"{delivered}, {-off:,} fewer than predicted: they were evicted, or never computed there."
+    return f"{delivered}, {off:,} more than predicted: another router or a shared tier had warmed it."
+
+
+def predicted_tokens(one: Decision) -> int:
+    """The predicted hit in tokens of the prompt as the engine counted it; the estimate where it did not."""
+    hit, estimate = one.hit_tokens or 0, one.prompt_tokens_estimate
+    return min(one.prompt_tokens, round(hit * one.prompt_tokens / estimate)) if one.prompt_tokens and estimate else hit

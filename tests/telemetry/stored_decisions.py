@@ -1,0 +1,53 @@
+"""Decisions as the collector stores them, in few words."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from controlplane.models import Router
+from controlplane.services.routers import announce
+from telemetry.models import Decision
+from telemetry.storage.partitions import ensure_days
+
+
+def a_router(name: str = "router-1") -> Router:
+    return announce(name=name, boot="b1", admin_url="http://127.0.0.1:1")
+
+
+def decided(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
+    """One request of 1,000 tokens, placed by affinity, 800 of them predicted and 780 delivered."""
+    ensure_days([at.date()])
+    fields: dict[str, Any] = {
+        "boot": "b1",
+        "pool": "chat",
+        "group": "agents",
+        "matched_by": "header",
+        "policy": "chat",
+        "revision": 3,
+        "arm": "",
+        "strategy": "lowest_cost",
+        "replica": "gpu-1",
+        "reason": "hit",
+        "status": 200,
+        "ttft_s": 0.12,
+        "prompt_tokens_estimate": 1000,
+        "prompt_tokens": 1000,
+        "cached_tokens": 780,
+        "hit_tokens": 800,
+        "block_tokens": 16,
+        "hash_tokens": 64,
+        "prefix": 77,
+        "blocks": [1, 2, 3],
+        "positions": [0, 4, 9],
+        "block_count": 16,
+        "sample_ratio": 0.25,
+        "request_id": f"req-{seq}",
+        "retries": 0,
+    }
+    return Decision.objects.create(at=at, router=router, seq=seq, **(fields | changes))
+
+
+def decided_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> list[Decision]:
+    """One a second, the last one a second before ``until``; ascending."""
+    return [decided(router, until - timedelta(seconds=count - seq), seq, **changes) for seq in range(count)]

@@ -1,0 +1,43 @@
+"""The icicle of prefixes: widths by tokens, colours by hit rate, the same in a table."""
+
+import re
+from datetime import timedelta
+
+from controlplane.models import Pool, Replica
+from controlplane.services.fleet.pools import create_pool
+from telemetry.web.views.prefixes import warmth
+from tests.telemetry.stored_decisions import a_router, decided
+
+
+def test_prefixes_are_drawn_by_their_tokens_and_listed_with_where_they_live(
+    visitor, noon, django_assert_max_num_queries
+):
+    create_pool("chat")
+    Replica.objects.create(pool=Pool.objects.get(), name="gpu-1", url="http://10.0.0.1:8000")
+    router = a_router()
+    for seq, chain in enumerate([(1, 2), (1, 2), (1, 3), (1, 3), (9, 9), (8,)]):
+        cached = 950 if chain[-1] == 2 else 50
+        decided(
+            router, noon - timedelta(seconds=20 - seq), seq, blocks=list(chain), positions=None, cached_tokens=cached
+        )
+
+    with django_assert_max_num_queries(16):
+        text = visitor.get("/prefixes/").text
+
+    shares = re.findall(r'<li style="--share: ([\d.]+)"><a class="(\w+)"', text)
+    assert [(round(float(share), 3), colour) for share, colour in shares] == [
+        (0.667, "w5"), (0.5, "w9"), (0.5, "w0")
+    ]  # fmt: skip
+    assert re.search(r"33(\.3)?\s%\s+of the tokens begin like nothing else", text)
+    assert 'href="/replicas/gpu-1/"' in text
+    below = re.search(r'href="(\?below=\w+)"', text)[1]
+    assert "Only prompts through" in visitor.get(f"/prefixes/{below}").text
+
+
+def test_an_empty_page_says_why_and_nonsense_narrows_nothing(visitor, noon):
+    assert "No router was asked yet" in visitor.get("/prefixes/").text
+    assert visitor.get("/prefixes/?below=<script>&pool=nowhere").status_code == 200
+
+
+def test_colours_go_from_cold_to_warm_and_unknown_is_neither():
+    assert [warmth(ratio) for ratio in (0.0, 0.05, 0.55, 0.999, 1.0, None)] == ["w0", "w0", "w5", "w9", "w9", "unknown"]

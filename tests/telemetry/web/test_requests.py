@@ -1,0 +1,154 @@
+"""Requests: lists in the order that is asked for, and one decision explained."""
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from controlplane.models import Pool, Replica, Role
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.fleet.pools import create_pool
+from telemetry.services import decisions as service
+from telemetry.web.places import place_of, read_place
+from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row
+
+CANDIDATES = [
+    {"replica": "gpu-2", "running": 1, "waiting_tokens": 10, "hit_tokens": 0, "cost": 1010.0},
+    {"replica": "gpu-1", "running": 4, "waiting_tokens": 40, "hit_tokens": 800, "cost": 240.0},
+]
+OPENING = {
+    "bytes": 9000,
+    "described": 9000,
+    "messages": 2,
+    "session": None,
+    "tools": None,
+    "segments": [
+        {"kind": "system", "at": 0, "bytes": 8000, "hash": "aa", "letters": "bb"},
+        {"kind": "user", "at": 8000, "bytes": 1000, "hash": "cc", "letters": "dd"},
+    ],
+    "pieces": [],
+    "volatile": [{"kind": "date", "at": 41, "bytes": 10, "hash": "ee"}],
+}
+
+
+@pytest.fixture
+def router(visitor):
+    create_pool("chat")
+    return a_router()
+
+
+def ids(text):
+    return re.findall(r'href="/requests/[^"]+/">([^<]+)</a>', text)
+
+
+def test_requests_are_listed_newest_first_page_by_page(visitor, router, noon, django_assert_max_num_queries):
+    decided_in_a_row(router, noon, 60)
+
+    with django_assert_max_num_queries(16):
+        first = visitor.get("/requests/").text
+    older = re.search(r'href="\?([^"]*cursor=[^"]*)"', first)[1].replace("&amp;", "&")
+
+    assert ids(first) == [f"req-{seq}" for seq in range(59, 9, -1)]
+    assert ids(visitor.get(f"/requests/?{older}").text) == [f"req-{seq}" for seq in range(9, -1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("order=slowest", ["slow", "wrong", "cold", "plain"]),
+        ("order=recomputed", ["cold", "wrong", "slow", "plain"]),
+        ("order=misjudged", ["wrong", "slow", "cold", "plain"]),
+        ("reason=spill", ["cold"]),
+        ("outcome=failed", ["broken"]),
+        ("replica=gpu-2", ["cold"]),
+        ("pool=chat&group=-", ["broken"]),
+        ("id=slow", ["slow"]),
+        ("id=nowhere", []),
+    ],
+)
+def test_the_worst_come_first_as_asked_and_filters_narrow(visitor, router, noon, query, expected):
+    create = {
+        "plain": {"ttft_s": 0.05, "cached_tokens": 800},
+        "slow": {"ttft_s": 5.0},
+        "cold": {"ttft_s": 0.3, "cached_tokens": 0, "hit_tokens": 0, "reason": "spill", "replica": "gpu-2"},
+        "wrong": {"ttft_s": 0.4, "cached_tokens": 100},
+        "broken": {"ttft_s": None, "status": None, "group": "", "prompt_tokens": None, "cached_tokens": None},
+    }
+    pool = Pool.objects.get(name="chat")
+    Replica.objects.create(pool=pool, name="gpu-2", url="http://10.0.0.2:8000")
+    for seq, (name, changes) in enumerate(create.items()):
+        decided(router, noon - timedelta(seconds=9 - seq), seq, request_id=name, **changes)
+
+    assert ids(visitor.get(f"/requests/?{query}").text) == expected
+
+
+def test_a_list_by_a_figure_reads_no_more_than_its_bound_and_says_since_when(visitor, router, noon, monkeypatch):
+    monkeypatch.setattr(service, "MOST_RANKED", 10)
+    for one in decided_in_a_row(router, noon, 30):
+        type(one).objects.filter(seq=one.seq).update(ttft_s=30 - one.seq)
+
+    text = visitor.get("/requests/?order=slowest").text
+
+    assert ids(text)[0] == "req-19"
+    assert "choose a shorter range" in text
+
+
+def test_a_decision_is_explained_with_candidates_prediction_and_what_was_delivered(visitor, router, noon):
+    before, one, after = decided_in_a_row(router, noon, 3)
+    type(one).objects.filter(seq=1).update(candidates=CANDIDATES, opening=OPENING, cached_tokens=300)
+
+    text = visitor.get(f"/requests/{place_of(one)}/").text
+
+    assert "Sent to gpu-1" in text
+    assert "held some of the prompt" in text
+    assert "300 of 1,000 prompt tokens came from the cache, 500 fewer than predicted" in text
+    assert text.index("gpu-1 <span") < text.index("gpu-2")
+    assert "1,010" in text
+    assert "date at 41" in text
+    assert place_of(before) in text
+    assert place_of(after) in text
+
+
+def test_what_was_not_told_is_said_and_never_shown_as_0(visitor, router, noon):
+    one = decided(
+        router, noon, 1, status=None, ttft_s=None, prompt_tokens=None, cached_tokens=None, hit_tokens=None, prefix=None
+    )
+
+    text = visitor.get(f"/requests/{place_of(one)}/").text
+
+    assert "whether it hit is not known" in text
+    assert "not reported" in text
+    assert "Candidates were not kept" in text
+    assert "0 %" not in text
+
+
+def test_requests_of_other_projects_do_not_exist(visitor, router, noon, client, django_user_model):
+    mine = create_project("mine")
+    create_pool("own", project=mine, models=["own"])
+    theirs = decided(router, noon - timedelta(seconds=2), 1)
+    own = decided(router, noon - timedelta(seconds=1), 2, pool="own")
+    person = django_user_model.objects.create_user("vera")
+    set_role(person, Role.VIEWER, mine)
+    client.force_login(person)
+
+    assert ids(client.get("/requests/").text) == ["req-2"]
+    assert client.get(f"/requests/{place_of(own)}/").status_code == 200
+    assert client.get(f"/requests/{place_of(theirs)}/").status_code == 404
+
+
+def test_an_empty_list_says_why(visitor, router):
+    assert "No router was asked yet" in visitor.get("/requests/").text
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-2-3", "1-2-x-b", "99999999999999999-1-1-b", "-1-2-3-b", "1-2-3-b-c"])
+def test_a_place_is_read_or_it_is_none(text):
+    found = read_place(text)
+
+    assert found is None or found[2] in {"b", "b-c"}
+
+
+def test_no_place_is_an_error(visitor, router):
+    for text in ("x", "1-2-3-b", "9999999999999999-1-1-b"):
+        assert visitor.get(f"/requests/{text}/").status_code == 404
+        assert visitor.get(f"/requests/?cursor={text}").status_code == 200
