@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -13,9 +12,7 @@ from rest_framework.response import Response
 from controlplane.api.exchange import Exchange
 from telemetry.api.serializers import SeriesQuery
 from telemetry.api.viewsets import among
-from telemetry.services.reconciliation import Reconciled, reconcile
-
-LONGEST = timedelta(days=1)  # it is read from the readings themselves
+from telemetry.services.reconciliation import LONGEST_S, Reconciled, reconcile
 
 
 class ReconciliationQuery(SeriesQuery):
@@ -28,7 +25,7 @@ class ReconciliationQuery(SeriesQuery):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """A window of a day at most."""
         asked = super().validate(attrs)
-        if asked["window"].end - asked["window"].start > LONGEST:
+        if asked["window"].length_s > LONGEST_S:
             raise serializers.ValidationError({"from": "expected a day at most"})
         return asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controlplane.models import Replica
 from telemetry.metrics.reconciling import AnswerSide, Comparison, EngineSide, compare
 from telemetry.metrics.windows import Window
 from telemetry.services.engine_notes import EngineNotes, engine_notes
@@ -24,9 +25,17 @@ class Reconciled:
     notes: EngineNotes
 
 
-def reconcile(pools: Pools, window: Window) -> list[Reconciled]:
-    """Each replica of some pools, or of all, by pool and name. 5 queries."""
-    replicas = replicas_of(pools)
+LONGEST_S = 86_400.0  # it is read from the readings themselves
+
+
+def newest_part(window: Window) -> Window:
+    """What of a window can be reconciled: its last day."""
+    return Window.last(min(window.length_s, LONGEST_S), until=window.end, step_s=window.step_s)
+
+
+def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> list[Reconciled]:
+    """Each replica of some pools, or of all, by pool and name; or one, which is of these. 5 queries at most."""
+    replicas = replicas_of(pools) if only is None else [only]
     ids = [replica.pk for replica in replicas]
     counted = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
     answered = answers_by_replica(names_of(pools), window)

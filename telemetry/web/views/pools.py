@@ -14,6 +14,7 @@ from controlplane.web.sorting import asked_sort
 from telemetry.services.groups import revisions_in_force
 from telemetry.services.heat import heat_strips
 from telemetry.services.overview import fleet_tiles, group_rows, replica_rows
+from telemetry.services.reconciliation import newest_part, reconcile
 from telemetry.services.subjects import Subject
 from telemetry.web.asking import Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
@@ -25,7 +26,8 @@ from telemetry.web.tables import GROUP_COLUMNS, REPLICA_COLUMNS
 def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, pool = _asked(request, pool_name)
-    return render(request, "telemetry/pool.html", {**_live(request, state, pool), **frame(state)})
+    agreement = {"reconciled": reconcile([pool], newest_part(state.range.table))}
+    return render(request, "telemetry/pool.html", {**_live(request, state, pool), **frame(state), **agreement})
 
 
 @live_part

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_GET
 from controlplane.models import Replica
 from telemetry.services.heat import heat_strips
 from telemetry.services.overview import replica_rows
+from telemetry.services.reconciliation import newest_part, reconcile
 from telemetry.services.replicas import rank_rows, scraping_of
 from telemetry.services.subjects import Subject
 from telemetry.web.asking import Asked, asked_about
@@ -23,7 +24,8 @@ from telemetry.web.silence import silence_of
 def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, replica = _asked(request, replica_name)
-    return render(request, "telemetry/replica.html", {**_live(state, replica), **frame(state)})
+    agreement = {"reconciled": reconcile([replica.pool], newest_part(state.range.table), only=replica)}
+    return render(request, "telemetry/replica.html", {**_live(state, replica), **frame(state), **agreement})
 
 
 @live_part

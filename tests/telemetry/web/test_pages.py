@@ -149,7 +149,7 @@ def test_a_pool_without_replicas_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/pools/chat/", 31), ("/pools/chat/groups/coding/", 17), ("/replicas/gpu-1/", 22)]
+    ("path", "queries"), [("/pools/chat/", 36), ("/pools/chat/groups/coding/", 17), ("/replicas/gpu-1/", 26)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)
@@ -167,3 +167,12 @@ def test_every_view_of_every_chart_can_be_drawn(visitor, fleet, query):
             assert answer.status_code in {200, 404}
             drawn += answer.status_code == 200
     assert drawn >= 8
+
+
+@pytest.mark.parametrize("path", ["/pools/chat/", "/replicas/gpu-4/"])
+def test_a_page_says_whether_the_figures_of_engines_answers_and_routers_agree(visitor, fleet, path):
+    """H17"""
+    text = visitor.get(path).text
+
+    assert "Do the figures agree?" in text
+    assert "requests were counted by both engine and routers" in text or "points." in text
