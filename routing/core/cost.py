@@ -57,7 +57,7 @@ class CostRule:
         members, costs = self._compared(match, key, prompt_tokens, candidates)
         best = members[0] if len(members) == 1 else self._cheapest(members, costs, key, candidates)
         hit_tokens = min(match.tokens(best.bit), prompt_tokens)
-        return Choice(best.replica, Reason.HIT if hit_tokens else Reason.COLD, hit_tokens=hit_tokens)
+        return Choice(best.replica, _reason(match, best.bit, hit_tokens, candidates.mask), hit_tokens=hit_tokens)
 
     def _cheapest(self, members: list[Member], costs: list[float], key: int, candidates: Candidates) -> Member:
         """The member with the least cost, of equal ones the key's home."""
@@ -157,6 +157,16 @@ class CostRule:
                 chosen += [by_bit[bit] for bit in window(found, key)]
                 unseen ^= found
         return chosen
+
+
+def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:
+    """Whether it holds as much of the prompt as any candidate; if not, load has taken the request away from there."""
+    for _blocks, holders in reversed(match.levels):
+        if holders & bit:
+            break
+        if holders & mask:
+            return Reason.ELSEWHERE
+    return Reason.HIT if hit_tokens else Reason.COLD
 
 
 def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     HOT = "hot"  # one of the replicas that a hot opening has to itself
     HIT = "hit"  # preferred or cheapest, and it holds some of the prompt
     COLD = "cold"  # nobody holds as much of the prompt as would count
+    ELSEWHERE = "elsewhere"  # cheapest for its load, though another replica holds more of the prompt
 
 
 class MatchedBy(StrEnum):

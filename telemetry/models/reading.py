@@ -109,7 +109,7 @@ class RouterReading(models.Model):
     prompt_tokens = _count()
     cached_tokens = _count()
     cacheable_tokens = _count()  # the ceiling's share of prompt_tokens (H7); None where the block size is unknown
-    spilled_requests = _count()  # placed away from the prefix's home or holder, for load; None where there is no home
+    spilled_requests = _count()  # placed away from a prefix's home or holder, for load; None where there is no home
     predicted_answers = (
         _count()
     )  # answers of which a hit was predicted, and that told one; the next three are theirs (H17)
