@@ -31,6 +31,7 @@ _SECTIONS = (
             ("Prefixes", "telemetry:prefixes", "x"),
             ("Requests", "telemetry:requests", "q"),
             ("Alerts", "telemetry:alerts", "a"),
+            ("Prompts", "telemetry:prompts", "m"),
             ("Events", "telemetry:events", "e"),
         ),
     ),

@@ -13,6 +13,7 @@ from controlplane.errors import SealBrokenError
 from controlplane.models import Pool
 from telemetry.channels.fields import Field
 from telemetry.channels.registry import KINDS
+from telemetry.lint.compare import Kind as PromptKind
 from telemetry.metrics.windows import POINTS, Window, choose_step
 from telemetry.models import Channel, DeliveryAttempt, Notification
 from telemetry.services.channels import public_config
@@ -177,6 +178,41 @@ class SeriesAnswer(serializers.Serializer[Any]):
     end = serializers.DateTimeField()
     step_s = serializers.FloatField()
     series = SeriesSerializer(many=True)
+
+
+class PromptFindingSerializer(serializers.Serializer[Any]):
+    """One thing that makes prompts differ before much that is the same."""
+
+    kind = serializers.ChoiceField(choices=[it.value for it in PromptKind])
+    segment = serializers.CharField()
+    at_tokens = serializers.IntegerField()
+    where = serializers.CharField()
+    share_ratio = serializers.FloatField(source="share")
+    stable_tokens = serializers.IntegerField()
+    tokens_per_day = serializers.FloatField(allow_null=True)
+    advice = serializers.CharField()
+
+
+class GroupPromptsSerializer(serializers.Serializer[Any]):
+    """A task group's prompts; ``group`` is "" for requests of none."""
+
+    pool = serializers.CharField()
+    group = serializers.CharField(allow_blank=True)
+    openings = serializers.IntegerField()
+    requests_per_s = serializers.FloatField(allow_null=True)
+    findings = PromptFindingSerializer(many=True)
+
+
+class PromptsAnswer(serializers.Serializer[Any]):
+    """Those that lose most first."""
+
+    groups = GroupPromptsSerializer(many=True)
+
+
+class PromptsQuery(serializers.Serializer[Any]):
+    """Of which pool; without, of all."""
+
+    pool = ByName(queryset=Pool.objects.all(), required=False)
 
 
 class SeriesQuery(serializers.Serializer[Any]):

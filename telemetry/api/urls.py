@@ -18,6 +18,7 @@ router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 
 app_name = "telemetry-api"
 urlpatterns = [
+    path("prompts", viewsets.PromptsView.as_view(), name="prompts"),
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
     path("ladder", LadderView.as_view(), name="ladder"),

@@ -26,6 +26,7 @@ from telemetry.metrics.windows import Series
 from telemetry.models import Channel, Notification
 from telemetry.services import channels, deliveries
 from telemetry.services.overview import Pools
+from telemetry.services.prompts import prompts_of
 
 UUID = "[0-9a-f-]{32,36}"
 
@@ -121,6 +122,19 @@ class SeriesView(Exchange):
             "series": [_line(line) for line in lines(among(request, asked.get("pool")), window)],
         }
         return Response(answer)
+
+
+class PromptsView(Exchange):
+    """What keeps prompts from sharing more."""
+
+    @extend_schema(parameters=[s.PromptsQuery], responses=s.PromptsAnswer)
+    def get(self, request: Request) -> Response:
+        """Of every task group whose openings routers described, those that lose most first."""
+        query = s.PromptsQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        pools = among(request, query.validated_data.get("pool"))
+        groups = prompts_of(None if pools is None else [pool.name for pool in pools], timezone.now())
+        return Response(s.PromptsAnswer({"groups": groups}).data)
 
 
 def among(request: Request, pool: Pool | None) -> Pools:

@@ -19,6 +19,7 @@ EVERYWHERE = (
     "/",
     "/?range=1h&by=group",
     "/charts/hit-rate/?range=5m",
+    "/prompts/",
     "/ladder/",
     "/ladder/?range=1h&group=coding",
     "/prefixes/",

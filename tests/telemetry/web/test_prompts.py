@@ -1,0 +1,68 @@
+"""What keeps prompts from sharing more, as people and scripts are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.models import Router
+from controlplane.services.fleet.pools import create_pool
+from telemetry.models import Decision
+from tests.telemetry.lint.prompts import DATED, store_openings
+from tests.telemetry.web.conftest import NOW
+
+
+@pytest.fixture
+def prompts(fleet) -> None:
+    """Three task groups of two pools: a date in front, nothing wrong, too few."""
+    create_pool("batch")
+    store_openings(
+        Router.objects.get(),
+        NOW,
+        {("chat", "retrieval"): ("", 12), ("chat", "coding"): (DATED, 12), ("batch", ""): (DATED, 3)},
+    )
+    assert Decision.objects.exclude(opening=None).count() == 27
+
+
+def test_the_dearest_comes_first_with_its_place_its_price_and_what_to_do(visitor, prompts):
+    text = visitor.get("/prompts/").text
+
+    assert text.index(">coding<") < text.index(">retrieval<")
+    assert "<strong>A date or time</strong> in the system prompt, about 5 tokens in, in 100.0 % of the prompts" in text
+    assert "a day</strong> computed anew" in text
+    assert "Move it behind everything that stays the same" in text
+    assert "Nothing was found" in text
+    assert "Too few openings" in text
+    assert 'href="/pools/chat/groups/coding/"' in text
+
+
+def test_a_pool_can_be_chosen_and_one_that_is_gone_is_named(visitor, prompts):
+    assert ">coding<" not in visitor.get("/prompts/?pool=batch").text
+    assert "There is no pool nowhere" in visitor.get("/prompts/?pool=nowhere").text
+    part = visitor.get("/prompts/?pool=chat", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert ">coding<" in part
+
+
+def test_before_any_request_the_page_says_what_is_missing(visitor):
+    assert "No prompt was described yet" in visitor.get("/prompts/").text
+
+
+def test_scripts_are_told_the_same(visitor, prompts, django_assert_max_num_queries):
+    with django_assert_max_num_queries(10):
+        answer = visitor.get("/api/v1/prompts?pool=chat")
+    first, second = answer.json()["groups"]
+
+    assert (first["pool"], first["group"], first["openings"]) == ("chat", "coding", 12)
+    (finding,) = first["findings"]
+    assert (finding["kind"], finding["segment"], finding["at_tokens"]) == ("date", "system", 5)
+    assert finding["tokens_per_day"] == pytest.approx(
+        finding["stable_tokens"] * finding["share_ratio"] * first["requests_per_s"] * 86_400
+    )
+    assert second["findings"] == []
+    assert visitor.get("/api/v1/prompts?pool=nowhere").status_code == 422
+
+
+def test_as_many_queries_for_many_groups_as_for_few(visitor, prompts, django_assert_max_num_queries):
+    visitor.get("/prompts/")  # what is looked up once
+    with django_assert_max_num_queries(12):
+        visitor.get("/prompts/")
