@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from controlplane.models import Event, Pool
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import Happening, Seen, Side
 from telemetry.causes.onset import onset
+from telemetry.lab.ladder import TERMS
 from telemetry.lint.openings import Opening
+from telemetry.metrics.windows import Window
+from telemetry.services.ladders import ladders_over_time
+from telemetry.services.replays import BIN, bin_start
 from telemetry.storage import drops
 
 LOOK_BACK = timedelta(minutes=30)  # events before the drop that may have to do with it
 STEPS = 60  # that both sides together are cut into, to see when the rate fell
 LEAST_STEP_S = 10.0
+MOSTLY = 0.6  # of a ladder's bin that has to be of a side's time
 SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of the kinds of events
 
 
@@ -27,7 +33,7 @@ def explain_drop(
     baseline_start: datetime,
     baseline_end: datetime,
 ) -> list[Cause]:
-    """The causes of a drop between ``start`` and ``end``, likeliest first; [] where nothing can be said. 14 queries."""
+    """The causes of a drop between ``start`` and ``end``, likeliest first; [] where nothing can be said. 16 queries."""
     return rank(evidence_of(pool, group, (baseline_start, baseline_end), (start, end)))
 
 
@@ -49,6 +55,36 @@ def evidence_of(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Rungs:
+    """Ladders of several bins together: tokens, None where a rung is unknown in one of them."""
+
+    prompt_tokens: float
+    reachable: float | None
+    capacity: float | None
+    split: float | None
+    best: float | None
+    predicted: float | None
+    delivered: float | None
+
+
+def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime) -> _Rungs | None:
+    """Of the bins that are mostly of this time; None where there is none. One query."""
+    window = Window(bin_start(start), end, BIN.total_seconds())
+    bins = [ladder for at, ladder in ladders_over_time(pool, window, group) if _is_mostly_of(at, start, end)]
+    if not bins:
+        return None
+    terms = [[getattr(ladder, name) for ladder in bins] for name in TERMS]
+    sums = [None if None in term else sum(term) for term in terms]
+    return _Rungs(sum(ladder.prompt_tokens for ladder in bins), *sums)
+
+
+def _is_mostly_of(at: datetime, start: datetime, end: datetime) -> bool:
+    """Whether most of a bin, as far as it has come by ``end``, is of the time from ``start`` on."""
+    elapsed_s = (min(at + BIN, end) - at).total_seconds()
+    return (min(at + BIN, end) - max(at, start)).total_seconds() >= MOSTLY * elapsed_s > 0
+
+
 def _side(pool: Pool, group: str | None, replicas: dict[int, str], start: datetime, end: datetime) -> Side:
     seen = [
         Seen(name, at, opening)
@@ -62,6 +98,7 @@ def _side(pool: Pool, group: str | None, replicas: dict[int, str], start: dateti
         prefixes=drops.prefixes(pool.name, group, start, end),
         engines=drops.engines(replicas, start, end) if group is None else [],
         openings=seen,
+        ladder=_ladder(pool, group, start, end),
     )
 
 

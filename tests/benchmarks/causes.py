@@ -1,6 +1,6 @@
 """Whether the cause of a drop is named first: ``python -m tests.benchmarks causes``.
 
-Every drama of ``tests/telemetry/causes`` over several seeds, each with the real placement, engines, scraper and judges
+Every drama of ``tests/telemetry/causes`` over several seeds, with the real placement, scraper, ladder and judges
 and a PostgreSQL of its own. Goal: 9 of 10.
 """
 
@@ -71,13 +71,15 @@ def _first(drama: object, seed: int) -> tuple[str, float]:
 
     from controlplane.services.fleet.pools import create_pool
     from telemetry.services.causes import explain_drop
-    from tests.telemetry.causes.dramas import Drama, play
+    from telemetry.services.replays import replay_pool
+    from tests.telemetry.causes.dramas import LONG_S, Drama, play
     from tests.telemetry.causes.fleet import T0
 
     assert isinstance(drama, Drama)
     with transaction.atomic(), time_machine.travel(T0, tick=False) as traveller:
         pool = create_pool("chat")
-        when = play(drama, seed, pool, traveller.move_to)
+        when = play(drama, seed, pool, traveller.move_to, LONG_S)
+        replay_pool(pool, when.end)
         begun = time.perf_counter()
         causes = explain_drop(pool, **when.as_spans())
         seconds = time.perf_counter() - begun

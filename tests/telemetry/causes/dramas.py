@@ -23,6 +23,7 @@ from routing.simulation.sequence import Sequence
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled, Words
 
 USUAL_S, DROP_S = 330.0, 120.0  # how long before and after it happens
+LONG_S = 600.0  # before it, so that the hit-rate ladder has two bins
 RATE = 4.0  # requests/s
 TURNS = 6
 APPS = ("chat", "coding", "support")
@@ -116,7 +117,7 @@ class Played:
         }
 
 
-def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None]) -> Played:
+def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None], usual_s: float = USUAL_S) -> Played:
     """Usual traffic, then the drama; everything is in the database when it returns."""
     rng = random.Random(f"{drama.kind} {drama.variation} {seed}")
     fleet = Fleet(
@@ -131,11 +132,11 @@ def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None
     if drama.documents:
         traffic.newcomers, traffic.newcomers_share = _document(traffic), drama.documents
     traffic.spread = drama.spread or drama.live
-    _run(fleet, traffic, USUAL_S, None)
+    _run(fleet, traffic, usual_s, None)
     going_on = drama.begin(fleet, traffic)
-    _run(fleet, traffic, USUAL_S + DROP_S, going_on)
-    start = T0 + timedelta(seconds=USUAL_S)
-    return Played(start, start + timedelta(seconds=DROP_S), T0 + timedelta(seconds=120))
+    _run(fleet, traffic, usual_s + DROP_S, going_on)
+    start = T0 + timedelta(seconds=usual_s)
+    return Played(start, start + timedelta(seconds=DROP_S), T0 + timedelta(seconds=0.4 * usual_s))
 
 
 def _run(fleet: Fleet, traffic: Traffic, until_s: float, going_on: Iterator[None] | None) -> None:

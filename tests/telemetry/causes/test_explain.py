@@ -8,7 +8,8 @@ import pytest
 
 from telemetry.causes import CauseKind
 from telemetry.services.causes import explain_drop
-from tests.telemetry.causes.dramas import DRAMAS, Drama, play
+from telemetry.services.replays import replay_pool
+from tests.telemetry.causes.dramas import DRAMAS, LONG_S, Drama, play
 from tests.telemetry.causes.fleet import SCRAPE_S, T0
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +36,19 @@ def test_what_happened_is_named_first(drama: Drama, pool, settings, time_machine
     assert [it.confidence for it in causes] == sorted((it.confidence for it in causes), reverse=True)
 
 
+def test_the_ladder_tells_other_traffic_from_too_little_room(pool, settings, time_machine) -> None:
+    settings.SCRAPE_INTERVAL_S = SCRAPE_S
+    drama = next(it for it in DRAMAS if it.variation.startswith("long questions"))
+    when = play(drama, 1, pool, lambda at: time_machine.move_to(at, tick=False), LONG_S)
+    assert replay_pool(pool, when.end) == 3
+
+    first = explain_drop(pool, **when.as_spans())[0]
+
+    assert first.kind == CauseKind.WORKLOAD_CHANGED
+    assert first.evidence["usual_reachable_ratio"] - first.evidence["reachable_ratio"] > 0.1
+
+
 def test_where_nothing_is_known_nothing_is_said(pool, django_assert_max_num_queries) -> None:
     hour = timedelta(hours=1)
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(16):
         assert explain_drop(pool, start=T0, end=T0 + hour, baseline_start=T0 - hour, baseline_end=T0) == []
