@@ -10,7 +10,7 @@ from django.utils import timezone
 from telemetry.collecting import collect
 from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
-from telemetry.services import curves, evaluation, guards, outbox, replays
+from telemetry.services import curves, evaluation, guards, heartbeats, outbox, refreshing, replays
 from telemetry.storage import partitions
 from telemetry.storage.rollups import roll
 
@@ -73,6 +73,18 @@ def judge_rollouts() -> None:
 def deliver_notifications() -> None:
     """Send what is due in the outbox."""
     outbox.deliver_due()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def refresh_alerts() -> None:
+    """Tell receivers that forget what still fires."""
+    refreshing.refresh_firing(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def send_heartbeat() -> None:
+    """Give the sign of life that is due, while all is well."""
+    heartbeats.beat(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

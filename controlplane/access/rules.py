@@ -124,6 +124,8 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:channels": SEE,
     "telemetry:channel-new": _form(EDITOR),
     "telemetry:channel": _form(EDITOR),
+    "telemetry:heartbeat": _form(EDITOR),
+    "telemetry:heartbeat-remove": _form(EDITOR),
     "telemetry:channel-rotate": {"POST": EDITOR},
     "telemetry:channel-test": {"POST": OPERATOR},
     "telemetry:channel-switch": {"POST": OPERATOR},
@@ -264,6 +266,7 @@ _ASKED_AGAIN = {
     "telemetry:metrics-server-new": ("GET", "POST"),
     "telemetry:metrics-server": ("GET", "POST"),
     "telemetry:channel": ("POST",),
+    "telemetry:heartbeat": ("POST",),
     "telemetry:channel-rotate": ("POST",),
     "api:config": ("PUT",),  # which may remove pools
     "api:client-key-list": ("POST",),
@@ -306,6 +309,8 @@ FLEET_WIDE = frozenset(
     {
         "telemetry:channels",
         "telemetry:channel-new",
+        "telemetry:heartbeat",
+        "telemetry:heartbeat-remove",
         "telemetry:metrics-servers",
         "telemetry:metrics-server-new",
         "controlplane:routers",

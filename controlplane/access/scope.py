@@ -35,6 +35,7 @@ PROJECT_OF: dict[str, str | None] = {
     "telemetry.AlertStep": "alert__pool__project",
     "telemetry.Silence": "project",
     "telemetry.Channel": None,
+    "telemetry.Heartbeat": None,
     "telemetry.MetricsServer": None,
     "telemetry.Notification": "alert__pool__project",
 }

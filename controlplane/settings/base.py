@@ -171,6 +171,8 @@ CELERY_BEAT_SCHEDULE = {
     "ladders": _every("telemetry.tasks.compute_ladders", 60),
     "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
+    "refresh": _every("telemetry.tasks.refresh_alerts", 60),
+    "heartbeat": _every("telemetry.tasks.send_heartbeat", 5),
     "rollups": _every("telemetry.tasks.roll_up_readings", 30),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),

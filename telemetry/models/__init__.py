@@ -6,6 +6,7 @@ from telemetry.models.alert_step import AlertMove, AlertStep
 from telemetry.models.bucket_layout import BucketLayout
 from telemetry.models.channel import Channel
 from telemetry.models.decision import Decision, DecisionCursor
+from telemetry.models.heartbeat import Heartbeat
 from telemetry.models.ladder import CapacityCurve, LadderBin, ReplayState
 from telemetry.models.metrics_server import MetricsServer, ReadPool
 from telemetry.models.notification import DeliveryAttempt, Notification, NotificationKind, NotificationState
@@ -28,6 +29,7 @@ __all__ = [
     "DecisionCursor",
     "DeliveryAttempt",
     "Health",
+    "Heartbeat",
     "LadderBin",
     "MetricsServer",
     "Notification",

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.models import Router
+from telemetry.services.channels import create_channel, disable_channel
+from telemetry.services.channels import test_send as send_a_test
+from telemetry.services.heartbeats import set_heartbeat
+from telemetry.services.outbox import deliver_due
 from tests.alert_history import alerts_of_every_state
+from tests.fakes.fake_webhook_receiver import Reply, receiving
 from tests.fleet_history import rollouts_of_every_kind
 
 AXE = Axe().axe_script
@@ -35,6 +41,11 @@ EVERYWHERE = (
     "/events/?kind=replica_up&kind=replica_down&after=yesterday",
     "/channels/",
     "/channels/new/",
+    "/channels/new/?kind=email",
+    "/channels/new/?kind=alertmanager",
+    "/channels/heartbeat/",
+    "/deliveries/",
+    "/deliveries/?state=failed",
     "/metrics-servers/",
     "/metrics-servers/new/",
     "/policies/",
@@ -139,6 +150,33 @@ def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
     )
 
     assert look_at(page, EVERYWHERE + of_rows, complaints) == {}
+
+
+@pytest.fixture
+def receiver():
+    with receiving() as server:
+        yield server
+
+
+@pytest.mark.parametrize(("width", "theme"), VIEWS)
+def test_pages_of_channels_at_work(site, receiver, complaints, width, theme):
+    hook = create_channel("on-call chat", config={"url": receiver.url}, matchers=["severity=critical,warning"])
+    mail = {
+        "recipients": "on-call@example.org, night-shift@example.org",
+        "sender": "w@example.org",
+        "host": "smtp.x.org",
+    }
+    other = create_channel("night shift", kind="email", config=mail)
+    receiver.replies = [Reply(500, body=b"<html>no such thing: " + b"x" * 300), Reply(200, body=b"ok")]
+    messages = [send_a_test(hook), send_a_test(hook), send_a_test(hook)]
+    deliver_due()
+    disable_channel(other, reason="a message was tried 10 times and never arrived", now=timezone.now())
+    set_heartbeat(url=receiver.url, every_s=60)
+    page = site.open(viewport=SIZES[width], theme=theme)
+    paths = ("/channels/", f"/channels/{hook.pk}/", f"/channels/{other.pk}/", "/channels/heartbeat/", "/deliveries/")
+    ends = (f"/channels/{hook.pk}/remove/", *(f"/deliveries/{one.pk}/" for one in messages))
+
+    assert look_at(page, paths + ends, complaints) == {}
 
 
 @pytest.mark.parametrize(("width", "theme"), VIEWS)

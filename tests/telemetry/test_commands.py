@@ -27,6 +27,8 @@ TASKS = (
     tasks.evaluate_alerts,
     tasks.judge_rollouts,
     tasks.deliver_notifications,
+    tasks.refresh_alerts,
+    tasks.send_heartbeat,
 )
 
 

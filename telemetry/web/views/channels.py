@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -27,6 +28,8 @@ from telemetry.services.channels import (
     update_channel,
 )
 from telemetry.services.deliveries import deliveries, narrowed
+from telemetry.services.heartbeats import heartbeat, target
+from telemetry.services.pulse import falling_behind
 from telemetry.web.channel_forms import ChannelForm
 
 NEWEST = 20  # messages below the list
@@ -42,7 +45,15 @@ def channel_list(request: HttpRequest) -> HttpResponse:
     rows = [
         {"channel": channel, "kind": KINDS[channel.kind].label, "target": _target(channel)} for channel in channels()
     ]
-    return render(request, "telemetry/channels.html", {"deliveries": newest, "channels": rows})
+    context: dict[str, Any] = {
+        "deliveries": newest,
+        "channels": rows,
+        "late": falling_behind(timezone.now()),
+        "heartbeat": heartbeat(),
+    }
+    if context["heartbeat"]:
+        context["heartbeat_target"] = target(context["heartbeat"])
+    return render(request, "telemetry/channels.html", context)
 
 
 @sensitive_post_parameters()

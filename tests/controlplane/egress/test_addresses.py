@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from controlplane.egress import Rules
+from controlplane.egress import Rules, mail_rules, webhook_rules
 from controlplane.egress.transport import EgressRefusedError, checked, resolve
 
 FLEET = Rules(
@@ -113,3 +113,12 @@ def test_a_host_is_judged_by_what_it_resolves_to(host):
 def test_one_bad_address_among_good_ones_refuses_the_host():
     with pytest.raises(EgressRefusedError):
         checked("example.com", ["93.184.216.34", "127.0.0.1"], WEBHOOKS)
+
+
+def test_public_addresses_are_reached_at_usual_ports_and_named_networks_at_any(settings):
+    settings.WEBHOOK_NETWORKS = [ipaddress.ip_network("10.0.0.0/8")]
+    for rules, usual in ((webhook_rules(), (80, 443, 8080, 8443)), (mail_rules(), (25, 465, 587, 2525))):
+        assert all(rules.refusal("8.8.8.8", port) is None for port in usual)
+        assert all("port" in rules.refusal("8.8.8.8", port) for port in (22, 6379, 5432, 9200))
+        assert rules.refusal("10.1.2.3", 9093) is None
+        assert rules.refusal("127.0.0.1", usual[0])
