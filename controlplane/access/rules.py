@@ -52,6 +52,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:prompts": SEE,
     "telemetry:replica": SEE,
     "telemetry:replica-live": SEE,
+    "telemetry:search": SEE,
     "telemetry:chart-table": SEE,
     "telemetry:chart-figure": SEE,
     "telemetry:chart-csv": SEE,

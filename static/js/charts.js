@@ -1,8 +1,9 @@
 // A chart: fetches its figure, draws it with Plotly.react, and keeps what the reader did to it (zoom, hidden lines,
-// the table) over every refresh. A chart that is zoomed or under the pointer is not redrawn.
+// the table: they stand in the URL) over every refresh. A chart that is zoomed or under the pointer is not redrawn.
 import { legend } from "./legend.js";
 import { themed } from "./plot-theme.js";
 import { table } from "./series-table.js";
+import { hidden, instant, keepHidden, keepTable, stamp, tables } from "./view-state.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false, showTips: false };
 const NARROW = matchMedia("(width < 40rem), (pointer: coarse)");
@@ -13,7 +14,8 @@ export class Chart {
     this.part = (name) => section.querySelector(`[data-${name}]`);
     this.plot = this.part("plot");
     this.every = Number(section.dataset.every);
-    this.hidden = new Set();
+    this.slug = section.dataset.chart;
+    this.hidden = hidden(this.slug);
     this.figure = null;
     this.range = null; // what the reader zoomed to
     this.zoomed = () => {};
@@ -23,10 +25,10 @@ export class Chart {
   listen() {
     this.part("zoom").hidden = false;
     this.part("zoom-in").addEventListener("click", () => this.zoomTo(this.middle()));
-    this.part("zoom-out").addEventListener("click", () => this.zoomTo(null));
+    this.part("zoom-out").addEventListener("click", () => document.dispatchEvent(new Event("zoomundo")));
     this.part("zoom-use").addEventListener("click", () => this.useRange());
     this.part("table-toggle").setAttribute("role", "button");
-    this.part("table-toggle").setAttribute("aria-expanded", "false");
+    this.showTable(tables().has(this.slug));
     this.part("table-toggle").addEventListener("click", (event) => this.toggleTable(event));
     this.plot.addEventListener("pointerenter", () => (this.pointed = true));
     this.plot.addEventListener("pointerleave", () => (this.pointed = false));
@@ -37,7 +39,7 @@ export class Chart {
   }
 
   async load() {
-    if (this.loading || (this.figure && (this.pointed || this.range))) return;
+    if (this.loading || (this.figure && (this.pointed || this.range || !this.near()))) return;
     this.loading = true;
     try {
       const answer = await fetch(this.section.dataset.src, { headers: { Accept: "application/json" } });
@@ -51,6 +53,12 @@ export class Chart {
     } finally {
       this.loading = false;
     }
+  }
+
+  // Whether it is on the screen, or nearly: what nobody looks at is not asked for again.
+  near() {
+    const { top, bottom } = this.section.getBoundingClientRect();
+    return bottom > -200 && top < innerHeight + 200;
   }
 
   async draw() {
@@ -81,6 +89,7 @@ export class Chart {
 
   toggle(name) {
     if (!this.hidden.delete(name)) this.hidden.add(name);
+    keepHidden(this.slug, this.hidden);
     this.draw();
   }
 
@@ -113,7 +122,7 @@ export class Chart {
 
   useRange() {
     const url = new URL(location.href);
-    url.searchParams.delete("range");
+    for (const name of ["range", "zoom"]) url.searchParams.delete(name);
     url.searchParams.set("from", stamp(instant(this.range[0])));
     url.searchParams.set("to", stamp(instant(this.range[1])));
     location.assign(url);
@@ -121,9 +130,13 @@ export class Chart {
 
   toggleTable(event) {
     event.preventDefault();
-    const place = this.part("table");
-    place.hidden = !place.hidden;
-    this.part("table-toggle").setAttribute("aria-expanded", String(!place.hidden));
+    this.showTable(this.part("table").hidden);
+    keepTable(this.slug, !this.part("table").hidden);
+  }
+
+  showTable(open) {
+    this.part("table").hidden = !open;
+    this.part("table-toggle").setAttribute("aria-expanded", String(open));
     this.fillTable();
   }
 
@@ -132,7 +145,3 @@ export class Chart {
     if (!place.hidden && this.figure) place.replaceChildren(table(this.figure));
   }
 }
-
-// Plotly's times carry no zone; they are UTC.
-const instant = (text) => Date.parse(`${text.replace(" ", "T")}${text.endsWith("Z") ? "" : "Z"}`);
-const stamp = (at) => new Date(at).toISOString().slice(0, 19);

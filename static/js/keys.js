@@ -1,17 +1,23 @@
-// Keys: ? help, g + letter to a page, p pause, t z zoom out. None of them while somebody types.
+// Keys: ? help, / search, g + letter to a page, p pause, t z undo a zoom, t c and t v copy and paste the time range. None
+// of them while somebody types.
 const TOGETHER_MS = 1500;
+const PAIRS = { tz: "zoomundo", tc: "rangecopy", tv: "rangepaste" };
 
 export function startKeys() {
   const dialog = document.getElementById("keys");
   let lead = "", at = 0;
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || dialog?.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || document.querySelector("dialog[open]")) return;
     const pair = Date.now() - at < TOGETHER_MS ? lead + event.key : "";
     lead = event.key;
     at = Date.now();
     if (event.key === "?") dialog?.showModal();
     else if (pair.length === 2 && pair[0] === "g") go(pair[1]);
-    else if (pair === "tz") document.dispatchEvent(new Event("zoomout"));
+    else if (pair in PAIRS) document.dispatchEvent(new Event(PAIRS[pair]));
+    else if (event.key === "/") {
+      event.preventDefault();
+      document.dispatchEvent(new Event("searchopen"));
+    }
     else if (event.key === "p") document.dispatchEvent(new Event("pausetoggle"));
   });
 }

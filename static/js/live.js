@@ -1,5 +1,5 @@
 // Live parts of a page: an element with data-refresh="seconds" asks htmx for itself again by the event its hx-trigger
-// names ("refresh", or "refresh-fast" for 1 s). Nothing is asked while the tab is hidden or somebody paused; charts
+// names ("refresh", or "refresh-fast" for 1 s). Nothing is asked while the tab is hidden or somebody paused, nor for a table under the pointer; charts
 // listen for "tick" on document, once a second. When the server or the session is gone, the marker says so and what is shown stays.
 const STATES = {
   live: "Live",
@@ -7,6 +7,9 @@ const STATES = {
   fixed: "Fixed range",
   error: "Cannot reach the control plane: shown is the last answer. Routers serve on.",
 };
+
+// A table under the pointer is being read, or about to be clicked: it stays as it is until the pointer leaves.
+const POINTED = ":is(table, .events):hover";
 
 let paused = false;
 
@@ -46,7 +49,7 @@ function tick(seconds, now = false) {
   document.dispatchEvent(new CustomEvent("tick", { detail: { now } }));
   for (const element of document.querySelectorAll("[data-refresh]")) {
     const every = Number(element.dataset.refresh);
-    if (every && (now || seconds % every === 0)) {
+    if (every && (now || seconds % every === 0) && !element.querySelector(POINTED)) {
       element.dispatchEvent(new CustomEvent(element.getAttribute("hx-trigger") ?? "refresh"));
     }
   }

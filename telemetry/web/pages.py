@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.http import HttpRequest
 from django.views.decorators.cache import cache_control
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
@@ -36,9 +37,10 @@ def chart_entries(state: Asked) -> list[Entry]:
     return [Entry(chart, view, chart.views_of(state.kind)) for chart, view in found if view is not None]
 
 
-def frame(state: Asked) -> dict[str, Any]:
+def frame(request: HttpRequest, state: Asked) -> dict[str, Any]:
     """What a whole page has beside its live part."""
-    return {"asked": state, "presets": PRESETS, "charts": chart_entries(state)}
+    kept = [(key, value) for key, value in request.GET.items() if key not in {"range", "from", "to", "zoom"}]
+    return {"asked": state, "presets": PRESETS, "kept": kept, "charts": chart_entries(state)}
 
 
 def around(state: Asked) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The time that a page shows, as its URL says it: ``?range=15m``, or ``?from=...&to=...`` in UTC.
+"""The time that a page shows, as its URL says it: ``?range=90m``, any such length, or ``?from=...&to=...`` in UTC.
 
 Theory of operation. A live range ends now and moves; a fixed one stays. Tiles of a live range tell of the last minute
 ("now"), tables of at most the last quarter of an hour: both are asked for every few seconds, so they stay cheap
@@ -7,6 +7,7 @@ whatever the charts show.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,8 +19,12 @@ from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.series import still_kept
 
 CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
+MOST_POINTS = 720  # that ``?points=`` may ask for
 PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
+LENGTH = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 DEFAULT = "15m"
+SHORTEST_S = 60.0
 NOW_S = 60.0  # what a tile calls now
 TABLE_S = 900.0  # what a table of a live range covers at most
 LONGEST_S = 90 * 86_400.0
@@ -28,7 +33,7 @@ SLOWEST_REFRESH_S = 60
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """A range with the windows that its parts need. ``key`` is a preset's name, or "" for a fixed range."""
+    """A range with the windows that its parts need. ``key`` is a length such as 15m, or "" for a fixed range."""
 
     key: str
     window: Window
@@ -62,15 +67,30 @@ def asked_range(params: QueryDict) -> TimeRange:
     """The range that a URL asks for; the default, with the reason, for one that makes no sense."""
     if params.get("from") or params.get("to"):
         return _fixed(params)
-    key = params.get("range", DEFAULT)
-    if key not in PRESETS:
-        return _preset(DEFAULT, f"There is no range {key!r}; shown are the last 15 minutes.")
-    return _preset(key)
+    key = params.get("range", "").strip() or DEFAULT
+    seconds, points = length_s(key), _points(params)
+    if seconds is None:
+        return _last(DEFAULT, f"There is no range {key!r}: write 90m, 6h or 3d. Shown are the last 15 minutes.")
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        return _last(DEFAULT, "A range is at least a minute and at most 90 days. Shown are the last 15 minutes.")
+    return _last(key, points=points)
 
 
-def _preset(key: str, error: str = "") -> TimeRange:
-    seconds = PRESETS[key]
-    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS)
+def length_s(text: str) -> float | None:
+    """Seconds of a length such as 90m or 3d; None for anything else."""
+    found = LENGTH.fullmatch(text)
+    return float(int(found[1]) * UNITS[found[2]]) if found else None
+
+
+def _points(params: QueryDict) -> int:
+    """How many points a line may have: the usual number, unless ``?points=`` asks for more or fewer."""
+    text = params.get("points", "")
+    return min(max(int(text), 10), MOST_POINTS) if text.isascii() and text.isdigit() and len(text) < 6 else CHART_POINTS
+
+
+def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
+    seconds = length_s(key) or 0.0
+    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=points)
     return TimeRange(key, Window.last(seconds, until=timezone.now(), step_s=step), error)
 
 
@@ -81,12 +101,12 @@ def _fixed(params: QueryDict) -> TimeRange:
         start = _moment(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
         seconds = (end - start).total_seconds()
     except (ValueError, OverflowError):
-        return _preset(
+        return _last(
             DEFAULT, "That time could not be read; write it as 2026-01-31T13:45. Shown are the last 15 minutes."
         )
     if not 0 < seconds <= LONGEST_S or start > now:
-        return _preset(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
-    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=CHART_POINTS)
+        return _last(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
+    step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=_points(params))
     return TimeRange("", still_kept(Window(start, end, step)))
 
 

@@ -20,6 +20,7 @@ from telemetry.web.views import (
     replicas,
     requests,
     rules,
+    search,
     silences,
 )
 
@@ -33,6 +34,7 @@ urlpatterns = [
     path("pools/<str:pool_name>/groups/<str:group_name>/live/", groups.group_live, name="group-live"),
     path("replicas/<str:replica_name>/", replicas.replica_detail, name="replica"),
     path("replicas/<str:replica_name>/live/", replicas.replica_live, name="replica-live"),
+    path("search/", search.search_page, name="search"),
     path("charts/<slug:slug>/", charts.chart_table, name="chart-table"),
     path("charts/<slug:slug>/figure/", charts.chart_figure, name="chart-figure"),
     path("charts/<slug:slug>.csv", charts.chart_csv, name="chart-csv"),

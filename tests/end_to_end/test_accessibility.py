@@ -32,6 +32,8 @@ EVERYWHERE = (
     "/prefixes/?range=1h",
     "/requests/",
     "/requests/?range=1h&order=slowest",
+    "/search/?q=gpu",
+    "/pools/none/",
     "/alerts/",
     "/alerts/?kind=load_skew&after=yesterday",
     "/alerts/rules/new/?kind=ttft_objective",

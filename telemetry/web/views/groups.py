@@ -19,7 +19,7 @@ from telemetry.web.pages import around, frame, live_part
 def group_detail(request: HttpRequest, pool_name: str, group_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, pool, group = _asked(request, pool_name, group_name)
-    return render(request, "telemetry/group.html", {**_live(state, pool, group), **frame(state)})
+    return render(request, "telemetry/group.html", {**_live(state, pool, group), **frame(request, state)})
 
 
 @live_part

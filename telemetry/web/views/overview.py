@@ -27,7 +27,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         query = request.GET.copy()
         query.pop("pool", None)
         return redirect(f"{reverse('telemetry:pool', args=[state.subject.pool.name])}?{query.urlencode()}")
-    return render(request, "telemetry/overview.html", {**_live(request, state), **frame(state)})
+    return render(request, "telemetry/overview.html", {**_live(request, state), **frame(request, state)})
 
 
 @live_part

@@ -27,7 +27,7 @@ def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, pool = _asked(request, pool_name)
     agreement = {"reconciled": reconcile([pool], newest_part(state.range.table))}
-    return render(request, "telemetry/pool.html", {**_live(request, state, pool), **frame(state), **agreement})
+    return render(request, "telemetry/pool.html", {**_live(request, state, pool), **frame(request, state), **agreement})
 
 
 @live_part

@@ -25,7 +25,7 @@ def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, replica = _asked(request, replica_name)
     agreement = {"reconciled": reconcile([replica.pool], newest_part(state.range.table), only=replica)}
-    return render(request, "telemetry/replica.html", {**_live(state, replica), **frame(state), **agreement})
+    return render(request, "telemetry/replica.html", {**_live(state, replica), **frame(request, state), **agreement})
 
 
 @live_part

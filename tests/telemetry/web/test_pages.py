@@ -176,3 +176,42 @@ def test_a_page_says_whether_the_figures_of_engines_answers_and_routers_agree(vi
 
     assert "Do the figures agree?" in text
     assert "requests were counted by both engine and routers" in text or "points." in text
+
+
+@pytest.mark.parametrize(
+    ("query", "said", "key"),
+    [
+        ("range=90m", "", "90m"),
+        ("range=3d", "", "3d"),
+        ("range=2w", "", "2w"),
+        ("range=90x", "There is no range", "15m"),
+        ("range=5s", "at least a minute", "15m"),
+        ("range=91d", "at most 90 days", "15m"),
+        ("range=", "", "15m"),
+    ],
+)
+def test_any_length_of_time_may_be_asked_for(visitor, fleet, query, said, key):
+    text = visitor.get(f"/pools/chat/?{query}").text
+
+    assert said in text
+    assert re.search(rf'aria-current="true"><span class="visually-hidden">last </span>{key}</a>', text)
+
+
+def test_more_points_are_drawn_where_they_are_asked_for(visitor, fleet):
+    def points(query):
+        figure = visitor.get(f"/charts/hit-rate/figure/?range=15m{query}").json()
+        return len(figure["data"][0]["y"])
+
+    assert points("&points=180") == 180
+    assert points("") == points("&points=many") <= 100
+    assert points("&points=99999") == 180  # a point per scrape is all there is
+
+
+def test_search_finds_by_a_part_of_the_name_what_may_be_seen(visitor, fleet):
+    found = visitor.get("/search/?format=json&q=gpu").json()["found"]
+    assert [one["name"] for one in found] == ["gpu-1", "gpu-2", "gpu-3", "gpu-4"]
+    assert found[0]["href"] == "/replicas/gpu-1/"
+
+    assert 'href="/pools/chat/groups/coding/"' in visitor.get("/search/?q=cod").text
+    assert "Nothing is called so" in visitor.get("/search/?q=none").text
+    assert visitor.get("/search/?format=json&q=").json() == {"found": []}

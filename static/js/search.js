@@ -1,0 +1,62 @@
+// Search on "/": what is called so, as a list of links that arrow keys walk through. Without scripts it is a page.
+const WAIT_MS = 120;
+
+export function startSearch() {
+  const dialog = document.getElementById("search");
+  if (!dialog) return;
+  const input = dialog.querySelector("input"), list = dialog.querySelector("ul"), help = dialog.querySelector("[role=status]");
+  const form = dialog.querySelector("form");
+  let timer = 0, asked = "";
+
+  const open = (event) => {
+    event?.preventDefault();
+    dialog.showModal();
+    input.select();
+  };
+  document.addEventListener("searchopen", () => open());
+  document.querySelector("[data-search]")?.addEventListener("click", open);
+
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(look, WAIT_MS);
+  });
+  form.addEventListener("submit", (event) => {
+    const first = list.querySelector("a");
+    if (!first || asked !== input.value) return; // the page answers
+    event.preventDefault();
+    location.assign(first.href);
+  });
+  dialog.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const stops = [input, ...list.querySelectorAll("a")];
+    stops[Math.min(Math.max(stops.indexOf(document.activeElement) + step, 0), stops.length - 1)].focus();
+  });
+
+  async function look() {
+    const text = input.value;
+    try {
+      const answer = await fetch(`${form.action}?format=json&q=${encodeURIComponent(text)}`);
+      if (!answer.ok || text !== input.value) return;
+      const { found } = await answer.json();
+      asked = text;
+      list.replaceChildren(...found.map(entry));
+      help.textContent = found.length ? `${found.length} found. Arrow keys choose, Enter goes there.` : text ? "Nothing is called so." : "";
+    } catch {
+      help.textContent = "The search cannot be reached.";
+    }
+  }
+}
+
+function entry({ kind, name, href }) {
+  const link = document.createElement("a"), label = document.createElement("span"), word = document.createElement("span");
+  link.href = href;
+  label.textContent = name;
+  word.textContent = kind;
+  word.className = "muted small";
+  link.append(label, word);
+  const item = document.createElement("li");
+  item.append(link);
+  return item;
+}

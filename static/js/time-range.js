@@ -1,0 +1,68 @@
+// The page's time range by keys: t c copies it, t v goes to the one that was copied, here or in another tab. The clipboard
+// holds {"from", "to"} as JSON; where it cannot be read, the copy that this browser keeps is used.
+import { instant, stamp, zoom } from "./view-state.js";
+
+const KEPT = "warmpath-range";
+
+export function startTimeRange() {
+  const bar = document.querySelector("[data-range-from]");
+  if (!bar) return;
+  document.addEventListener("rangecopy", () => copyRange(bar));
+  document.addEventListener("rangepaste", () => pasteRange());
+  const button = bar.querySelector("[data-copy-link]");
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await put(location.href);
+    say(button, "Copied");
+  });
+}
+
+async function copyRange(bar) {
+  const [from, to] = zoom() ?? [bar.dataset.rangeFrom, bar.dataset.rangeTo];
+  const text = JSON.stringify({ from: `${stamp(instant(from))}Z`, to: `${stamp(instant(to))}Z` });
+  localStorage.setItem(KEPT, text);
+  await put(text);
+  say(bar.querySelector("[data-copy-link]"), "Range copied");
+}
+
+async function pasteRange() {
+  const range = parsed(await taken()) ?? parsed(localStorage.getItem(KEPT));
+  if (!range) return;
+  const url = new URL(location.href);
+  for (const name of ["range", "zoom"]) url.searchParams.delete(name);
+  url.searchParams.set("from", stamp(instant(range.from)));
+  url.searchParams.set("to", stamp(instant(range.to)));
+  location.assign(url);
+}
+
+function parsed(text) {
+  try {
+    const range = JSON.parse(text);
+    return instant(range.from) < instant(range.to) ? range : null;
+  } catch {
+    return null;
+  }
+}
+
+async function put(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // no clipboard without HTTPS: what was copied stays in this browser
+  }
+}
+
+async function taken() {
+  try {
+    return await navigator.clipboard.readText();
+  } catch {
+    return "";
+  }
+}
+
+function say(button, text) {
+  const before = button.dataset.label ?? button.textContent;
+  button.dataset.label = before;
+  button.textContent = text;
+  setTimeout(() => (button.textContent = before), 2000);
+}

@@ -1,0 +1,163 @@
+"""The pages of figures in a browser: zoom and undo, the state in the URL, search, the walk from an alert, their weight."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from tests.fleet_history import warm_fleet
+
+CHARTS = 6
+MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
+MOST_REFRESH_CPU_S = 0.25
+MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
+
+
+def drawn(page, charts: int = CHARTS) -> None:
+    expect(page.locator(".js-plotly-plot")).to_have_count(charts)
+
+
+def axis(page, chart: str = "ttft") -> list[str]:
+    return page.evaluate(f"document.querySelector('[data-chart={chart}] [data-plot]').layout.xaxis.range.map(String)")
+
+
+def zoomed(page) -> int:
+    return page.locator("[data-zoom-out]:not([hidden])").count()
+
+
+def cpu_s(session) -> float:
+    """Seconds of CPU that the page's main thread has used."""
+    found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return found["TaskDuration"]
+
+
+def watched(page):
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    return session
+
+
+def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_url(site, full, complaints):
+    page = site.open(viewport={"width": 1280, "height": 900})
+    complaints.listen(page)
+    page.goto("/pools/chat/?range=20m")
+    drawn(page)
+    whole = axis(page)
+
+    chart = page.locator("[data-chart=hit-rate]")
+    chart.get_by_role("button", name="Zoom in").click()
+    expect(page).to_have_url(re.compile("zoom="))
+    once = axis(page)
+    chart.get_by_role("button", name="Zoom in").click()
+    twice = axis(page)
+    assert len({tuple(whole), tuple(once), tuple(twice)}) == 3
+
+    page.go_back()
+    assert axis(page) == once
+    page.keyboard.press("t")
+    page.keyboard.press("z")
+    expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(0)
+    assert "zoom=" not in page.url
+    page.go_forward()
+    expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(CHARTS)
+
+    page.locator("[data-chart=utilization]").get_by_role("button", name="gpu-3").click()
+    page.locator("[data-chart=ttft] [data-table-toggle]").click()
+    page.reload()  # as a copied link would
+    drawn(page)
+    assert axis(page) == once
+    expect(page.locator("[data-chart=utilization]").get_by_role("button", name="gpu-3")).to_have_attribute(
+        "aria-pressed", "false"
+    )
+    expect(page.locator("[data-chart=ttft]").get_by_role("columnheader", name="p50 (router)")).to_be_visible()
+
+    page.keyboard.press("t")
+    page.keyboard.press("c")
+    expect(page.locator("[data-copy-link]")).to_have_text("Range copied")
+    page.goto("/replicas/gpu-1/")
+    page.keyboard.press("t")
+    page.keyboard.press("v")
+    page.wait_for_url("**from=*")
+    expect(page.get_by_text("Fixed range")).to_be_visible()
+    assert once[0][:16] in page.url.replace("%3A", ":")
+
+
+def test_search_opens_on_a_key_walks_by_arrows_and_is_a_page_without_scripts(site, full, complaints):
+    page = site.open()
+    complaints.listen(page)
+    page.goto("/fleet/")
+    page.keyboard.press("/")
+    page.keyboard.type("gpu-7")
+    expect(page.locator("#search-found a")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#search-found a").first).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/replicas/gpu-7/")
+
+    plain = site.open(java_script_enabled=False)
+    plain.goto("/search/")
+    plain.get_by_label("Name").fill("cod")
+    plain.get_by_role("button", name="Search").click()
+    plain.get_by_role("link", name="chat / coding").click()
+    expect(plain.get_by_role("heading", name="Task group coding")).to_be_visible()
+    plain.locator("[data-chart=hit-rate]").get_by_role("link", name="Show as table").click()
+    expect(plain.get_by_role("columnheader", name="Hit rate")).to_be_visible()
+
+
+def test_from_an_alert_the_replica_and_the_change_are_at_most_three_clicks_away(site, full):
+    page, clicks = site.open(), 0
+    page.goto("/alerts/")  # where the link of a message leads
+
+    page.get_by_role("link", name=re.compile("See it on the overview|pool", re.IGNORECASE)).first.click()
+    clicks += 1
+    expect(page.get_by_role("heading", name="Pool chat")).to_be_visible()
+    expect(page.locator("#events")).to_contain_text("Policy chat revision 2")  # the change, when, by whom
+    expect(page.locator("#in-force")).to_contain_text("chat r2")
+    page.locator("#replicas").get_by_role("link", name="gpu-8").click()  # the one whose strip turned cold
+    clicks += 1
+    expect(page.locator("#events")).to_contain_text("gpu-8 restarted")
+    page.go_back()
+    page.locator("#in-force").get_by_role("link", name="Change it").click()
+    clicks += 1
+
+    expect(page.get_by_role("heading", name="chat")).to_be_visible()
+    assert clicks <= 3
+
+
+def test_a_refresh_of_the_overview_is_light(site, full):
+    page = site.open(viewport={"width": 1280, "height": 900})
+    page.goto("/")
+    drawn(page)
+    page.keyboard.press("p")
+    page.wait_for_load_state("networkidle")
+    session, bytes_seen = watched(page), []
+    page.on("response", lambda answer: bytes_seen.append(int(answer.headers.get("content-length", "0"))))
+    before = cpu_s(session)
+
+    with page.expect_response("**/live/**"):
+        page.get_by_role("button", name="Resume").click()
+    page.wait_for_load_state("networkidle")
+    used = cpu_s(session) - before
+
+    assert 0 < sum(bytes_seen) <= MOST_REFRESH_BYTES
+    assert used <= MOST_REFRESH_CPU_S
+
+
+@pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
+def test_the_overview_is_usable_within_its_budget(site, operator, replicas, query):
+    warm_fleet(timezone.now(), seconds=3600 if replicas == 8 else 300, replicas=replicas, by=operator)
+    page = site.open(viewport={"width": 1280, "height": 900})
+    session = watched(page)
+    page.goto(f"/?{query}")
+    drawn(page)
+    used = cpu_s(session)
+
+    lines = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('.js-plotly-plot')]"
+        ".map((plot) => plot.data.filter((trace) => trace.meta === 'line').length))"
+    )
+    assert used <= MOST_COLD_CPU_S[replicas]
+    assert lines <= 12
