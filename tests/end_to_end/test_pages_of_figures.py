@@ -1,4 +1,4 @@
-"""The pages of figures in a browser: zoom and undo, the state in the URL, search, the walk from an alert, their weight."""
+"""Pages of figures in a browser: zoom and undo, state in the URL, search, the walk from an alert, their weight."""
 
 from __future__ import annotations
 
