@@ -14,6 +14,7 @@ from telemetry.models import Alert, AlertState
 from telemetry.services.alerts import open_alerts
 from telemetry.services.first_tokens import in_time
 from telemetry.services.lag import refused_since
+from telemetry.services.subjects import Kind
 from telemetry.services.timeline import events_of
 from telemetry.web.asking import Asked
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
@@ -57,10 +58,20 @@ def around(state: Asked) -> dict[str, Any]:
 
 
 def firing(state: Asked) -> list[Alert]:
-    """The alerts of a subject's pool that fire; of the fleet none, because every page counts those. One query."""
-    if state.subject.pool is None:
+    """What fires of a subject: its own alerts and those of its whole pool; of the fleet none, because every page counts
+    those. One query.
+    """
+    subject = state.subject
+    if subject.pool is None:
         return []
-    return list(open_alerts().filter(pool=state.subject.pool, state=AlertState.FIRING))
+    own = {"group": subject.group or "", "replica": subject.replica.name if subject.replica else ""}
+    found = open_alerts(subject.pool).filter(state=AlertState.FIRING)
+    return [alert for alert in found if subject.kind is Kind.POOL or _concerns(alert, own)]
+
+
+def _concerns(alert: Alert, own: dict[str, str]) -> bool:
+    """Whether what an alert names, of a group and a replica, is nothing else than these."""
+    return all(alert.labels.get(name, "") in {"", value} for name, value in own.items())
 
 
 def live_part(view: Any) -> Any:

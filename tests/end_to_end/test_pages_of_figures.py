@@ -109,9 +109,9 @@ def test_search_opens_on_a_key_walks_by_arrows_and_is_a_page_without_scripts(sit
 
 def test_from_an_alert_the_replica_and_the_change_are_at_most_three_clicks_away(site, full):
     page, clicks = site.open(), 0
-    page.goto("/alerts/")  # where the link of a message leads
+    page.goto(f"/alerts/{full.alerts.get().pk}/")  # where the link of a message leads
 
-    page.get_by_role("link", name=re.compile("See it on the overview|pool", re.IGNORECASE)).first.click()
+    page.get_by_role("link", name="Pool chat at that time").click()
     clicks += 1
     expect(page.get_by_role("heading", name="Pool chat")).to_be_visible()
     expect(page.locator("#events")).to_contain_text("Policy chat revision 2")  # the change, when, by whom

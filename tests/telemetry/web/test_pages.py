@@ -10,7 +10,7 @@ from controlplane.models import RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
-from telemetry.models import ScrapeState
+from telemetry.models import Alert, ScrapeState
 from telemetry.web.charts import CHARTS
 from tests.fleet_history import drop_alert, warm_fleet
 
@@ -60,6 +60,17 @@ def test_a_pool_says_what_fires_and_which_policy_is_in_force(visitor, fleet, noo
     assert "31.0 %, 33.0 points below its baseline" in text
     assert f'href="/policies/{fleet.policies.get(group=None).pk}/"' in text
     assert "chat r2" in text
+
+
+def test_an_alert_of_one_replica_shows_on_its_page_and_on_the_pools(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    Alert.objects.filter(pk=alert.pk).update(labels={"pool": "chat", "replica": "gpu-2"})
+
+    def shown(path):
+        return f'href="/alerts/{alert.pk}/"' in visitor.get(path).text
+
+    assert [shown(path) for path in ("/pools/chat/", "/replicas/gpu-2/", "/replicas/gpu-1/")] == [True, True, False]
+    assert not shown("/pools/chat/groups/coding/")
 
 
 def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visitor, fleet):
