@@ -91,7 +91,7 @@ def _points(params: QueryDict) -> int:
 def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
     seconds = length_s(key) or 0.0
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=points)
-    return TimeRange(key, Window.last(seconds, until=timezone.now(), step_s=step), error)
+    return TimeRange(key, still_kept(Window.last(seconds, until=timezone.now(), step_s=step)), error)
 
 
 def _fixed(params: QueryDict) -> TimeRange:
