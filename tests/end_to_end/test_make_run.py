@@ -22,7 +22,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, slowdown
+from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, only_the_hit_rate, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
 # All ask for the same fixtures, or they would be sorted apart and each part given a stack of its own.
@@ -189,9 +189,9 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
 
 
 def test_killing_replicas_fails_no_request_shows_them_down_and_their_cold_return_alerts_once(stack, rest, page):
-    (rule,) = rest.get("alert-rules").json()["results"]
+    rule = only_the_hit_rate(rest)
     quick = {"window_s": 20, "baseline_s": 90, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 10}
-    assert rest.patch(f"alert-rules/{rule['id']}", json={"settings": quick}).status_code == 200
+    assert rest.patch(f"alert-rules/{rule}", json={"settings": quick}).status_code == 200
     with receiving() as receiver:
         channel = rest.post("channels", json={"name": "on-call", "config": {"url": receiver.url}})
         assert channel.status_code == 201, channel.text

@@ -10,6 +10,7 @@ import redis
 from controlplane.broker import LONGEST_PAUSE_S
 from controlplane.celery import app
 from tests.conftest import wait_until
+from tests.end_to_end.live_stack import only_the_hit_rate
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 from tests.reliability.stand import Stand, is_within, soon
 
@@ -31,8 +32,7 @@ def rest(stand: Stand) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def receiver(stand: Stand, rest: httpx.Client) -> Iterator[FakeWebhookReceiver]:
     with receiving() as receiver:
-        (rule,) = rest.get("alert-rules").json()["results"]
-        edit = rest.patch(f"alert-rules/{rule['id']}", json={"settings": QUICK}, headers={"If-Match": "*"})
+        edit = rest.patch(f"alert-rules/{only_the_hit_rate(rest)}", json={"settings": QUICK}, headers={"If-Match": "*"})
         assert edit.status_code == 200, edit.text
         assert rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}}).status_code == 201
         yield receiver
