@@ -63,7 +63,8 @@ def project_id_of(row: Model) -> int | None:
         found = getattr(found, step)
         if found is None:
             return None
-    return int(getattr(found, f"{last}_id"))
+    number: int | None = getattr(found, f"{last}_id")  # None: of all projects, as a silence may be
+    return number
 
 
 def find(asker: Asker, rows: QuerySet[Row]) -> tuple[int | None] | None:

@@ -4,9 +4,11 @@ import json
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 from rest_framework.test import APIClient
 
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Channel
 from telemetry.services import outbox
 from telemetry.services.channels import create_channel, open_config
@@ -170,3 +172,44 @@ def test_lists_cost_the_same_queries_however_long(api, pool, address, queries, d
         outbox.Notification.objects.create(channel=channel, kind="test", payload={}, next_at=T0, created_at=T0)
     with django_assert_max_num_queries(queries + 2):  # and signing in
         assert api.get(f"{ROOT}/{address}").status_code == 200
+
+
+def test_a_rule_of_any_kind_is_narrowed_previewed_and_described(api, pool):
+    create_task_group(pool, "coding")
+    rule = {"pool": "chat", "name": "Floor", "kind": "hit_rate_floor", "group": "coding", "severity": "critical"}
+    made = api.post(f"{ROOT}/alert-rules", {**rule, "settings": {"floor_ratio": 0.4}, "repeat_s": 0}).json()
+    assert (made["group"], made["severity"], made["repeat_s"]) == ("coding", "critical", 0)
+    assert made["effective_settings"]["floor_ratio"] == 0.4
+    assert len(api.get(f"{ROOT}/alert-rules", {"kind": "hit_rate_floor"}).json()["results"]) == 1
+
+    asked = {"pool": "chat", "kind": "hit_rate_drop", "settings": {"days": 0}, "days": 0.1}
+    preview = api.post(f"{ROOT}/alert-rules/preview", asked).json()
+    assert (preview["fired"], preview["episodes"]) == (0, [])
+    assert "too little history" in preview["sentence"]
+    wrong = api.post(f"{ROOT}/alert-rules/preview", {**asked, "settings": {"window_s": 1}})
+    assert wrong.json()["errors"][0]["pointer"] == "#/settings/window_s"
+
+
+def test_an_alert_is_acknowledged_and_silenced(api, pool):
+    rule = AlertRule.objects.get(kind="hit_rate_drop")
+    alert = Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=T0, last_breach_at=T0, labels={"pool": "chat"}
+    )
+    address = f"{ROOT}/alerts/{alert.pk}"
+    taken = api.post(f"{address}/acknowledge", {"note": "mine"}).json()
+    assert (taken["acknowledged_by"], taken["steps"][0]["move"]) == ("olga", "acknowledged")
+    assert api.post(f"{address}/release").json()["acknowledged_at"] is None
+    assert len(api.get(f"{ROOT}/alerts", {"acknowledged": "false"}).json()["results"]) == 1
+
+    matchers = [{"label": "pool", "op": "=", "value": "chat"}]
+    found = api.post(f"{ROOT}/silences/preview", {"matchers": matchers}).json()
+    assert [one["id"] for one in found["alerts"]] == [alert.pk]
+    until = (timezone.now() + timedelta(hours=1)).isoformat()
+    made = api.post(f"{ROOT}/silences", {"matchers": matchers, "ends_at": until, "comment": "work"})
+    assert (made.status_code, made.json()["matchers"]) == (201, matchers)
+    silence = f"{ROOT}/silences/{made.json()['id']}"
+    assert api.patch(silence, {"comment": "more work"}).json()["comment"] == "more work"
+    assert api.delete(silence).status_code == 204
+    assert api.get(silence).json()["ends_at"] <= timezone.now().isoformat()
+    Alert.objects.update(state="resolved")
+    assert api.post(f"{address}/acknowledge", {}).status_code == 409
