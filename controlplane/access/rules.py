@@ -273,6 +273,8 @@ _ASKED_AGAIN = {
     "api:client-key-list": ("POST",),
     "api:client-key-detail": ("PATCH", "DELETE"),
     "telemetry-api:channel-list": ("POST",),
+    "telemetry-api:metrics-server-list": ("POST",),
+    "telemetry-api:metrics-server-detail": ("PATCH",),
     "telemetry-api:channel-rotate": ("POST",),
     "api:project-detail": ("PATCH", "DELETE"),
     "api:pool-detail": ("DELETE",),

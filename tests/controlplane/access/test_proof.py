@@ -68,8 +68,13 @@ def test_every_such_route_refuses_a_stale_session(client, admin, here, time_mach
     key, _ = create_client_key(here.project, "agents")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
     values = {"pool_id": here.pool.pk, "project_id": here.project.pk, "person_id": admin.pk, "token_id": 1}
-    values |= {"name": here.pool.name, "key_id": key.pk, "channel_id": here.channel.pk, "pk": 1}
-    values["server_id"] = here.server.pk
+    values |= {
+        "name": here.pool.name,
+        "key_id": key.pk,
+        "server_id": here.server.pk,
+        "channel_id": here.channel.pk,
+        "pk": 1,
+    }
     names = [{}, *({name: value} for name, value in values.items())]
     rest = APIClient()
     rest.cookies = client.cookies
