@@ -7,7 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from telemetry.metrics.engine import MOST, bucket_edge, checked_count
-from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
+from telemetry.metrics.exposition import (
+    ROUTER_BYTES,
+    ROUTER_SERIES,
+    ExpositionError,
+    Sample,
+    read_samples,
+)
 from telemetry.metrics.histograms import Buckets, HistogramError, from_sparse
 
 INFO = "warmpath_router_info"
@@ -76,7 +82,7 @@ class RouterSample:
 
 def read_router(text: str) -> RouterSample:
     """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
-    samples = read_samples(text, _KNOWN)
+    samples = read_samples(text, _KNOWN, most_bytes=ROUTER_BYTES, most_series=ROUTER_SERIES)
     info = next((sample.labels for sample in samples if sample.name == INFO), None)
     if info is None:
         raise ExpositionError(f"it holds no {INFO}")

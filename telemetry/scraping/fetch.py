@@ -22,12 +22,17 @@ Sample = TypeVar("Sample", ReplicaSample, RouterSample)
 
 
 async def scrape(
-    client: httpx.AsyncClient, url: str, read: Callable[[str], Sample], *, deadline_s: float
+    client: httpx.AsyncClient,
+    url: str,
+    read: Callable[[str], Sample],
+    *,
+    deadline_s: float,
+    most_bytes: int = MAX_BYTES,
 ) -> Taken[Sample] | Failure:
     """One exposition, or why there is none; nothing that a target does is raised."""
     begun_s = time.monotonic()
     try:
-        answer = await _fetch(client, url, deadline_s)
+        answer = await _fetch(client, url, deadline_s, most_bytes)
     except httpx.HTTPError as error:
         return _failure(error, deadline_s)
     taken_s, lag_s = time.time(), time.monotonic() - begun_s
@@ -40,17 +45,17 @@ async def scrape(
         return Failure(f"its /metrics is not to be trusted: {reason}")
 
 
-async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float) -> Answer:
+async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float, most_bytes: int) -> Answer:
     """What is at the URL; where that is JSON, what is at the place that TensorRT-LLM has. One deadline for both."""
     elsewhere = url.removesuffix("/metrics") + tensorrt_llm.PATH
     begun_s = time.monotonic()
     at = elsewhere if url in JSON_AT_METRICS else url
-    answer = await fetch_async(client, "GET", at, deadline_s=deadline_s, max_bytes=MAX_BYTES, headers=HEADERS)
+    answer = await fetch_async(client, "GET", at, deadline_s=deadline_s, max_bytes=most_bytes, headers=HEADERS)
     if at == url and answer.status == httpx.codes.OK and answer.body[:1] in {b"[", b"{"}:
         if len(JSON_AT_METRICS) < MOST_REMEMBERED:
             JSON_AT_METRICS.add(url)
         left_s = max(0.05, deadline_s - (time.monotonic() - begun_s))
-        return await fetch_async(client, "GET", elsewhere, deadline_s=left_s, max_bytes=MAX_BYTES, headers=HEADERS)
+        return await fetch_async(client, "GET", elsewhere, deadline_s=left_s, max_bytes=most_bytes, headers=HEADERS)
     if at == elsewhere and answer.status != httpx.codes.OK:
         JSON_AT_METRICS.discard(url)  # another engine may serve there by now
     return answer

@@ -32,6 +32,7 @@ from controlplane.database.connection import is_full
 from controlplane.egress import fleet_rules, guarded_async_client
 from controlplane.models import Replica, ReplicaState, Router
 from telemetry.metrics.engine import read_replica
+from telemetry.metrics.exposition import ROUTER_BYTES
 from telemetry.metrics.router import read_router
 from telemetry.models import ScrapeShard
 from telemetry.scraping.fetch import scrape
@@ -190,7 +191,9 @@ async def _start(
     async def router_scrape(router: Router) -> Scrape:
         url = f"{router.admin_url.rstrip('/')}/metrics"
         async with room:
-            return RouterScrape(router, await scrape(client, url, read_router, deadline_s=deadline_s))
+            return RouterScrape(
+                router, await scrape(client, url, read_router, deadline_s=deadline_s, most_bytes=ROUTER_BYTES)
+            )
 
     return {
         *(asyncio.create_task(replica_scrape(replica)) for replica in replicas),

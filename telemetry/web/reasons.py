@@ -17,6 +17,10 @@ REASONS = {
     "less_of_two": ("Less of two", "Of two drawn by chance it had less to do."),
     "hot": ("Hot", "It is one of those that the hot opening has to itself."),
     "hit": ("Hit", "It was preferred or cheapest, and held some of the prompt."),
+    "elsewhere": (
+        "Elsewhere",
+        "Another replica held more of the prompt and had too much to do: warmth was given up for load.",
+    ),
     "cold": ("Cold", "Nobody held as much of the prompt as would count."),
 }
 MATCHES = {

@@ -247,3 +247,17 @@ def test_what_the_router_really_serves_is_read():
 def test_another_program_is_no_router():
     with pytest.raises(ExpositionError):
         read_router(replica_text(1, 0))
+
+
+def test_a_router_of_many_groups_and_replicas_says_more_than_a_replica_may():
+    """50 groups on 8 replicas of 40 latencies each: it was refused whole when it was held to a replica's bound."""
+    ttft = dict.fromkeys(range(100, 140), 1)
+    routes = [
+        {"group": f"g{group}", "replica": f"r{number}", "ttft": ttft} for group in range(50) for number in range(8)
+    ]
+    text = router_text(*routes)
+
+    assert text.count("\n") > exposition.MAX_SERIES
+    assert len(read_router(text).routes) == 400
+    with pytest.raises(ExpositionError, match="more than"):
+        read_router("x 1\n" * (exposition.ROUTER_SERIES + 1))
