@@ -56,10 +56,7 @@ class Wanted:
 def load_pasts(pools: Sequence[Pool], wanted: Wanted) -> dict[int, Past]:
     """The past of each pool by its id. Three queries for the replicas, and one for each source (first tokens: four)."""
     fleet = list(
-        Replica.objects.filter(pool__in=pools)
-        .exclude(state=ReplicaState.DISABLED)
-        .order_by("name")
-        .only("pk", "name", "pool_id", "state", "labels")
+        Replica.objects.filter(pool__in=pools).order_by("name").only("pk", "name", "pool_id", "state", "labels")
     )
     loaded = _Loaded(wanted, pools, fleet)
     return {pool.pk: loaded.past_of(pool) for pool in pools}
@@ -100,22 +97,23 @@ class _Loaded:
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
 
     def past_of(self, pool: Pool) -> Past:
-        """One pool's part."""
-        mine = [replica for replica in self.fleet if replica.pool_id == pool.pk]
+        """One pool's part. A replica that is disabled by now counts in what the pool did, and is judged no more."""
+        everyone = [replica for replica in self.fleet if replica.pool_id == pool.pk]
+        mine = [replica for replica in everyone if replica.state != ReplicaState.DISABLED]
         starts = list(self.places)
         groups = {
             group: [step or WindowSum(start, None, None, None) for step, start in zip(steps, starts, strict=True)]
             for (name, group), steps in self.groups.items()
             if name == pool.name
         }
-        counted = [replica for replica in mine if replica.pk in self.rated]
+        counted = [replica for replica in everyone if replica.pk in self.rated]
         whole = {"": self._pool_windows(counted)} if Source.ENGINES in self.wanted.sources else {}
         return Past(
             start=self.wanted.window.start,
             step_s=self.wanted.step_s,
             count=self.wanted.count,
             replicas=tuple(replica.name for replica in mine),
-            rated=frozenset(replica.name for replica in counted),
+            rated=frozenset(replica.name for replica in mine if replica.pk in self.rated),
             active=frozenset(replica.name for replica in mine if replica.state == ReplicaState.ACTIVE),
             engines={one.name: self.engines[one.pk] for one in mine if one.pk in self.engines},
             pressure={one.name: self.pressure[one.pk] for one in mine if one.pk in self.pressure},

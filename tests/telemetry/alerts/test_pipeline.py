@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
-from controlplane.models import Event
+from controlplane.models import Event, ReplicaState
 from controlplane.services.fleet.pools import create_pool
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.alerts import pipeline, telling
 from telemetry.alerts.telling import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
@@ -284,3 +284,14 @@ def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_ru
             other = create_pool(f"pool-{number}", models=[f"m{number}"])
             traffic(add_replica(other, name=f"r1-{number}", url=f"http://127.0.0.1:92{number:02}"), 200, 245, 0.8)
             alerts.update_rule(AlertRule.objects.get(pool=other, kind="hit_rate_drop"), settings=SETTINGS)
+
+
+def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past(rule, r1):
+    traffic(r1, 0, 600, 0.8)
+    traffic(r1, 600, 660, 0.1)
+    set_replica_state(r1, ReplicaState.DISABLED)
+
+    verdict = evaluate(rule, 660)
+
+    assert verdict.answer == Answer.BREACH
+    assert verdict.baseline == pytest.approx(0.8)
