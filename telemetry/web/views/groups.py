@@ -6,10 +6,12 @@ from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool, TaskGroup
 from telemetry.services.groups import group_tiles, replica_shares, revisions_in_force, was_seen
+from telemetry.services.prompts import FEW, prompts_of
 from telemetry.services.subjects import Subject
 from telemetry.web.asking import NO_GROUP, Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
@@ -19,7 +21,9 @@ from telemetry.web.pages import around, frame, live_part
 def group_detail(request: HttpRequest, pool_name: str, group_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, pool, group = _asked(request, pool_name, group_name)
-    return render(request, "telemetry/group.html", {**_live(state, pool, group), **frame(request, state)})
+    found = prompts_of([pool.name], timezone.now(), group=state.subject.group)
+    described = {"prompts": next(iter(found), None), "few": FEW}
+    return render(request, "telemetry/group.html", {**_live(state, pool, group), **frame(request, state), **described})
 
 
 @live_part

@@ -10,7 +10,7 @@ from controlplane.models import RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
-from telemetry.models import Alert, ScrapeState
+from telemetry.models import Alert, Reading, ScrapeState
 from telemetry.web.charts import CHARTS
 from tests.fleet_history import drop_alert, warm_fleet
 
@@ -226,3 +226,14 @@ def test_search_finds_by_a_part_of_the_name_what_may_be_seen(visitor, fleet):
     assert 'href="/pools/chat/groups/coding/"' in visitor.get("/search/?q=cod").text
     assert "Nothing is called so" in visitor.get("/search/?q=none").text
     assert visitor.get("/search/?format=json&q=").json() == {"found": []}
+
+
+def test_a_replica_s_page_names_what_its_engine_does_not_report(visitor, fleet, noon):
+    newest = Reading.objects.filter(replica__name="gpu-1").order_by("-at").first()
+    Reading.objects.filter(replica__name="gpu-1", at=newest.at).update(not_reported=["external_hits", "preemptions"])
+
+    text = visitor.get("/replicas/gpu-1/").text
+
+    assert "Not reported by this engine" in text
+    assert "external hits" in text
+    assert "Not reported by this engine" not in visitor.get("/replicas/gpu-2/").text

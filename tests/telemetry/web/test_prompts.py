@@ -66,3 +66,10 @@ def test_as_many_queries_for_many_groups_as_for_few(visitor, prompts, django_ass
     visitor.get("/prompts/")  # what is looked up once
     with django_assert_max_num_queries(12):
         visitor.get("/prompts/")
+
+
+def test_a_task_group_s_page_says_what_keeps_its_prompts_apart(visitor, prompts):
+    text = visitor.get("/pools/chat/groups/coding/").text
+
+    assert "What keeps its prompts apart" in text
+    assert "computed anew" in text
