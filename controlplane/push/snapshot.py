@@ -86,7 +86,7 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
         state=schema.ReplicaState(replica.state),
         weight=replica.weight,
         block_tokens=replica.block_tokens,
-        capacity_blocks=replica.capacity_blocks,
+        capacity_blocks=(replica.capacity_blocks or 0) // replica.data_parallel_size or None,  # of each rank
         api_key=None if replica.api_key_sealed is None else unseal(replica.api_key_sealed).decode(),
         **revived(router_fields.REPLICA, replica),
     )

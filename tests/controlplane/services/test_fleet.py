@@ -45,6 +45,13 @@ def test_what_the_engine_says_of_its_cache_is_noted_once(replica, django_assert_
     assert (shown["block_tokens"], shown["capacity_blocks"]) == (16, 2048)
 
 
+def test_routers_are_told_the_cache_of_each_rank_as_each_is_a_target(replica):
+    update_replica(replica, data_parallel_size=4)
+    record_engine_facts(replica, block_tokens=16, capacity_blocks=8192)  # of all its engines
+
+    assert ConfigSnapshot.objects.first().document["pools"][0]["replicas"][0]["capacity_blocks"] == 2048
+
+
 def test_what_the_engine_does_not_say_leaves_what_is_known(replica):
     record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
     assert not record_engine_facts(replica, block_tokens=None, capacity_blocks=None)
