@@ -26,7 +26,7 @@ class Replica(models.Model):
     state = models.CharField(max_length=8, choices=ReplicaState, default=ReplicaState.ACTIVE)
     weight = models.FloatField(default=1.0)  # relative capacity
     block_tokens = models.PositiveIntegerField(null=True, blank=True)  # tokens a KV block holds; None until it told us
-    capacity_blocks = models.PositiveIntegerField(null=True, blank=True)  # usable KV blocks of all ranks; None until it told
+    capacity_blocks = models.PositiveIntegerField(null=True, blank=True)  # usable KV blocks of all ranks, or not told
     labels = models.JSONField(default=dict, blank=True)  # {key: value}, to find it by; routers do not know them
     adapters = models.JSONField(null=True, blank=True)  # names of its pool's; None: those that its /v1/models lists
     data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks behind the URL, each with its own cache

@@ -88,6 +88,7 @@ def test_where_a_groups_requests_went_adds_up_to_one(pool, replicas, router):
 
 
 def test_the_share_in_time_is_counted_at_an_edge_and_says_which(pool, replicas):
+    """T6"""
     engine_reading(replicas[0], START + timedelta(seconds=5), ttft={0: 6, 1: 3, 2: 1}, queries=1, hits=0)
 
     (line,) = lines.share_within(Subject.of_pool(pool), WINDOW, 0.7)

@@ -1,4 +1,4 @@
-"""Figures beside each other, from stored readings: H5, H6, H7, H13, H16, H17, H19, T1, T6."""
+"""Figures beside each other, from stored readings: H5, H6, H13, H16, H17, H19, T1."""
 
 from datetime import timedelta
 
@@ -12,9 +12,7 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.histograms import ROUTER_EDGES
 from telemetry.metrics.windows import Window
 from telemetry.services import series
-from telemetry.services.ceilings import ceilings
 from telemetry.services.engine_notes import EngineNotes, engine_notes
-from telemetry.services.objectives import share_within
 from telemetry.services.reconciliation import reconcile
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped
@@ -103,47 +101,6 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     assert [sentence.split()[0] for sentence in notes[decode.pk].notes] == ["A", "SGLang"]
     with pytest.raises(ValueError, match="no figures of a reading: hit_rate"):
         notes[new.pk].reports("hit_rate")
-
-
-def test_a_ceiling_stands_beside_every_rate(pool, router):
-    """H7"""
-    route_reading(router, AT, group="a", replica="r1", requests=5, prompt_tokens=1000, cacheable_tokens=900)
-    route_reading(router, AT, group="b", replica="r1", requests=5, prompt_tokens=1000, cacheable_tokens=500)
-    route_reading(router, AT, group="b", replica="r2", requests=5, prompt_tokens=8000)  # block size unknown
-
-    found = ceilings([pool], MINUTE)
-
-    assert found.by_pool == {"chat": 0.7}
-    assert found.by_group == {("chat", "a"): 0.9, ("chat", "b"): 0.5}
-    assert found.by_replica == {("chat", "r1"): 0.7, ("chat", "r2"): None}
-
-
-def test_a_share_within_a_time_is_exact_at_an_edge_and_bounded_between_two(pool, router, replicas):
-    """T6"""
-    engine_reading(replicas[0], AT, ttft={0: 60, 1: 20, 3: 15, 4: 5}, queries=1, hits=1)
-
-    at_edge = share_within([pool], MINUTE, 0.5)
-    between = share_within([pool], MINUTE, 0.7)
-    beyond = share_within([pool], MINUTE, 60.0)
-
-    assert (at_edge.low_ratio, at_edge.high_ratio, at_edge.low_edge_s) == (0.8, 0.8, 0.5)
-    assert (at_edge.requests, at_edge.clock, at_edge.is_exact) == (100, "engine", True)
-    assert (between.low_ratio, between.high_ratio) == (0.8, 0.8)
-    assert (between.low_edge_s, between.high_edge_s) == (0.5, 1.0)
-    assert (beyond.low_ratio, beyond.high_ratio, beyond.high_edge_s) == (0.95, 1.0, None)
-    assert share_within([pool], MINUTE, 0.05).low_ratio == 0.0
-
-
-def test_a_share_is_by_the_routers_clock_where_there_is_one(pool, router, replicas):
-    """T1, T8"""
-    engine_reading(replicas[0], AT, ttft={4: 100}, queries=1, hits=1)
-    route_reading(router, AT, ttft={10: 3, 200: 1})
-
-    share = share_within([pool], MINUTE, ROUTER_EDGES[10])
-
-    assert (share.low_ratio, share.high_ratio, share.clock) == (0.75, 0.75, "router")
-    assert share_within([pool], MINUTE, 1.0, clock="engine").low_ratio == 0.0
-    assert share_within([pool], Window.last(60, until=T0), 1.0) is None
 
 
 def test_ttft_of_what_was_cached_and_of_what_was_computed_are_two_lines(pool, router):

@@ -127,6 +127,7 @@ def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(rou
 
 
 def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(router, pool):
+    """H7"""
     create_task_group(pool, name="quiet")
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
