@@ -1,7 +1,8 @@
 """Telemetry's pages."""
 
-from django.urls import path
+from django.urls import path, register_converter
 
+from telemetry.web.names import NameConverter
 from telemetry.web.views import (
     alerts,
     channels,
@@ -24,16 +25,18 @@ from telemetry.web.views import (
     silences,
 )
 
+register_converter(NameConverter, "name")
+
 app_name = "telemetry"
 urlpatterns = [
     path("", overview.overview, name="overview"),
     path("live/", overview.overview_live, name="overview-live"),
-    path("pools/<str:pool_name>/", pools.pool_detail, name="pool"),
-    path("pools/<str:pool_name>/live/", pools.pool_live, name="pool-live"),
-    path("pools/<str:pool_name>/groups/<str:group_name>/", groups.group_detail, name="group"),
-    path("pools/<str:pool_name>/groups/<str:group_name>/live/", groups.group_live, name="group-live"),
-    path("replicas/<str:replica_name>/", replicas.replica_detail, name="replica"),
-    path("replicas/<str:replica_name>/live/", replicas.replica_live, name="replica-live"),
+    path("pools/<name:pool_name>/", pools.pool_detail, name="pool"),
+    path("pools/<name:pool_name>/live/", pools.pool_live, name="pool-live"),
+    path("pools/<name:pool_name>/groups/<name:group_name>/", groups.group_detail, name="group"),
+    path("pools/<name:pool_name>/groups/<name:group_name>/live/", groups.group_live, name="group-live"),
+    path("replicas/<name:replica_name>/", replicas.replica_detail, name="replica"),
+    path("replicas/<name:replica_name>/live/", replicas.replica_live, name="replica-live"),
     path("search/", search.search_page, name="search"),
     path("charts/<slug:slug>/", charts.chart_table, name="chart-table"),
     path("charts/<slug:slug>/figure/", charts.chart_figure, name="chart-figure"),
@@ -72,7 +75,7 @@ urlpatterns = [
     path("metrics", metrics.metrics, name="metrics"),
     path("prefixes/", prefixes.prefixes, name="prefixes"),
     path("requests/", requests.request_list, name="requests"),
-    path("requests/<str:place>/", requests.request_detail, name="request"),
+    path("requests/<name:place>/", requests.request_detail, name="request"),
     path("events/", events.event_list, name="events"),
     path("events.csv", events.event_csv, name="events-csv"),
 ]

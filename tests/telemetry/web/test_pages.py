@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 import time_machine
+from django.utils.html import escape
 
 from controlplane.models import RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
-from telemetry.models import Alert, Reading, ScrapeState
+from telemetry.models import Alert, Reading, RouterReading, ScrapeState
 from telemetry.web.charts import CHARTS
 from tests.fleet_history import drop_alert, warm_fleet
 
@@ -50,6 +51,18 @@ def test_a_link_between_pages_carries_the_range(visitor, fleet):
     assert 'href="/replicas/gpu-1/?range=1h"' in visitor.get("/pools/chat/?range=1h").text
     assert 'href="/pools/chat/groups/coding/?range=1h"' in visitor.get("/?range=1h").text
     assert 'href="/pools/chat/?range=1h"' in visitor.get("/replicas/gpu-1/?range=1h").text
+
+
+def test_a_task_group_that_no_one_defined_has_a_page_whatever_it_is_called(visitor, fleet):
+    was = "coding"
+    for name in ("a/b", "../live", "100%", "%2F", "<b>x</b>"):
+        RouterReading.objects.filter(group=was).update(group=name)
+        was = name
+        found = set(re.findall(r'href="(/pools/chat/groups/(?!-/)[^"]+)"', visitor.get("/").text))
+        pages = [visitor.get(link.replace("&amp;", "&")).text for link in found]
+        (page,) = [page for page in pages if f"<h1>Task group {escape(name)}<" in page]
+        live = re.search(r'hx-get="([^"]+)"', page)[1].replace("&amp;", "&")
+        assert visitor.get(live).status_code == 200, live
 
 
 def test_a_pool_says_what_fires_and_which_policy_is_in_force(visitor, fleet, noon):
