@@ -14,6 +14,7 @@ from controlplane.sealing import unseal
 from controlplane.services.access.tokens import create_token, find_token
 from controlplane.services.secret_rotation import sealed_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from telemetry.models.ladder import ReplayState
 from telemetry.services.channels import create_channel
 
 NEW = "a-new-key-for-tests-only-" * 3
@@ -75,6 +76,7 @@ def test_every_binary_field_is_found_by_its_name():
     binary = {
         (model, field.name) for model in ours for field in model._meta.concrete_fields if isinstance(field, BinaryField)
     }
+    binary -= {(ReplayState, "state")}  # model caches: keyed hashes of blocks, and no secret
     assert binary == {(model, field) for model, field in sealed_fields() if model in ours}
     assert len(binary) >= 4
 

@@ -277,7 +277,7 @@ def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_ru
     r1, rule, django_assert_num_queries
 ):
     traffic(r1, 0, 240, 0.8)
-    for queries, more in ((16, 5), (16, 0)):
+    for queries, more in ((17, 5), (17, 0)):
         with django_assert_num_queries(queries):
             evaluate_alerts(T0 + timedelta(seconds=240 + more))
         for number in range(more):
