@@ -158,6 +158,12 @@ class Seen:
                 return back * self.past.step_s
         return None
 
+    def tried_s(self, replica: str, reach_s: float) -> float:
+        """Seconds since a scrape of a replica was first tried in a reach, in whole steps; 0.0: in the newest one."""
+        steps = self.past.engines.get(replica, ())
+        tried = range(min(steps_in(reach_s, self.past.step_s), self.index + 1)) if steps else range(0)
+        return max((back for back in tried if steps[self.index - back] is not None), default=0) * self.past.step_s
+
     def restarted(self, within_s: float) -> dict[str, datetime]:
         """The replicas that restarted in the last seconds, and when they last did."""
         since = self.now - timedelta(seconds=within_s)

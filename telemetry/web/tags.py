@@ -21,6 +21,7 @@ _ANSWERS = {"ok": ("well", "good"), "breach": ("broken", "bad"), "no_data": ("ca
 _REASONS = {
     "no_readings": "nothing was scraped lately",
     "not_reported": "the engines do not report it",
+    "unread": "scrapes fail, not for long enough to tell",
     "little_traffic": "too little traffic to tell",
     "little_history": "too little history for a baseline",
     "nobody": "nothing to look at",

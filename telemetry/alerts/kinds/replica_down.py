@@ -52,8 +52,10 @@ def _replica(settings: ReplicaDownSettings, seen: Seen, name: str) -> Verdict:
     if step.read:
         return Verdict(Answer.OK, Reason.WITHIN, 0.0, settings.silent_s, unit="seconds")
     silent_s = seen.unread_s(name, settings.reach_s)
+    value = seen.tried_s(name, settings.reach_s) if silent_s is None else silent_s
+    if value < settings.silent_s:
+        return no_data(Reason.UNREAD)  # never read, and tried for less: it may be starting
     figures = {"at_least": silent_s is None}
-    value = settings.reach_s if silent_s is None else silent_s
     return Verdict(Answer.BREACH, Reason.UNREAD, value, settings.silent_s, unit="seconds", figures=figures)
 
 

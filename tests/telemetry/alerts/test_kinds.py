@@ -123,6 +123,17 @@ def test_a_replica_is_down_when_every_scrape_failed_and_not_when_nobody_tried():
     assert (verdicts["r1"].value, verdicts["r1"].unit) == (60.0, "seconds")
 
 
+def test_a_replica_that_was_never_read_is_down_once_it_was_tried_for_long_enough():
+    engines = {"new": [None, None, FAILED], "old": [None, FAILED, FAILED]}
+    seen = past(30, count=3, replicas=("new", "old"), engines=engines)
+
+    verdicts = judged("replica_down", seen)
+
+    assert answers(verdicts) == {"new": (NO_DATA, Reason.UNREAD), "old": (BREACH, Reason.UNREAD)}
+    kind = KINDS["replica_down"]
+    assert kind.sentence(Where("chat", "", "old"), kind.read({}), verdicts["old"]).endswith("for more than 30 s.")
+
+
 def test_kv_pressure_is_usage_or_preemptions():
     full, pushed = PressureStep(0.96, 0), PressureStep(0.5, 30)
     unknown = PressureStep(None, None)
@@ -215,7 +226,7 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
         "prediction_gap": past(300, predictions={"r1": [routed]}),
         "ttft_objective": past(300, count=12, first_tokens={"": [late(0.5)] * 12}),
-        "replica_down": past(30, engines={"r1": [FAILED]}),
+        "replica_down": past(30, count=2, engines={"r1": [FAILED, FAILED]}),
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),
         "load_skew": past(300, engines={"r1": [step(requests=900)], "r2": [step(requests=10)]}),
         "rollout_stuck": past(60, control=control),
