@@ -159,8 +159,13 @@ def take(
 
 
 def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
-    """A pending alert; None where somebody else opened one first."""
+    """A pending alert; None where somebody else opened one first, or the rule was disabled since it was loaded.
+
+    In a transaction: whoever disables the rule comes before this, or waits and ends the alert.
+    """
     rule = ready.rule
+    if not AlertRule.objects.select_for_update(no_key=True).filter(pk=rule.pk, enabled=True).exists():
+        return None
     try:
         with transaction.atomic():
             alert = Alert.objects.create(

@@ -295,3 +295,15 @@ def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past
 
     assert verdict.answer == Answer.BREACH
     assert verdict.baseline == pytest.approx(0.8)
+
+
+def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule):
+    traffic(r1, 0, 300, 0.8)
+    traffic(r1, 300, 420, 0.1)
+    (loaded,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
+    alerts.update_rule(rule, enabled=False)
+
+    pipeline.evaluate([loaded], T0 + timedelta(seconds=420))
+
+    assert loaded.verdict["answer"] == "breach"
+    assert not Alert.objects.exists()
