@@ -9,8 +9,10 @@ to be alone. What measures seconds runs beside the others, and gives itself the 
 
 from __future__ import annotations
 
+import ast
 import fcntl
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,29 @@ from xdist.scheduler import LoadScopeScheduling
 STANDS = "tests/reliability/"
 FIRST = ("tests/end_to_end/test_make_run.py", STANDS, "tests/end_to_end/")
 
-alone = pytest.mark.xdist_group("alone")  # ends the test's name for the scheduler: ``...::test_it@alone``
+alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
     """Hand out whole files in the order of collection, the stands as one, and what wants to be alone as one more."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.endswith("@alone"):
+        path, _, name = nodeid.partition("::")
+        if name.partition("[")[0] in _alone_in(path):
             return "alone"
-        return STANDS if nodeid.startswith(STANDS) else nodeid.partition("::")[0]
+        return STANDS if nodeid.startswith(STANDS) else path
+
+
+@cache
+def _alone_in(path: str) -> frozenset[str]:
+    """The tests of a file that are marked ``@alone``, by its source: the scheduler is told names and no marks."""
+    tree = ast.parse((Path(__file__).parents[1] / path).read_text())
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(
+        function.name
+        for function in functions
+        if any(isinstance(mark, ast.Name) and mark.id == "alone" for mark in function.decorator_list)
+    )
 
 
 def pytest_xdist_make_scheduler(config, log) -> Files:
