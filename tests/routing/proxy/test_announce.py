@@ -54,6 +54,7 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
     router = harness.router
     assert abs(heard[-1].pop("sent_at") - time.time()) < 60
     assert heard[-1] == {
+        "signature": {"expires_at": None, "key": None, "state": "unchecked"},
         "events": [],
         "name": "tested",
         "boot": router.boot,

@@ -100,7 +100,9 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
         "candidates", "hit_tokens", "retries", "status", "ttft_s",
         "prompt_tokens", "cached_tokens", "opening",
     }  # fmt: skip
-    assert set(first["decisions"][0]["candidates"][0]) == {"replica", "running", "waiting_tokens"}
+    load = {"replica", "running", "waiting_tokens"}
+    assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its opening is described
+    assert set(first["decisions"][1]["candidates"][0]) == load
 
 
 async def test_a_decision_tells_the_hit_that_was_predicted_beside_the_one_that_was_delivered(
