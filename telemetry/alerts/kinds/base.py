@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -49,7 +49,15 @@ WarmUpS = Annotated[
 
 
 class RuleSettings(Frozen, frozen=True):
-    """The settings of a kind. ``step_s`` and ``reach_s`` say what past an evaluation needs."""
+    """The settings of a kind. ``step_s`` and ``reach_s`` say what past an evaluation needs.
+
+    Fields stay in the order in which they were first declared, and forms show them so: what all kinds have is therefore
+    each kind's to declare, where it stands among its own.
+    """
+
+    if TYPE_CHECKING:
+        for_s: ForS
+        keep_firing_s: KeepFiringS
 
     @property
     def step_s(self) -> float:
@@ -78,12 +86,24 @@ class RuleSettings(Frozen, frozen=True):
 
     @property
     def timing(self) -> Timing:
-        """How long an answer must hold."""
-        raise NotImplementedError
+        """How long an answer must hold; a suspicion that a whole step could not confirm is dropped."""
+        return Timing(self.for_s, self.keep_firing_s, self.step_s)
 
     def fault(self) -> Fault | None:
         """What is wrong with the settings together, though each could be."""
         return None
+
+
+class WindowSettings(RuleSettings, frozen=True):
+    """The settings of a kind that looks at the newest window."""
+
+    if TYPE_CHECKING:
+        window_s: WindowS
+
+    @property
+    def step_s(self) -> float:
+        """A window."""
+        return self.window_s
 
 
 @dataclass(frozen=True, slots=True)

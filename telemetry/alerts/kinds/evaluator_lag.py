@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
 from telemetry.alerts.past import Seen, Source, steps_in
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 
@@ -36,11 +35,6 @@ class EvaluatorLagSettings(RuleSettings, frozen=True):
     def reach_s(self) -> float:
         """Enough to tell an outage from a beginning."""
         return max(3600.0, self.behind_s)
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.behind_s)
 
 
 def judge(settings: EvaluatorLagSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so

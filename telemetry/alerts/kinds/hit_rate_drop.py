@@ -26,17 +26,16 @@ from telemetry.alerts.kinds.base import (
     Kind,
     MinRequests,
     MinTokens,
-    RuleSettings,
     WarmUpS,
     Where,
     WindowS,
+    WindowSettings,
     length,
     percent,
 )
 from telemetry.alerts.kinds.cold import unless_cold
 from telemetry.alerts.kinds.traffic import has_traffic, silence_of, traffic_of
 from telemetry.alerts.past import Seen, Source, WindowSum
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 MIN_WINDOWS = 3  # with enough traffic, for a baseline of windows
@@ -44,7 +43,7 @@ MIN_DAYS = 3  # and of days
 POINT = 0.01
 
 
-class HitRateDropSettings(RuleSettings, frozen=True):
+class HitRateDropSettings(WindowSettings, frozen=True):
     """Settings of ``hit_rate_drop``."""
 
     window_s: WindowS = 60.0
@@ -78,11 +77,6 @@ class HitRateDropSettings(RuleSettings, frozen=True):
     keep_firing_s: KeepFiringS = 120.0
 
     @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
     def reach_s(self) -> float:
         """The baseline's windows and the newest one."""
         return self.baseline_s + 2 * self.window_s
@@ -101,11 +95,6 @@ class HitRateDropSettings(RuleSettings, frozen=True):
     def warm_up_reach_s(self) -> float:
         """The warm-up."""
         return self.warm_up_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
     def fault(self) -> Fault | None:
         """A baseline needs its windows."""

@@ -14,21 +14,20 @@ from telemetry.alerts.kinds.base import (
     Kind,
     MinRequests,
     MinTokens,
-    RuleSettings,
     WarmUpS,
     Where,
     WindowS,
+    WindowSettings,
     length,
     percent,
 )
 from telemetry.alerts.kinds.cold import unless_cold
 from telemetry.alerts.kinds.traffic import silence_of, traffic_of
 from telemetry.alerts.past import Seen, Source, WindowSum
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 
-class HitRateFloorSettings(RuleSettings, frozen=True):
+class HitRateFloorSettings(WindowSettings, frozen=True):
     """Settings of ``hit_rate_floor``."""
 
     floor_ratio: Annotated[
@@ -42,19 +41,9 @@ class HitRateFloorSettings(RuleSettings, frozen=True):
     keep_firing_s: KeepFiringS = 600.0
 
     @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
     def warm_up_reach_s(self) -> float:
         """The warm-up."""
         return self.warm_up_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
 
 def judge(settings: HitRateFloorSettings, seen: Seen, asked: Asked) -> Verdicts:

@@ -6,13 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, WindowS, length, percent
+from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length, percent
 from telemetry.alerts.past import PressureStep, Seen, Source
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data, over
 
 
-class KvPressureSettings(RuleSettings, frozen=True):
+class KvPressureSettings(WindowSettings, frozen=True):
     """Settings of ``kv_pressure``."""
 
     usage_ratio: Annotated[
@@ -29,16 +28,6 @@ class KvPressureSettings(RuleSettings, frozen=True):
     window_s: WindowS = 300.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 600.0
-
-    @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
 
 def judge(settings: KvPressureSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so

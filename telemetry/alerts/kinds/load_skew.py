@@ -12,17 +12,16 @@ from telemetry.alerts.kinds.base import (
     KeepFiringS,
     Kind,
     MinRequests,
-    RuleSettings,
     Where,
     WindowS,
+    WindowSettings,
     length,
 )
 from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, no_data, over
 
 
-class LoadSkewSettings(RuleSettings, frozen=True):
+class LoadSkewSettings(WindowSettings, frozen=True):
     """Settings of ``load_skew``."""
 
     most_over_mean: Annotated[
@@ -34,16 +33,6 @@ class LoadSkewSettings(RuleSettings, frozen=True):
     min_requests: MinRequests = 200.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 600.0
-
-    @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
 
 def judge(settings: LoadSkewSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so

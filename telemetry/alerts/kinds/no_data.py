@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, WindowS, length
+from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length
 from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 
-class NoDataSettings(RuleSettings, frozen=True):
+class NoDataSettings(WindowSettings, frozen=True):
     """Settings of ``no_data``."""
 
     window_s: WindowS = 60.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 30.0
-
-    @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
 
 def judge(settings: NoDataSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so

@@ -18,20 +18,19 @@ from telemetry.alerts.kinds.base import (
     KeepFiringS,
     Kind,
     MinRequests,
-    RuleSettings,
     Where,
     WindowS,
+    WindowSettings,
     length,
     percent,
 )
 from telemetry.alerts.past import PredictedStep, ReplicaStep, Seen, Source
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, over
 
 _WORDS = {"predicted": "routers predict", "delivered": "answers report", "counted": "the engine counts"}
 
 
-class PredictionGapSettings(RuleSettings, frozen=True):
+class PredictionGapSettings(WindowSettings, frozen=True):
     """Settings of ``prediction_gap``."""
 
     gap_points: Annotated[
@@ -41,16 +40,6 @@ class PredictionGapSettings(RuleSettings, frozen=True):
     min_requests: MinRequests = 200.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 600.0
-
-    @property
-    def step_s(self) -> float:
-        """A window."""
-        return self.window_s
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.window_s)
 
 
 def judge(settings: PredictionGapSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so

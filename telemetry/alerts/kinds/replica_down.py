@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
 from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data
 
 LONGEST_S = 3600.0  # how far back the last reading is looked for
@@ -33,11 +32,6 @@ class ReplicaDownSettings(RuleSettings, frozen=True):
     def reach_s(self) -> float:
         """As far as the last reading is looked for."""
         return max(LONGEST_S, self.silent_s)
-
-    @property
-    def timing(self) -> Timing:
-        """How long an answer must hold."""
-        return Timing(self.for_s, self.keep_firing_s, self.silent_s)
 
 
 def judge(settings: ReplicaDownSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so
