@@ -48,7 +48,7 @@ def print_row(requests: list[Request], whole: Ladder, ratio: float, replicas: in
         for (_, a), (_, b) in zip(whole.terms, part.terms, strict=True)
     )
     blocks = sum(len(one.blocks) for one in told) / SECONDS
-    print(f"{replicas:>8} {budget:>9} {ratio:>7.4f} {blocks:>9.0f} {took_s:>8.2f} {LIMIT_S:>6.1f} {100 * off:>14.1f}")
+    print(f"{replicas:>8} {budget:>9} {ratio:>7.4f} {blocks:>9.0f} {took_s:>8.4f} {LIMIT_S:>6.1f} {100 * off:>14.1f}")
 
 
 def timed(requests: list[Request], ratio: float, replicas: int) -> tuple[Ladder, float]:
