@@ -12,6 +12,7 @@ from itertools import count
 from routing.core.breaker import Breakers
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
+from routing.core.prompt import CanonicalPrompt
 from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
@@ -45,7 +46,7 @@ from routing.proxy.replicas.watch import Watch
 from routing.proxy.tls import Tls
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
-from routing.strategies.placement import Placement
+from routing.strategies.placement import Decision, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,13 @@ class Router:
         self._in_flight += 1
         self.requests += 1
         return Exchange(self, serving, client, request)
+
+    def placed(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
+        """A request goes to its first replica: tell those who count by prompts."""
+        if request.grant is not None:
+            request.grant.began(prompt.tokens)
+        if self.warm_ups is not None:
+            self.warm_ups.met(decision, request, prompt)
 
     def ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
         """Account for a request that went through ``open``, exactly once."""

@@ -34,6 +34,7 @@ from routing.proxy.exchanges.states import (
 from routing.proxy.exchanges.usage import was_aborted
 from routing.proxy.figures.decisions import Record
 from routing.proxy.figures.metrics import Outcome
+from routing.proxy.figures.openings import opening_of
 from routing.proxy.log import defect
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
@@ -162,18 +163,14 @@ class Exchange:
     # --- to a replica ---
 
     def _dispatch(self, decision: Decision) -> None:
-        tokens = self._wanted.prompt.tokens
-        self._decision = decision
+        self._decision, is_described = decision, False
         if self._is_placed:
             self._record.placed_again(decision)
         else:
-            self._record = Record.of(decision, self._request.request_id, tokens)
-            if self._request.arrived_at >= self._router.openings.due_at:
-                self._record.describe(decision, self._router.openings.opening_of(decision, self._request))
-            if (grant := self._request.grant) is not None:
-                grant.began(tokens)
-            if self._router.warm_ups is not None:
-                self._router.warm_ups.met(decision, self._request, self._wanted.prompt)
+            request, prompt = self._request, self._wanted.prompt
+            is_described = self._router.openings.takes(decision, request.arrived_at)
+            self._record = Record.of(decision, request.request_id, prompt.tokens, weighed=is_described)
+            self._router.placed(decision, request, prompt)
         self._ticket = self._serving.placement.dispatch(decision)
         self._is_placed = True
         if self._router.breakers.troubled:
@@ -183,6 +180,8 @@ class Exchange:
             self._connect()
         else:
             self._send(upstream)
+        if is_described:
+            self._record.opening = opening_of(decision, self._request)
 
     def _connect(self) -> None:
         self._enter(CONNECTING)

@@ -70,8 +70,8 @@ class Record(Struct, gc=False):
     opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (openings.py)
 
     @classmethod
-    def of(cls, decision: Decision, request_id: str, tokens: int) -> Record:
-        """What is known when a request is placed."""
+    def of(cls, decision: Decision, request_id: str, tokens: int, *, weighed: bool = False) -> Record:
+        """What is known when a request is placed; ``weighed``: with what the strategy made of each candidate."""
         route, target, choice = decision.route, decision.target, decision.choice
         policy, replica = route.policy, target.replica
         return cls(
@@ -89,17 +89,11 @@ class Record(Struct, gc=False):
             replica.block_tokens,
             decision.keys.tier1,
             decision.keys.blocks,
-            decision.candidate_loads(MAX_CANDIDATES),
+            decision.explained(MAX_CANDIDATES) if weighed else decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
             rank=target.rank,
             arm=route.arm,
         )
-
-    def describe(self, decision: Decision, opening: bytes | None) -> None:
-        """Keep the prompt's opening, and what the strategy made of each candidate before the request was sent."""
-        if opening is not None:
-            self.opening = opening
-            self.candidates = decision.explained(MAX_CANDIDATES)
 
     def placed_again(self, decision: Decision) -> None:
         """The replica before failed; this one is next."""

@@ -35,25 +35,32 @@ class OpeningSampler:
     __slots__ = ("_described_at", "due_at")
 
     def __init__(self) -> None:
-        self.due_at = 0.0  # when to look at a request next
+        self.due_at = 0.0  # when a group is looked up next
         self._described_at: dict[tuple[str, str], float] = {}
 
-    def opening_of(self, decision: Decision, request: Request) -> bytes | None:
-        """The JSON of a request's shape, if it is its group's turn; asked once ``due_at`` is reached."""
-        now, group = request.arrived_at, (decision.pool, decision.group)
+    def takes(self, decision: Decision, now: float) -> bool:
+        """Whether it is the turn of a request's group, which then has had it."""
+        if now < self.due_at:
+            return False
+        group = (decision.pool, decision.group)
         if now - self._described_at.get(group, -GROUP_S) < GROUP_S:
             self.due_at = now + LOOK_S
-            return None
+            return False
         self.due_at = now + 1 / MOST_PER_S
         if len(self._described_at) >= MAX_GROUPS:
             self._described_at.clear()
         self._described_at[group] = now
-        try:
-            shape = decision.keys.shape(_tools(request))
-        except Exception as error:  # noqa: BLE001 - a description that fails is no reason to fail a client
-            defect(logger, error, "opening")
-            return None
-        return _encode(shape) if shape.segments else None
+        return True
+
+
+def opening_of(decision: Decision, request: Request) -> bytes | None:
+    """The JSON of a request's shape; None for a prompt without segments. A millisecond: for when it has been sent."""
+    try:
+        shape = decision.keys.shape(_tools(request))
+    except Exception as error:  # noqa: BLE001 - a description that fails is no reason to fail a client
+        defect(logger, error, "opening")
+        return None
+    return _encode(shape) if shape.segments else None
 
 
 def _tools(request: Request) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.figures.openings import GROUP_S, MOST_PER_S, OpeningSampler
+from routing.proxy.exchanges import exchange
+from routing.proxy.figures.openings import GROUP_S, MOST_PER_S, OpeningSampler, opening_of
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config as routed_config
 from tests.routing.proxy.harness import routed
@@ -50,10 +51,7 @@ class Decided:
         return self
 
     def shape(self, _tools: Any) -> Any:
-        self.described += 1
-        if self.group == "broken":
-            raise ValueError("no such thing")
-        return type("Shape", (), {"segments": []})()
+        raise ValueError("no such thing")
 
 
 class Asked:
@@ -70,10 +68,9 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
     sampler, looked, seconds, chance = OpeningSampler(), 0, 20, random.Random(5)
     decided = [Decided(f"group-{number}") for number in range(groups)]
     for number in range(per_s * seconds):
-        at = number / per_s
-        if at >= sampler.due_at:
-            looked += 1
-            sampler.opening_of(chance.choice(decided), Asked(at))  # type: ignore[arg-type]
+        at, chosen = number / per_s, chance.choice(decided)
+        looked += at >= sampler.due_at
+        chosen.described += sampler.takes(chosen, at)  # type: ignore[arg-type]
     described = [one.described for one in decided]
 
     assert sum(described) <= expected * seconds + groups
@@ -83,5 +80,25 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
 
 
 def test_a_description_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    assert OpeningSampler().opening_of(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
+    assert opening_of(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
     assert "opening" in caplog.text
+
+
+async def test_a_request_is_on_its_way_before_its_opening_is_described(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def noting(name: str, owner: Any, attribute: str) -> None:
+        genuine = getattr(owner, attribute)
+        monkeypatch.setattr(owner, attribute, lambda *args: (told.append(name), genuine(*args))[1])
+
+    noting("sent", exchange.Exchange, "_send")
+    noting("described", exchange, "opening_of")
+    async with routed(routed_config([replica])) as harness:
+        await harness.chat()  # on a new connection, which is waited for
+        told.clear()
+        harness.router.openings = OpeningSampler()
+        await harness.chat()
+
+    assert told == ["sent", "described"]

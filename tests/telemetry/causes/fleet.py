@@ -30,7 +30,7 @@ from routing.core.types import ReplicaId
 from routing.proxy.figures import metrics as router_metrics
 from routing.proxy.figures.decisions import DecisionRing, Record
 from routing.proxy.figures.metrics import Metrics, Outcome
-from routing.proxy.figures.openings import OpeningSampler
+from routing.proxy.figures.openings import OpeningSampler, opening_of
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
 from routing.simulation.engine import Engine, EngineConfig, Step
 from routing.simulation.exposition import render
@@ -175,8 +175,8 @@ class Fleet:
         self._numbers += 1
         record = Record.of(decision, f"q{self._numbers}", prompt.tokens)
         record.at = T0.timestamp() + self.now_s
-        if self.now_s >= self.sampler.due_at:
-            record.opening = self.sampler.opening_of(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
+        if self.sampler.takes(decision, self.now_s):
+            record.opening = opening_of(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
         sequence = Sequence(decision.keys.chain, prompt.tokens, output_tokens, self.now_s)
