@@ -6,7 +6,7 @@ from django.db.models.signals import post_save
 from django.dispatch import receiver
 
 from controlplane.models import Pool
-from telemetry.services.alerts import ensure_default_rules
+from telemetry.services.alerts.rules import ensure_default_rules
 
 
 @receiver(post_save, sender=Pool, dispatch_uid="telemetry.default_rules")

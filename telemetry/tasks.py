@@ -10,7 +10,10 @@ from django.utils import timezone
 from telemetry.collecting import collect
 from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
-from telemetry.services import curves, evaluation, guards, heartbeats, outbox, refreshing, replays
+from telemetry.services import guards
+from telemetry.services.alerts import evaluation, refreshing
+from telemetry.services.lab import curves, replays
+from telemetry.services.notifications import heartbeats, outbox
 from telemetry.storage import partitions
 from telemetry.storage.rollups import roll
 

@@ -12,9 +12,9 @@ from telemetry.alerts.labels import labels_of
 from telemetry.alerts.pipeline import note, resolve
 from telemetry.alerts.telling import tell_due
 from telemetry.models import Alert, AlertMove, AlertRule, RuleKind
-from telemetry.services.acknowledgements import acknowledge
-from telemetry.services.alerts import create_rule
-from telemetry.services.silences import create_silence
+from telemetry.services.alerts.acknowledgements import acknowledge
+from telemetry.services.alerts.rules import create_rule
+from telemetry.services.alerts.silences import create_silence
 
 CAUSE = {
     "kind": "prompt_changed",

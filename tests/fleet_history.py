@@ -39,7 +39,7 @@ from telemetry.alerts.message import describe
 from telemetry.alerts.telling import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
 from telemetry.models import Alert, BucketLayout, Reading, RouterReading, ScrapeState
-from telemetry.services.alerts import ensure_default_rules
+from telemetry.services.alerts.rules import ensure_default_rules
 from telemetry.storage.partitions import ensure_days
 
 EDGES = tuple(0.001 * 1.05**i for i in range(275))

@@ -12,8 +12,8 @@ from telemetry.alerts.labels import NAMES
 from telemetry.alerts.matchers import LONGEST, OPS
 from telemetry.api.settings_field import RuleSettingsField
 from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence
-from telemetry.services.alerts import effective_settings
-from telemetry.services.previews import DAYS, MOST_DAYS
+from telemetry.services.alerts.previews import DAYS, MOST_DAYS
+from telemetry.services.alerts.rules import effective_settings
 
 REPEATED = "Seconds after which an alert that nobody acknowledged is told again; 0: never."
 

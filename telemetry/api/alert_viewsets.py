@@ -18,8 +18,8 @@ from controlplane.api.viewsets.doors import NUMBER, Door, parsed
 from telemetry.api import alert_serializers as s
 from telemetry.api.filters import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
-from telemetry.services import acknowledgements, alerts, previews, silences
-from telemetry.services.alert_filter import AlertFilter
+from telemetry.services.alerts import acknowledgements, listing, previews, rules, silences
+from telemetry.services.alerts.filters import AlertFilter
 
 # What the evaluator makes of an alert: no change of it is in the way of whoever acknowledges it.
 OBSERVED = (
@@ -63,19 +63,19 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Al
     def create(self, request: Request) -> Response:
         """Create a rule."""
         given = parsed(s.AlertRuleInput, request)
-        rule = alerts.create_rule(given.pop("pool"), **given, by=signed_in_user(request))
+        rule = rules.create_rule(given.pop("pool"), **given, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change what is given; disabling a rule ends its alerts."""
         changes = parsed(s.AlertRuleChange, request, partial=True)
-        rule = alerts.update_rule(self.get_object(), **changes, by=signed_in_user(request))
+        rule = rules.update_rule(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data)
 
     def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Remove a rule and its alerts."""
-        alerts.delete_rule(self.get_object(), by=signed_in_user(request))
+        rules.delete_rule(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=s.PreviewInput, responses=s.PreviewAnswer)
@@ -153,7 +153,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Sile
     def preview(self, request: Request) -> Response:
         """Which alerts it would be for now. Nothing is made."""
         given = _within_reach(request, parsed(s.SilencePreviewInput, request))
-        among = visible(asker(request), alerts.open_alerts())
+        among = visible(asker(request), listing.open_alerts())
         found = silences.matched(given["matchers"], project=given.get("project"), among=among)
         return Response({"alerts": s.AlertSerializer(found, many=True).data})
 

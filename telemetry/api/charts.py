@@ -7,8 +7,8 @@ from functools import partial
 
 from controlplane.errors import InvalidError
 from telemetry.metrics.windows import Series, Window
-from telemetry.services import series, tiers
-from telemetry.services.overview import Pools
+from telemetry.services.figures import series, tiers
+from telemetry.services.figures.overview import Pools
 
 Query = Callable[[Pools, Window], list[Series]]
 

@@ -17,7 +17,7 @@ from telemetry.api.serializers import window_of
 from telemetry.lab.ladder import Ladder
 from telemetry.lab.words import LOSSES, doubts, sentence
 from telemetry.models import CapacityCurve
-from telemetry.services.ladders import curve_of, ladder_of, ladders_by_group
+from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 
 
 class LadderQuery(serializers.Serializer[Any]):

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from controlplane.api.exchange import Exchange
 from telemetry.api.serializers import SeriesQuery
 from telemetry.api.viewsets import among
-from telemetry.services.reconciliation import LONGEST_S, Reconciled, reconcile
+from telemetry.services.figures.reconciliation import LONGEST_S, Reconciled, reconcile
 
 
 class ReconciliationQuery(SeriesQuery):

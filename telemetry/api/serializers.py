@@ -16,7 +16,7 @@ from telemetry.channels.registry import KINDS
 from telemetry.lint.compare import Kind as PromptKind
 from telemetry.metrics.windows import POINTS, Window, choose_step
 from telemetry.models import Channel, DeliveryAttempt, Notification
-from telemetry.services.channels import public_config
+from telemetry.services.notifications.channels import public_config
 
 DEFAULT_LENGTH_S = 3600.0
 MOST_POINTS = 2000  # of one line

@@ -24,9 +24,9 @@ from telemetry.api.filters import DeliveryFilter
 from telemetry.channels.registry import KINDS
 from telemetry.metrics.windows import Series
 from telemetry.models import Channel, Notification
-from telemetry.services import channels, deliveries
-from telemetry.services.overview import Pools
-from telemetry.services.prompts import prompts_of
+from telemetry.services.figures.overview import Pools
+from telemetry.services.lab.prompts import prompts_of
+from telemetry.services.notifications import channels, deliveries
 
 UUID = "[0-9a-f-]{32,36}"
 

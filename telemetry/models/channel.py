@@ -13,7 +13,7 @@ class Channel(models.Model):
 
     name = models.CharField(max_length=100, unique=True)
     kind = models.CharField(max_length=32)  # a name in telemetry.channels.registry
-    sealed = models.BinaryField(editable=False)  # services/channels.py opens it
+    sealed = models.BinaryField(editable=False)  # services/notifications/channels.py opens it
     matchers = models.JSONField(
         default=list, db_default=[]
     )  # conditions on labels (telemetry.channels.matching); []: every alert

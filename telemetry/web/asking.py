@@ -9,7 +9,7 @@ from django.http import HttpRequest, QueryDict
 from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
 from controlplane.models import Pool, Replica
-from telemetry.services.subjects import Kind, Subject
+from telemetry.services.figures.subjects import Kind, Subject
 from telemetry.web.ranges import TimeRange, asked_range
 
 NO_GROUP = "-"  # how an address names the requests of no task group: no group can have that name

@@ -9,8 +9,8 @@ from functools import partial
 from django.http import QueryDict
 
 from telemetry.metrics.windows import Series, Window
-from telemetry.services import lines, series
-from telemetry.services.subjects import Kind, Subject
+from telemetry.services.figures import lines, series
+from telemetry.services.figures.subjects import Kind, Subject
 
 Query = Callable[[Subject, Window], list[Series]]
 FLEET, POOL, GROUP, REPLICA = Kind

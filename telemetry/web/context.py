@@ -11,7 +11,7 @@ from django.utils.functional import SimpleLazyObject
 from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
 from telemetry.models import AlertState
-from telemetry.services.alerts import open_alerts
+from telemetry.services.alerts.listing import open_alerts
 
 FIRES = Q(state=AlertState.FIRING, muted__isnull=True)
 

@@ -11,11 +11,11 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
 from telemetry.models import Alert, AlertState
-from telemetry.services.alerts import open_alerts
-from telemetry.services.first_tokens import in_time
-from telemetry.services.lag import refused_since
-from telemetry.services.subjects import Kind
-from telemetry.services.timeline import events_of
+from telemetry.services.alerts.listing import open_alerts
+from telemetry.services.figures.first_tokens import in_time
+from telemetry.services.figures.subjects import Kind
+from telemetry.services.figures.timeline import events_of
+from telemetry.services.own.lag import refused_since
 from telemetry.web.asking import Asked
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
 from telemetry.web.ranges import PRESETS

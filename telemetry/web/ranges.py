@@ -16,7 +16,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from telemetry.metrics.windows import Window, choose_step
-from telemetry.services.series import still_kept
+from telemetry.services.figures.series import still_kept
 
 CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
 MOST_POINTS = 720  # that ``?points=`` may ask for

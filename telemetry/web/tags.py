@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from controlplane.web.tags import percent
 from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
-from telemetry.services.heat import CELLS, Strip
+from telemetry.services.figures.heat import CELLS, Strip
 from telemetry.web.sentences import absence, figure_words
 
 register = template.Library()

@@ -70,8 +70,8 @@ def _first(drama: object, seed: int) -> tuple[str, float]:
     from django.db import transaction
 
     from controlplane.services.fleet.pools import create_pool
-    from telemetry.services.causes import explain_drop
-    from telemetry.services.replays import replay_pool
+    from telemetry.services.alerts.causes import explain_drop
+    from telemetry.services.lab.replays import replay_pool
     from tests.telemetry.causes.dramas import LONG_S, Drama, play
     from tests.telemetry.causes.fleet import T0
 

@@ -13,7 +13,7 @@ import yaml
 from django.utils import timezone
 
 from routing.proxy.figures.metrics import PREDICTION_LINES, PREFIX
-from telemetry.services.own_figures import own_figures
+from telemetry.services.own.figures import own_figures
 from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas

@@ -15,7 +15,7 @@ from controlplane.services.access.tokens import create_token, find_token
 from controlplane.services.secret_rotation import sealed_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from telemetry.models.ladder import ReplayState
-from telemetry.services.channels import create_channel
+from telemetry.services.notifications.channels import create_channel
 
 NEW = "a-new-key-for-tests-only-" * 3
 pytestmark = pytest.mark.django_db

@@ -119,7 +119,7 @@ def full(site, operator):
     """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
     from controlplane.models import Router
     from controlplane.services.policies.lifecycle import save_draft
-    from telemetry.services.channels import create_channel
+    from telemetry.services.notifications.channels import create_channel
     from tests.fleet_history import drop_alert, sources_at_work, warm_fleet
     from tests.telemetry.lint.prompts import DATED, store_openings
 

@@ -8,10 +8,10 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.models import Router
-from telemetry.services.channels import create_channel, disable_channel
-from telemetry.services.channels import test_send as send_a_test
-from telemetry.services.heartbeats import set_heartbeat
-from telemetry.services.outbox import deliver_due
+from telemetry.services.notifications.channels import create_channel, disable_channel
+from telemetry.services.notifications.channels import test_send as send_a_test
+from telemetry.services.notifications.heartbeats import set_heartbeat
+from telemetry.services.notifications.outbox import deliver_due
 from tests.alert_history import alerts_of_every_state
 from tests.fakes.fake_webhook_receiver import Reply, receiving
 from tests.fleet_history import rollouts_of_every_kind

@@ -18,7 +18,7 @@ from telemetry import tasks
 from telemetry.models import Reading, ScrapeShard
 from telemetry.scraping.shards import Shard
 from telemetry.scraping.tick import scrape_shard
-from telemetry.services.lag import refused_since
+from telemetry.services.own.lag import refused_since
 from telemetry.storage.partitions import ensure_days
 from tests.fakes.fake_metrics_server import serving, text
 from tests.telemetry.conftest import T0

@@ -20,10 +20,11 @@ from controlplane.web.paging import number_asked
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import overview_path
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity
-from telemetry.services.acknowledgements import acknowledge, release
-from telemetry.services.alert_filter import AlertFilter
-from telemetry.services.alerts import open_alerts, past_alerts, rules
-from telemetry.services.previews import look_back
+from telemetry.services.alerts.acknowledgements import acknowledge, release
+from telemetry.services.alerts.filters import AlertFilter
+from telemetry.services.alerts.listing import open_alerts, past_alerts
+from telemetry.services.alerts.previews import look_back
+from telemetry.services.alerts.rules import rules
 from telemetry.web.sketch import draw
 
 PAGE = 50  # ended alerts on a page

@@ -17,7 +17,7 @@ from controlplane.errors import ControlPlaneError, SealBrokenError
 from controlplane.web.doors import signed_in
 from telemetry.channels.registry import KINDS
 from telemetry.models import Channel
-from telemetry.services.channels import (
+from telemetry.services.notifications.channels import (
     channels,
     create_channel,
     delete_channel,
@@ -27,9 +27,9 @@ from telemetry.services.channels import (
     test_send,
     update_channel,
 )
-from telemetry.services.deliveries import deliveries, narrowed
-from telemetry.services.heartbeats import heartbeat, target
-from telemetry.services.pulse import falling_behind
+from telemetry.services.notifications.deliveries import deliveries, narrowed
+from telemetry.services.notifications.heartbeats import heartbeat, target
+from telemetry.services.own.pulse import falling_behind
 from telemetry.web.channel_forms import ChannelForm
 
 NEWEST = 20  # messages below the list

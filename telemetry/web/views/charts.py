@@ -13,7 +13,7 @@ from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.web.tags import spreadsheet_safe
 from telemetry.metrics.windows import PointState, Series
-from telemetry.services.timeline import cold_stretches, events_of
+from telemetry.services.figures.timeline import cold_stretches, events_of
 from telemetry.web.asking import Asked, asked
 from telemetry.web.charts import CHARTS, Chart, View
 from telemetry.web.figures import build_figure

@@ -15,7 +15,7 @@ from controlplane.access.scope import visible
 from controlplane.errors import ConflictError
 from controlplane.web.paging import number_asked
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
-from telemetry.services.deliveries import deliveries, narrowed, replay
+from telemetry.services.notifications.deliveries import deliveries, narrowed, replay
 
 PAGE = 50
 FILTERS = ("channel", "state", "kind", "alert")

@@ -10,9 +10,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool, TaskGroup
-from telemetry.services.groups import group_tiles, replica_shares, revisions_in_force, was_seen
-from telemetry.services.prompts import FEW, prompts_of
-from telemetry.services.subjects import Subject
+from telemetry.services.figures.groups import group_tiles, replica_shares, revisions_in_force, was_seen
+from telemetry.services.figures.subjects import Subject
+from telemetry.services.lab.prompts import FEW, prompts_of
 from telemetry.web.asking import NO_GROUP, Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
 

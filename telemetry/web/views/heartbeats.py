@@ -14,7 +14,13 @@ from django.views.decorators.http import require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.web.doors import signed_in
 from controlplane.web.forms.base import Form
-from telemetry.services.heartbeats import LONGEST_S, SHORTEST_S, heartbeat, remove_heartbeat, set_heartbeat
+from telemetry.services.notifications.heartbeats import (
+    LONGEST_S,
+    SHORTEST_S,
+    heartbeat,
+    remove_heartbeat,
+    set_heartbeat,
+)
 
 ADDRESS = "As the service that watches gave it. It is kept encrypted and never shown again."
 

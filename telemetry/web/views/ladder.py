@@ -14,7 +14,7 @@ from controlplane.models import Pool
 from telemetry.lab.ladder import Ladder, Loss
 from telemetry.lab.words import LOSSES, doubts, sentence, worth_saying
 from telemetry.models import DecisionCursor
-from telemetry.services.ladders import curve_of, ladder_of, ladders_by_group
+from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 from telemetry.web.asking import Asked, asked
 from telemetry.web.ladder_figures import curve_figure, curve_sentence, ladder_figure, steps_of
 from telemetry.web.ranges import PRESETS

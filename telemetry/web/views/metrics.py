@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controlplane.middleware import client_address
-from telemetry.services.own_figures import own_figures
+from telemetry.services.own.figures import own_figures
 
 PREFIX = "warmpath_controlplane_"
 

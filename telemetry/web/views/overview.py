@@ -11,8 +11,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.web.sorting import asked_sort
-from telemetry.services.heat import heat_strips
-from telemetry.services.overview import fleet_tiles, group_rows, replica_rows
+from telemetry.services.figures.heat import heat_strips
+from telemetry.services.figures.overview import fleet_tiles, group_rows, replica_rows
 from telemetry.web.asking import Asked, asked
 from telemetry.web.pages import around, frame, live_part
 from telemetry.web.silence import reading_stopped

@@ -11,11 +11,11 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool
 from controlplane.web.sorting import asked_sort
-from telemetry.services.groups import revisions_in_force
-from telemetry.services.heat import heat_strips
-from telemetry.services.overview import fleet_tiles, group_rows, replica_rows
-from telemetry.services.reconciliation import newest_part, reconcile
-from telemetry.services.subjects import Subject
+from telemetry.services.figures.groups import revisions_in_force
+from telemetry.services.figures.heat import heat_strips
+from telemetry.services.figures.overview import fleet_tiles, group_rows, replica_rows
+from telemetry.services.figures.reconciliation import newest_part, reconcile
+from telemetry.services.figures.subjects import Subject
 from telemetry.web.asking import Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
 from telemetry.web.silence import reading_stopped

@@ -10,8 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from telemetry.services.decisions import collected
-from telemetry.services.prefixes import Node, hottest_prefixes
+from telemetry.services.lab.decisions import collected
+from telemetry.services.lab.prefixes import Node, hottest_prefixes
 from telemetry.web.asking import asked
 from telemetry.web.ranges import PRESETS
 

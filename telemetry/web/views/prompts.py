@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
 from controlplane.models import Pool
-from telemetry.services.prompts import FEW, LOOK_BACK, prompts_of
+from telemetry.services.lab.prompts import FEW, LOOK_BACK, prompts_of
 
 
 @require_GET

@@ -10,11 +10,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.models import Replica
-from telemetry.services.heat import heat_strips
-from telemetry.services.overview import replica_rows
-from telemetry.services.reconciliation import newest_part, reconcile
-from telemetry.services.replicas import rank_rows, scraping_of
-from telemetry.services.subjects import Subject
+from telemetry.services.figures.heat import heat_strips
+from telemetry.services.figures.overview import replica_rows
+from telemetry.services.figures.reconciliation import newest_part, reconcile
+from telemetry.services.figures.replicas import rank_rows, scraping_of
+from telemetry.services.figures.subjects import Subject
 from telemetry.web.asking import Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
 from telemetry.web.silence import silence_of

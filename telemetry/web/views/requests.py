@@ -14,8 +14,8 @@ from controlplane.access.scope import visible
 from controlplane.models import Pool
 from telemetry.lint.openings import Opening
 from telemetry.models import Decision
-from telemetry.services import decisions
-from telemetry.services.decisions import Order, Wanted
+from telemetry.services.lab import decisions
+from telemetry.services.lab.decisions import Order, Wanted
 from telemetry.web.asking import Asked, asked
 from telemetry.web.places import place_of, read_place
 from telemetry.web.ranges import PRESETS

@@ -18,8 +18,8 @@ from controlplane.web.tags import setting
 from telemetry.alerts.kinds import KINDS, Kind
 from telemetry.models import AlertRule, RuleKind, Severity
 from telemetry.models.alert_rule import REPEAT_S
-from telemetry.services.alerts import create_rule, delete_rule, effective_settings, update_rule
-from telemetry.services.previews import preview_rule
+from telemetry.services.alerts.previews import preview_rule
+from telemetry.services.alerts.rules import create_rule, delete_rule, effective_settings, update_rule
 from telemetry.web.rule_form import RuleForm
 from telemetry.web.sketch import draw
 

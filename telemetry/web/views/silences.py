@@ -23,8 +23,8 @@ from controlplane.web.forms.base import Form
 from controlplane.web.paging import number_asked
 from telemetry.alerts.labels import NAMES
 from telemetry.models import Alert, Silence
-from telemetry.services import silences as service
-from telemetry.services.alerts import open_alerts
+from telemetry.services.alerts import silences as service
+from telemetry.services.alerts.listing import open_alerts
 
 PAST = 50
 LENGTHS = (("1", "1 hour"), ("4", "4 hours"), ("24", "1 day"), ("168", "7 days"), ("720", "30 days"))  # in hours

@@ -12,7 +12,7 @@ from tests.benchmarks.soak.verdict import Verdict
 def measure(verdict: Verdict, cycles: int, seed: int) -> None:
     """So many."""
     from tests.benchmarks.telemetry.stand import standing
-    from tests.telemetry.services.kills import killed_deliveries
+    from tests.telemetry.services.notifications.kills import killed_deliveries
 
     with standing() as stand:
         host = str(stand.folder / "pg")

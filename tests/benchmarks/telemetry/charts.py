@@ -78,7 +78,7 @@ def _cell(took: Took) -> str:
 
 def _charts(now: datetime) -> dict[str, dict[str, Took]]:
     from telemetry.metrics.windows import Window, choose_step
-    from telemetry.services import series
+    from telemetry.services.figures import series
 
     calls: dict[str, Callable[[Window], object]] = {
         "hit_rate_by_replica": lambda window: series.hit_rate_by_replica(None, window),

@@ -17,10 +17,10 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.channels import create_channel
-from telemetry.services.channels import test_send as send_a_test
+from telemetry.services.alerts.silences import create_silence
 from telemetry.services.metrics_servers import create_server
-from telemetry.services.silences import create_silence
+from telemetry.services.notifications.channels import create_channel
+from telemetry.services.notifications.channels import test_send as send_a_test
 from tests.controlplane.rollouts import publish_stages
 
 

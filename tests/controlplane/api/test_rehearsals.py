@@ -17,7 +17,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.rollouts.steering import pause_rollout
 from telemetry.models import Notification, NotificationState
-from telemetry.services.acknowledgements import acknowledge
+from telemetry.services.alerts.acknowledgements import acknowledge
 from tests.controlplane.access.conftest import furnished
 from tests.controlplane.rollouts import publish_stages
 

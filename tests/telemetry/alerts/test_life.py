@@ -20,10 +20,10 @@ from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.telling import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.acknowledgements import acknowledge, release
-from telemetry.services.alerts import create_rule, update_rule
-from telemetry.services.channels import create_channel
-from telemetry.services.silences import create_silence, end_silence, matched
+from telemetry.services.alerts.acknowledgements import acknowledge, release
+from telemetry.services.alerts.rules import create_rule, update_rule
+from telemetry.services.alerts.silences import create_silence, end_silence, matched
+from telemetry.services.notifications.channels import create_channel
 from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db

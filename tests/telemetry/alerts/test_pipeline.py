@@ -14,9 +14,9 @@ from telemetry.alerts import pipeline, telling
 from telemetry.alerts.telling import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
 from telemetry.models import Alert, AlertRule, AlertState, Notification, NotificationKind
-from telemetry.services import alerts
-from telemetry.services.channels import create_channel
-from telemetry.services.evaluation import evaluate_alerts
+from telemetry.services.alerts import rules
+from telemetry.services.alerts.evaluation import evaluate_alerts
+from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading
@@ -38,7 +38,7 @@ def r1(pool):
 
 @pytest.fixture
 def rule(pool):
-    return alerts.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings=SETTINGS)
+    return rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings=SETTINGS)
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def states():
 
 
 def test_a_new_pool_gets_the_default_rules_once(pool):
-    assert alerts.ensure_default_rules(pool).kind == "hit_rate_drop"
-    rules = AlertRule.objects.filter(pool=pool, enabled=True, settings={}).order_by("pk")
-    assert list(rules.values_list("kind", "severity")) == [
+    assert rules.ensure_default_rules(pool).kind == "hit_rate_drop"
+    found = AlertRule.objects.filter(pool=pool, enabled=True, settings={}).order_by("pk")
+    assert list(found.values_list("kind", "severity")) == [
         ("hit_rate_drop", "warning"),
         ("replica_down", "warning"),
         ("no_data", "critical"),
@@ -184,7 +184,7 @@ def test_disabling_a_rule_ends_its_alert_and_says_so(r1, rule, channel):
     evaluate(rule, 300)
     evaluate(rule, 310)
 
-    alerts.update_rule(rule, enabled=False)
+    rules.update_rule(rule, enabled=False)
 
     assert states() == ["resolved"]
     assert Notification.objects.filter(kind="resolved").count() == 1
@@ -199,7 +199,7 @@ def test_the_end_of_an_alert_is_told_though_its_rule_is_removed(r1, rule, channe
     evaluate(rule, 300)
     evaluate(rule, 310)
 
-    alerts.delete_rule(rule)
+    rules.delete_rule(rule)
 
     assert list(Notification.objects.order_by("number").values_list("kind", "alert")) == [
         ("firing", None),
@@ -249,7 +249,7 @@ def test_a_second_evaluator_does_nothing_while_the_first_is_at_it(rule):
 def test_many_evaluators_at_once_leave_one_row_and_one_notification():
     """R17"""
     pool = create_pool("race")
-    rule = alerts.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "for_s": 0})
+    rule = rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "for_s": 0})
     create_channel("ops", config={"url": "https://hooks.example/x"})
     replica = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
     traffic(replica, 0, 240, 0.8)
@@ -283,7 +283,7 @@ def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_ru
         for number in range(more):
             other = create_pool(f"pool-{number}", models=[f"m{number}"])
             traffic(add_replica(other, name=f"r1-{number}", url=f"http://127.0.0.1:92{number:02}"), 200, 245, 0.8)
-            alerts.update_rule(AlertRule.objects.get(pool=other, kind="hit_rate_drop"), settings=SETTINGS)
+            rules.update_rule(AlertRule.objects.get(pool=other, kind="hit_rate_drop"), settings=SETTINGS)
 
 
 def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past(rule, r1):
@@ -301,7 +301,7 @@ def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule
     traffic(r1, 0, 300, 0.8)
     traffic(r1, 300, 420, 0.1)
     (loaded,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
-    alerts.update_rule(rule, enabled=False)
+    rules.update_rule(rule, enabled=False)
 
     pipeline.evaluate([loaded], T0 + timedelta(seconds=420))
 

@@ -17,11 +17,11 @@ from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.replay import Point, replay, thinned
 from telemetry.alerts.telling import tell_due
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services import previews
-from telemetry.services.alerts import create_rule, update_rule
-from telemetry.services.channels import create_channel
-from telemetry.services.explanations import explain_drops
-from telemetry.services.previews import preview_rule
+from telemetry.services.alerts import previews
+from telemetry.services.alerts.explanations import explain_drops
+from telemetry.services.alerts.previews import preview_rule
+from telemetry.services.alerts.rules import create_rule, update_rule
+from telemetry.services.notifications.channels import create_channel
 from telemetry.web.sketch import draw
 from tests.telemetry.alerts.pasts import past, window
 from tests.telemetry.conftest import T0

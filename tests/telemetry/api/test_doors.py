@@ -10,8 +10,8 @@ from rest_framework.test import APIClient
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.models import Alert, AlertRule, Channel
-from telemetry.services import outbox
-from telemetry.services.channels import create_channel, open_config
+from telemetry.services.notifications import outbox
+from telemetry.services.notifications.channels import create_channel, open_config
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap
 

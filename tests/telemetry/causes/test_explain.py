@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import CauseKind
-from telemetry.services.causes import explain_drop
-from telemetry.services.replays import replay_pool
+from telemetry.services.alerts.causes import explain_drop
+from telemetry.services.lab.replays import replay_pool
 from tests.telemetry.causes.dramas import DRAMAS, LONG_S, Drama, play
 from tests.telemetry.causes.fleet import SCRAPE_S, T0
 

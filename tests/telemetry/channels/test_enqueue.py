@@ -8,7 +8,7 @@ from controlplane.errors import InvalidError
 from telemetry.channels.enqueue import enqueue
 from telemetry.channels.grouping import MOST_TOGETHER, together
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.channels import create_channel, update_channel
+from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from telemetry.models import Reading, RouterReading, ScrapeShard, ScrapeState
 from telemetry.scraping import record
 from telemetry.scraping.shards import Shard
 from telemetry.scraping.tick import scrape_shard
-from telemetry.services.lag import scrape_lag_s, scrape_lags
+from telemetry.services.own.lag import scrape_lag_s, scrape_lags
 from telemetry.storage.locks import SCRAPE
 from tests.fakes.fake_metrics_server import endless, hang, refusing, silent, status, text, torn
 from tests.side_by_side import alone

@@ -9,7 +9,7 @@ from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.past import Source
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services import overview, series
+from telemetry.services.figures import overview, series
 from telemetry.storage.cold import COLD_S, cold_bands
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, scraped

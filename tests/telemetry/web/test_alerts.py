@@ -4,7 +4,7 @@ from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.kinds import KINDS
 from telemetry.models import Alert, AlertRule, AlertState, Silence
-from telemetry.services.alerts import create_rule, ensure_default_rules
+from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.web.views import alerts as views
 from tests.alert_history import alerts_of_every_state
 from tests.fleet_history import drop_alert

@@ -4,8 +4,8 @@ from datetime import timedelta
 import pytest
 
 from telemetry.models import Channel, Notification, NotificationState
-from telemetry.services.channels import create_channel, open_config, test_send
-from telemetry.services.outbox import Outcome, claim_next, record_outcome
+from telemetry.services.notifications.channels import create_channel, open_config, test_send
+from telemetry.services.notifications.outbox import Outcome, claim_next, record_outcome
 
 
 @pytest.fixture

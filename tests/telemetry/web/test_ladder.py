@@ -9,11 +9,11 @@ import pytest
 from controlplane.models import Replica
 from controlplane.services.fleet.pools import create_pool
 from telemetry.models import DecisionCursor
-from telemetry.services.curves import update_curve
-from telemetry.services.replays import replay_pools
+from telemetry.services.lab.curves import update_curve
+from telemetry.services.lab.replays import replay_pools
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import traffic
-from tests.telemetry.services.test_ladders import fleet as room  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_ladders import fleet as room  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db
 

@@ -1,0 +1,1 @@
+"""Rules, alerts and their life: judged, explained, taken, silenced, told again."""

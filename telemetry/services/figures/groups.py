@@ -1,0 +1,122 @@
+"""The figures of one task group, as the routers saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane.models import PolicyRevision, RevisionState, TaskGroup
+from telemetry.metrics.histograms import Merged, quantile
+from telemetry.metrics.rates import ratio
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services.figures import first_tokens
+from telemetry.services.figures.subjects import Subject
+from telemetry.storage import sums
+from telemetry.storage.additions import Added, coverage, route_additions, total
+
+COUNTED = (
+    "requests",
+    "replica_error_requests",
+    "router_error_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "cacheable_tokens",
+    "ceiling_prompt_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTiles:
+    """A group's figures over a window. Each is None while unknown."""
+
+    hit_rate_ratio: float | None = None
+    hit_rate_state: PointState = PointState.UNKNOWN
+    ceiling_ratio: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    requests_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    failed_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShare:
+    """What one replica answered of a group; ``name`` is "" for requests that no replica was chosen for."""
+
+    name: str
+    share_ratio: float | None  # of the group's requests
+    requests: int | None
+    hit_rate_ratio: float | None  # of the answers that reported it
+    failed_ratio: float | None
+
+
+def group_tiles(subject: Subject, window: Window) -> GroupTiles:
+    """3 queries."""
+    rows = route_additions(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
+    covered = next(iter(coverage(window, whole=True)), None)
+    ttft = sums.remerged(first_tokens.by_router(subject, window, whole=True).values())
+    requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
+    return GroupTiles(
+        hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
+        hit_rate_state=_state(requests, prompt, covered),
+        ceiling_ratio=ratio(total(rows, "cacheable_tokens"), total(rows, "ceiling_prompt_tokens")),
+        ttft_p50_s=_quantile(ttft, 0.5),
+        ttft_p95_s=_quantile(ttft, 0.95),
+        requests_per_s=_per_s(requests, covered),
+        prompt_tokens_per_s=_per_s(prompt, covered),
+        failed_ratio=_failed(rows),
+    )
+
+
+def was_seen(subject: Subject, window: Window) -> bool:
+    """Whether a router counted anything of a group. One query."""
+    return bool(route_additions(subject.pool_names(), window, ("requests",), group=subject.group, whole=True))
+
+
+def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
+    """Where a group's requests went, the largest share first. One query."""
+    rows = route_additions(subject.pool_names(), window, COUNTED, by=("replica",), group=subject.group, whole=True)
+    asked = total(rows, "requests")
+    shares = [
+        ReplicaShare(
+            row.key[0],
+            ratio(row.get("requests"), asked),
+            row.get("requests"),
+            ratio(row.get("cached_tokens"), row.get("prompt_tokens")),
+            _failed([row]),
+        )
+        for row in rows
+    ]
+    return sorted(shares, key=lambda share: -(share.requests or 0))
+
+
+def revisions_in_force(group: TaskGroup | None, pool_id: int) -> list[PolicyRevision]:
+    """The live revision of a group's own policy, else of its pool's, and one on trial beside it. One query."""
+    rows = PolicyRevision.objects.filter(
+        policy__pool=pool_id, state__in=(RevisionState.LIVE, RevisionState.TRIAL)
+    ).select_related("policy")
+    own = [row for row in rows if group is not None and row.policy.group_id == group.pk]
+    chosen = own if any(row.state == RevisionState.LIVE for row in own) else []
+    return sorted(chosen or [row for row in rows if row.policy.group_id is None], key=lambda row: row.state)
+
+
+def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | None) -> PointState:
+    """Keys without traffic leave no reading, so the scrapes tell; answers without usage are unknown (H16)."""
+    if prompt:
+        return PointState.OK
+    if requests or covered is None:
+        return PointState.UNKNOWN
+    return PointState.NO_TRAFFIC if covered.covered_s else PointState.STALE if covered.stale else PointState.UNKNOWN
+
+
+def _failed(rows: list[Added]) -> float | None:
+    failed = (total(rows, "replica_error_requests") or 0) + (total(rows, "router_error_requests") or 0)
+    return ratio(failed, total(rows, "requests"))
+
+
+def _per_s(count: int | None, covered: sums.Coverage | None) -> float | None:
+    return (count or 0) / covered.covered_s * covered.routers if covered and covered.covered_s else None
+
+
+def _quantile(merged: Merged | None, q: float) -> float | None:
+    found = quantile(merged.buckets, q) if merged else None
+    return found.value if found else None

@@ -1,0 +1,211 @@
+"""The figures of the overview: tiles of the fleet, rows of replicas, rows of task groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
+from telemetry.metrics.histograms import Merged, quantile
+from telemetry.metrics.rates import hit_rate_ratio, ratio
+from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
+from telemetry.models import ScrapeState
+from telemetry.services.figures.health import HealthWord, health_of
+from telemetry.storage import sums
+from telemetry.storage.roles import is_decode
+
+Pools = Sequence[Pool] | None  # whose figures; None: all there are
+GAUGE_INTERVALS = 3  # gauges older than this are no longer now
+
+
+def replicas_of(pools: Pools) -> list[Replica]:
+    """The replicas of some pools, or of all, with their pool; by name."""
+    replicas = Replica.objects.select_related("pool").order_by("pool__name", "name")
+    return list(replicas if pools is None else replicas.filter(pool__in=pools))
+
+
+def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
+    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 8 queries."""
+    replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
+    ids = [replica.pk for replica in replicas]
+    states = _states(ids)
+    engine = sums.engine_sums(ids, window, whole=True)
+    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
+    gauges = _newest(ids, window).values()
+    source, ttft = _ttft(pools, ids, window)
+    told = {pk: state.role for pk, state in states.items()}
+    decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
+    rated = [row for row in engine if row.replica_id not in decodes]  # H19
+    queries = _total(row.queries for row in rated)
+    now = timezone.now()
+    healths = [health_of(states.get(pk), now) for pk in ids]
+    return FleetTiles(
+        hit_rate_ratio=hit_rate_ratio(
+            queries, _total(row.hits for row in rated), _total(row.external_hits for row in rated)
+        ),
+        hit_rate_state=sums.state_together(rated),
+        ceiling_ratio=ratio(
+            _total(row.cacheable_tokens for row in routed), _total(row.ceiling_prompt_tokens for row in routed)
+        ),
+        ttft_p50_s=_quantile(ttft, 0.5),
+        ttft_p95_s=_quantile(ttft, 0.95),
+        ttft_source=source,
+        requests_per_s=_requests_per_s(routed, coverage, engine),
+        running=_total(gauge.running for gauge in gauges),
+        waiting=_total(gauge.waiting for gauge in gauges),
+        replicas_up=sum(health.answers for health in healths) if states else None,
+        replicas_total=len(replicas),
+        read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
+    )
+
+
+def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:
+    """One row per replica, disabled ones too, by pool and name. 6 queries."""
+    replicas = replicas_of(pools)
+    ids = [replica.pk for replica in replicas]
+    states = _states(ids)
+    engine = {row.replica_id: row for row in sums.engine_sums(ids, window, whole=True)}
+    gauges = _newest(ids, window)
+    ttft = {pk: merged for (pk, _), merged in sums.engine_ttft(ids, window, by="replica", whole=True).items()}
+    now = timezone.now()
+    return [
+        _replica_row(
+            replica,
+            _health(replica, states.get(replica.pk), now),
+            engine=engine.get(replica.pk),
+            gauges=gauges.get(replica.pk, sums.Gauges(None, None, None)),
+            ttft=ttft.get(replica.pk),
+            state=states.get(replica.pk),
+        )
+        for replica in replicas
+    ]
+
+
+def _replica_row(
+    replica: Replica,
+    health: HealthWord,
+    *,
+    engine: sums.EngineSums | None,
+    gauges: sums.Gauges,
+    ttft: Merged | None,
+    state: ScrapeState | None,
+) -> ReplicaRow:
+    return ReplicaRow(
+        name=replica.name,
+        pool=replica.pool.name,
+        state=replica.state,
+        health=health.word,
+        reason=health.reason,
+        hit_rate_ratio=hit_rate_ratio(engine.queries, engine.hits, engine.external_hits) if engine else None,
+        hit_rate_state=engine.state if engine else PointState.UNKNOWN,
+        ttft_p50_s=_quantile(ttft, 0.5),
+        ttft_p95_s=_quantile(ttft, 0.95),
+        running=gauges.running,
+        waiting=gauges.waiting,
+        kv_usage_ratio=gauges.kv_usage_ratio,
+        requests_per_s=ratio(engine.finished, engine.covered_s) if engine else None,
+        prompt_tokens_per_s=ratio(engine.prompt_tokens, engine.covered_s) if engine else None,
+        last_read_at=state.ok_at if state else None,
+    )
+
+
+def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
+    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 4 queries."""
+    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
+    ttft = {
+        key: merged for (key, _), merged in sums.router_ttft(names_of(pools), window, by="group", whole=True).items()
+    }
+    groups = TaskGroup.objects.values_list("pool__name", "name")
+    seen = {(row.pool, row.group): row for row in routed}
+    names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
+    return [_group_row(name, seen.get(name), ttft.get(name), coverage) for name in sorted(names)]
+
+
+def _group_row(
+    name: tuple[str, str], row: sums.RouterSums | None, ttft: Merged | None, coverage: list[sums.Coverage]
+) -> GroupRow:
+    return GroupRow(
+        name=name[1],
+        pool=name[0],
+        hit_rate_ratio=ratio(row.cached_tokens, row.prompt_tokens) if row else None,
+        hit_rate_state=group_state(row, coverage[0] if coverage else None),
+        ceiling_ratio=ratio(row.cacheable_tokens, row.ceiling_prompt_tokens) if row else None,
+        ttft_p50_s=_quantile(ttft, 0.5),
+        ttft_p95_s=_quantile(ttft, 0.95),
+        requests_per_s=_per_s(row.requests if row else None, coverage),
+        prompt_tokens_per_s=_per_s(row.prompt_tokens if row else None, coverage),
+        failed_ratio=ratio(row.failed, row.requests) if row else None,
+    )
+
+
+def group_state(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> PointState:
+    """What a task group's hit rate of a step is worth. Keys without traffic leave no reading, so the scrapes tell."""
+    if row is not None and row.prompt_tokens:
+        return PointState.OK
+    if row is not None and row.requests:
+        return PointState.UNKNOWN  # answers without usage: not reported (H16)
+    if coverage is None:
+        return PointState.UNKNOWN
+    if coverage.covered_s > 0:
+        return PointState.NO_TRAFFIC
+    return PointState.STALE if coverage.stale else PointState.UNKNOWN
+
+
+def _health(replica: Replica, state: ScrapeState | None, now: datetime) -> HealthWord:
+    if replica.state == ReplicaState.DISABLED:
+        return HealthWord("unknown", "disabled: not scraped")
+    return health_of(state, now)
+
+
+def names_of(pools: Pools) -> list[str] | None:
+    """Their names; None for all."""
+    return None if pools is None else [pool.name for pool in pools]
+
+
+def _states(replica_ids: list[int]) -> dict[int, ScrapeState]:
+    states = ScrapeState.objects.filter(replica_id__in=replica_ids).defer("marks")
+    return {state.replica_id: state for state in states if state.replica_id is not None}
+
+
+def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
+    span = timedelta(seconds=GAUGE_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
+    return sums.newest_gauges(replica_ids, since=window.end - span, until=window.end)
+
+
+def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
+    """(whose clock, histogram): the routers' where they observed anything, else the engines' (T1)."""
+    routed = sums.remerged(sums.router_ttft(names_of(pools), window, whole=True).values())
+    if routed is not None:
+        return "router", routed
+    engine = sums.remerged(sums.engine_ttft(replica_ids, window, whole=True).values())
+    return ("engine", engine) if engine is not None else (None, None)
+
+
+def _requests_per_s(
+    routed: list[sums.RouterSums], coverage: list[sums.Coverage], engine: list[sums.EngineSums]
+) -> float | None:
+    """By the routers where they were read, else by the engines' finished requests."""
+    if any(step.covered_s for step in coverage):
+        return _per_s(_total(row.requests for row in routed), coverage)
+    rates = [rate for row in engine if (rate := ratio(row.finished, row.covered_s)) is not None]
+    return sum(rates) if rates else None
+
+
+def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
+    """Counted by all routers together, a second; 0 where they were read and counted nothing."""
+    covered = sum(step.covered_s for step in coverage)
+    routers = max((step.routers for step in coverage), default=0)
+    return (count or 0) / covered * routers if covered else None
+
+
+def _quantile(merged: Merged | None, q: float) -> float | None:
+    found = quantile(merged.buckets, q) if merged else None
+    return found.value if found else None
+
+
+def _total(values: Iterable[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return int(sum(known)) if known else None

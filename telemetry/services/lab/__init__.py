@@ -1,0 +1,1 @@
+"""What routers decided, replayed and explained: ladders, prefixes, prompts, single requests."""

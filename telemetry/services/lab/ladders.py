@@ -1,0 +1,79 @@
+"""The hit-rate ladder of a window: its bins added up, and what each step down costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Max, Min, QuerySet, Sum
+
+from controlplane.models import Pool
+from telemetry.lab.ladder import ADDED, Ladder, Sums, ladder_from
+from telemetry.metrics.windows import Window
+from telemetry.models import CapacityCurve, LadderBin
+from telemetry.services.lab.replays import bin_start
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLadder:
+    """One task group's ladder; its name is "" for requests of none."""
+
+    group: str
+    ladder: Ladder
+
+    @property
+    def reachable(self) -> float | None:
+        """Of its prompts' tokens."""
+        return self.ladder.ratio(self.ladder.reachable)
+
+    @property
+    def delivered(self) -> float | None:
+        """Of its prompts' tokens."""
+        return self.ladder.ratio(self.ladder.delivered)
+
+
+def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | None:
+    """The ladder of the five-minute bins that the window touches; None without any. One query.
+
+    ``group`` is one task group, "" the requests of none, None all requests. Where in one of the bins the caches'
+    sizes were unknown, all that needs them is unknown.
+    """
+    bins = _bins(pool, window)
+    if group is not None:
+        bins = bins.filter(group=group)
+    return _ladder(bins.aggregate(**_SUMS))
+
+
+def ladders_by_group(pool: Pool, window: Window) -> list[GroupLadder]:
+    """The same for each task group that had requests, the one with most tokens first. One query."""
+    rows = _bins(pool, window).values("group").annotate(**_SUMS).order_by("-sum_prompt_tokens")
+    found = ((row["group"], _ladder(row)) for row in rows)
+    return [GroupLadder(group, ladder) for group, ladder in found if ladder is not None]
+
+
+def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Ladder]]:
+    """The same for each bin, ascending. One query."""
+    bins = _bins(pool, window)
+    if group is not None:
+        bins = bins.filter(group=group)
+    found = ((row["at"], _ladder(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
+    return [(at, ladder) for at, ladder in found if ladder is not None]
+
+
+def curve_of(pool: Pool) -> CapacityCurve | None:
+    """Hit rate against room; None until it was first reckoned. One query."""
+    return CapacityCurve.objects.filter(pool=pool).first()
+
+
+_SUMS = {f"sum_{name}": Sum(name) for name in ADDED} | {"ratio": Min("sample_ratio"), "why": Max("reason")}
+
+
+def _bins(pool: Pool, window: Window) -> QuerySet[LadderBin]:
+    return LadderBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
+
+
+def _ladder(row: dict[str, object]) -> Ladder | None:
+    if not row["sum_requests"]:
+        return None
+    sums = Sums(**{name: row[f"sum_{name}"] for name in ADDED})  # type: ignore[arg-type] # sums of numbers
+    return ladder_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["why"]))  # type: ignore[arg-type]

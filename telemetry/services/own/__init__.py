@@ -1,0 +1,1 @@
+"""Whether telemetry itself keeps up, and what it tells of that."""

@@ -1,0 +1,86 @@
+"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in seven short queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Count, Max, Min, Q
+
+from controlplane.models import ConfigSnapshot, Router
+from controlplane.services.snapshots import newest_snapshot
+from telemetry.models import AlertRule, Notification, NotificationState, ScrapeState
+from telemetry.services.own.lag import refused_since, scrape_lags
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One series."""
+
+    name: str
+    text: str
+    value: float | None  # None: unknown, and left out
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def own_figures(now: datetime) -> list[Figure]:
+    """All of them, those of one name beside each other."""
+    desired = newest_snapshot()
+    outbox = Notification.objects.filter(state=NotificationState.PENDING).aggregate(
+        waiting=Count("id"), since=Min("next_at", filter=Q(next_at__lte=now))
+    )
+    evaluated = AlertRule.objects.filter(enabled=True).aggregate(Max("evaluated_at"))["evaluated_at__max"]
+    scraped = ScrapeState.objects.aggregate(Max("at"))["at__max"]
+    return [
+        *_router_figures(desired, now),
+        Figure("outbox_pending", "Messages that wait to be delivered.", outbox["waiting"]),
+        Figure("outbox_overdue_seconds", "How long the oldest one has been due.", _since(outbox["since"], now) or 0.0),
+        Figure("evaluation_age_seconds", "Since alert rules were last evaluated.", _since(evaluated, now)),
+        Figure("scrape_age_seconds", "Since the fleet was last scraped.", _since(scraped, now)),
+        Figure(
+            "readings_refused_seconds",
+            "Since the database has no room for readings.",
+            _since(refused_since(), now) or 0.0,
+        ),
+        *_shard_figures(now),
+    ]
+
+
+def _shard_figures(now: datetime) -> list[Figure]:
+    """Of each part of the fleet that is scraped together."""
+    shards = [(lag, (("shard", str(lag.number)),)) for lag in scrape_lags(now)]
+    return [
+        *(Figure("scrape_lag_seconds", "How far scraping is behind its time.", lag.lag_s, of) for lag, of in shards),
+        *(Figure("scrape_took_seconds", "How long the last tick took.", lag.took_s, of) for lag, of in shards),
+        *(Figure("scrape_missed_ticks", "Ticks that never were.", lag.missed, of) for lag, of in shards),
+        *(Figure("scrape_targets", "Replicas and routers scraped.", lag.targets, of) for lag, of in shards),
+        *(Figure("scrape_failures", "Those that gave nothing.", lag.failures, of) for lag, of in shards),
+    ]
+
+
+def _router_figures(desired: ConfigSnapshot | None, now: datetime) -> list[Figure]:
+    wanted = (desired.number, desired.sha256) if desired else (0, "")
+    runs_it = Q(running_number=wanted[0], running_sha256=wanted[1])
+    found = Router.objects.aggregate(
+        in_sync=Count("id", filter=Q(lost_at=None) & runs_it),
+        behind=Count("id", filter=Q(lost_at=None) & (~runs_it | Q(running_number=None))),
+        lost=Count("id", filter=Q(lost_at__isnull=False)),
+        refusing=Count("id", filter=Q(last_nack__isnull=False)),
+        failing=Count("id", filter=Q(push_failures__gt=0)),
+    )
+    lag_s = _since(desired.created_at, now) if desired and found["behind"] else 0.0
+    states = [
+        Figure("routers", "Routers, by whether they run the newest configuration.", found[state], (("state", state),))
+        for state in ("in_sync", "behind", "lost")
+    ]
+    return [
+        *states,
+        Figure("routers_refusing", "Routers that refused what they were last pushed.", found["refusing"]),
+        Figure("routers_unreachable", "Routers that the last push did not reach.", found["failing"]),
+        Figure("config_number", "The newest configuration.", desired.number if desired else None),
+        Figure("config_lag_seconds", "Since there is a configuration that some present router does not run.", lag_s),
+    ]
+
+
+def _since(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else max(0.0, (now - moment).total_seconds())

@@ -1,0 +1,345 @@
+"""Charts and tiles from stored readings: sums before ratios, gaps with their reasons."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from controlplane.models import Router
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services.figures import overview, series
+from telemetry.storage import sums
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
+
+pytestmark = pytest.mark.django_db
+MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
+
+
+@pytest.fixture
+def r1(pool):
+    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
+
+
+@pytest.fixture
+def r2(pool):
+    return add_replica(pool, name="r2", url="http://127.0.0.1:9102")
+
+
+@pytest.fixture
+def router(db):
+    return Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
+
+
+def values(line):
+    return [value for _, value in line.points]
+
+
+def test_a_step_holds_what_was_read_after_its_start_up_to_its_end(r1, pool):
+    for at, queries in zip(steps(T0, 4), (100, 100, 300, 500), strict=True):
+        engine_reading(r1, at, queries=queries, hits=50)
+
+    (line,) = series.hit_rate_by_replica([pool], MINUTE)
+
+    assert line.points[0] == (T0, 0.5)  # 100 / 200
+    assert line.points[1] == (T0 + timedelta(seconds=10), 0.125)  # 100 / 800
+
+
+def test_the_pool_s_rate_is_a_sum_over_a_sum_never_a_mean_of_rates(r1, r2, pool):
+    """H2, with the two-replica example of its source: true 65.0 %, mean of the replicas 57.5 %."""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=8000, hits=5600)  # 70 %
+    engine_reading(r2, at, queries=2000, hits=900)  # 45 %
+
+    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
+
+    assert values(line)[0] == pytest.approx(0.65)
+    assert tiles.hit_rate_ratio == pytest.approx(0.65)
+
+
+def test_external_hits_count_as_reuse_and_external_queries_never_as_asked(r1, pool):
+    engine_reading(r1, T0 + timedelta(seconds=5), queries=1000, hits=400, external_queries=600, external_hits=300)
+
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == pytest.approx(0.7)  # H3
+    assert values(series.hit_rate_by_replica([pool], MINUTE, local=True)[0])[0] == pytest.approx(0.4)  # H4
+
+
+def test_engines_of_one_replica_are_added_up(r1, pool):
+    """H15: ``engine`` is a rank inside one server."""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, engine="0", queries=100, hits=100, gauges={"running": 2, "kv_usage_ratio": 0.2})
+    engine_reading(r1, at, engine="1", queries=300, hits=0, gauges={"running": 5, "kv_usage_ratio": 0.6})
+
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.25
+    assert values(series.utilization_by_replica([pool], MINUTE, "running")[0])[0] == 7
+    assert values(series.utilization_by_replica([pool], MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
+
+
+def test_a_missing_value_says_whether_there_was_no_traffic_no_answer_or_no_scrape(r1, pool):
+    first, second, third, _ = steps(T0, 4, every_s=10)
+    engine_reading(r1, first, queries=10, hits=0)
+    engine_reading(r1, second, queries=0, hits=0)  # H11
+    gap(r1, third)  # H12
+
+    (line,) = series.hit_rate_by_replica([pool], MINUTE)
+
+    assert values(line)[:4] == [0.0, None, None, None]
+    assert line.states[:4] == [PointState.OK, PointState.NO_TRAFFIC, PointState.STALE, PointState.UNKNOWN]
+
+
+def test_hits_without_queries_and_queries_without_hits_count_for_nothing(r1, pool):
+    engine_reading(r1, T0 + timedelta(seconds=5), queries=1000)
+    engine_reading(r1, T0 + timedelta(seconds=10), queries=100, hits=50)
+
+    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.5
+
+
+def test_a_gap_s_total_lands_where_it_was_read_and_nothing_is_lost(r1, pool):
+    """H10"""
+    engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=0)
+    gap(r1, T0 + timedelta(seconds=25))
+    engine_reading(r1, T0 + timedelta(seconds=35), queries=900, hits=900, state=ReadingState.GAP, interval_s=30)
+
+    tiles = overview.fleet_tiles([pool], MINUTE)
+
+    assert tiles.hit_rate_ratio == pytest.approx(0.9)
+
+
+def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(router, pool):
+    """H16"""
+    create_task_group(pool, name="coding")
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, group="coding", requests=3, usage_reported=2, prompt_tokens=1000, cached_tokens=800)
+    route_reading(router, at, group="", requests=3)
+    router_scraped(router, at + timedelta(seconds=10))
+
+    other, coding = series.hit_rate_by_group([pool], MINUTE)
+
+    assert (coding.label, values(coding)[0], coding.states[0]) == ("coding", 0.8, PointState.OK)
+    assert (values(coding)[1], coding.states[1]) == (None, PointState.NO_TRAFFIC)
+    assert (other.label, values(other)[0], other.states[0]) == ("no group", None, PointState.UNKNOWN)
+
+
+def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(router, pool):
+    """H7"""
+    create_task_group(pool, name="quiet")
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(
+        router, at, group="busy", requests=10, replica_error_requests=1,
+        usage_reported=9, prompt_tokens=1000, cached_tokens=500, cacheable_tokens=960,
+    )  # fmt: skip
+    route_reading(router, at, group="busy", ttft={100: 10})
+
+    busy, quiet = overview.group_rows([pool], MINUTE)
+
+    assert (busy.name, busy.hit_rate_ratio, busy.ceiling_ratio) == ("busy", 0.5, 0.96)  # H7
+    assert busy.failed_ratio == pytest.approx(0.1)
+    assert busy.requests_per_s == pytest.approx(2.0)
+    assert busy.ttft_p50_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
+    assert (quiet.name, quiet.hit_rate_ratio, quiet.hit_rate_state) == ("quiet", None, PointState.NO_TRAFFIC)
+    assert quiet.requests_per_s == 0.0
+
+
+def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2, pool):
+    """T4, T5"""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})  # up to 0.1 s
+    engine_reading(r2, at, queries=1, hits=0, ttft={3: 10})  # 1 s to 5 s
+
+    p50, p95 = series.ttft_quantiles([pool], MINUTE)
+
+    assert p50.label == "p50 (engine)"
+    assert values(p50)[0] == pytest.approx(0.1 * 50 / 90)
+    assert p95.band[0] == (1.0, 5.0)
+    assert values(p95)[0] == pytest.approx(1.0 + 4.0 * 5 / 10)
+    assert p95.band[1] is None
+
+
+def test_what_is_told_by_revision_too_is_charted_once(router, pool):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, group="busy", ttft={100: 10})
+    route_reading(router, at, group="busy", ttft={100: 1, 200: 90}, revision=2)
+
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    busy = next(row for row in overview.group_rows([pool], MINUTE) if row.name == "busy")
+
+    for p50_s in (values(p50)[0], busy.ttft_p50_s, overview.fleet_tiles([pool], MINUTE).ttft_p50_s):
+        assert p50_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
+
+
+def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
+    """T1"""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
+    router_scraped(router, at)
+    route_reading(router, at, ttft={200: 5})
+
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    (engine,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,), source="engine")
+    tiles = overview.fleet_tiles([pool], MINUTE)
+
+    assert (p50.label, engine.label, tiles.ttft_source) == ("p50 (router)", "p50 (engine)", "router")
+    assert p50.band[0] == pytest.approx((0.001 * 1.05**199, 0.001 * 1.05**200))
+
+
+def test_different_edges_are_merged_on_the_common_ones_and_it_is_said(r1, r2, pool):
+    """T3"""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1, hits=0, ttft={1: 4}, edges=(0.1, 0.5, 1.0))
+    engine_reading(r2, at, queries=1, hits=0, ttft={0: 4}, edges=(0.3, 1.0))
+
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+
+    assert p50.band[0] == (0.0, 1.0)
+    assert p50.note
+
+
+def test_other_pools_stay_out(r1, pool):
+    other = create_pool("embed", models=["embed"])
+    there = add_replica(other, name="e1", url="http://127.0.0.1:9200")
+    engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=50)
+    engine_reading(there, T0 + timedelta(seconds=5), queries=100, hits=100)
+
+    assert overview.fleet_tiles([pool], MINUTE).hit_rate_ratio == 0.5
+    assert overview.fleet_tiles(None, MINUTE).hit_rate_ratio == 0.75
+    assert [line.label for line in series.hit_rate_by_replica([other], MINUTE)] == ["e1"]
+
+
+def test_running_and_waiting_are_of_the_newest_scrape_and_gone_when_that_failed(r1, r2, pool):
+    """H12"""
+    engine_reading(r1, T0 + timedelta(seconds=55), queries=1, hits=0, gauges={"running": 9, "waiting": 9})
+    engine_reading(r1, T0 + timedelta(seconds=60), queries=1, hits=0, gauges={"running": 2, "waiting": 1})
+    engine_reading(r2, T0 + timedelta(seconds=55), queries=1, hits=0, gauges={"running": 7, "waiting": 7})
+    gap(r2, T0 + timedelta(seconds=60))
+
+    tiles = overview.fleet_tiles([pool], MINUTE)
+
+    assert (tiles.running, tiles.waiting) == (2, 1)
+
+
+def test_a_replica_s_row_says_what_scraping_found(r1, r2, pool, time_machine):
+    time_machine.move_to(T0 + timedelta(seconds=61), tick=False)
+    scraped(r1, T0 + timedelta(seconds=60))
+    scraped(r2, T0 + timedelta(seconds=60), health="down", failures=3, reason="nobody listens there", ok_at=T0)
+    engine_reading(r1, T0 + timedelta(seconds=60), queries=10, hits=5, finished=20, prompt_tokens=100)
+
+    up, down = overview.replica_rows([pool], MINUTE)
+    tiles = overview.fleet_tiles([pool], MINUTE)
+
+    assert (up.health, up.requests_per_s, up.prompt_tokens_per_s) == ("up", 4.0, 20.0)
+    assert (down.health, down.reason, down.last_read_at) == ("down", "nobody listens there", T0)
+    assert (tiles.replicas_up, tiles.replicas_total, tiles.read_at) == (1, 2, T0 + timedelta(seconds=60))
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds_later", "word"),
+    [
+        ({}, 1, "up"),
+        ({}, 30, "stale"),
+        ({"failures": 1}, 1, "stale"),
+        ({"health": "down", "failures": 2}, 1, "down"),
+        ({"restarted_at": T0 - timedelta(seconds=60)}, 1, "cold"),
+        ({"restarted_at": T0 - timedelta(seconds=600)}, 1, "up"),
+        ({"asleep": True}, 1, "cold"),
+        ({"ok_at": None, "health": "unknown"}, 1, "unknown"),
+    ],
+)
+def test_health_in_one_word(r1, time_machine, fields, seconds_later, word):
+    time_machine.move_to(T0 + timedelta(seconds=seconds_later), tick=False)
+    scraped(r1, T0, **fields)
+
+    (row,) = overview.replica_rows(None, MINUTE)
+
+    assert row.health == word
+
+
+def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, django_assert_num_queries):
+    for number in range(12):
+        replica = add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:{9101 + number}")
+        scraped(replica, T0)
+        for at in steps(T0, 3):
+            engine_reading(replica, at, queries=10, hits=5, ttft={0: 1})
+    router_scraped(router, T0 + timedelta(seconds=5))
+    route_reading(router, T0 + timedelta(seconds=5), ttft={10: 1})
+
+    for query, count in (
+        (lambda: overview.fleet_tiles([pool], MINUTE), 7),
+        (lambda: overview.replica_rows([pool], MINUTE), 6),
+        (lambda: overview.group_rows([pool], MINUTE), 4),
+        (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
+        (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
+        (lambda: series.ttft_quantiles([pool], MINUTE), 2),
+        (lambda: series.utilization_by_replica([pool], MINUTE), 2),
+    ):
+        with django_assert_num_queries(count):
+            query()
+
+
+def test_a_chart_reads_its_window_by_the_primary_key_of_the_days_that_it_spans(r1):
+    engine_reading(r1, T0, queries=1, hits=0)
+    engine_reading(r1, T0 - timedelta(days=2), queries=1, hits=0)
+    with connection.cursor() as cursor:
+        cursor.execute("set local enable_seqscan = off")
+        cursor.execute(
+            "explain select sum(queries) from telemetry_reading where at > %s and at <= %s and replica_id = any(%s)",
+            [T0 - timedelta(hours=1), T0, [r1.pk]],
+        )
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+
+    assert "telemetry_reading_20310304_pkey" in plan
+    assert "20310302" not in plan
+
+
+def test_a_rate_that_no_engine_reports_says_so_instead_of_zero(r1, r2, pool):
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1000, not_reported=["hits"])
+    engine_reading(r2, at, queries=1000, hits=400)
+
+    lines = series.hit_rate_by_replica([pool], MINUTE)
+    (of_pool,) = series.hit_rate_by_pool([pool], MINUTE)
+
+    assert [(values(line)[0], line.states[0]) for line in lines] == [
+        (None, PointState.NOT_REPORTED),
+        (0.4, PointState.OK),
+    ]
+    assert (values(of_pool)[0], of_pool.states[0]) == (0.4, PointState.OK)
+
+
+def test_ttft_by_reuse_is_the_same_requests_once_more(pool, router):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, ttft={10: 3})
+    route_reading(router, at, ttft={10: 2}, reuse="hit")
+    route_reading(router, at, ttft={90: 1}, reuse="miss")
+
+    everything = sums.router_ttft([pool.name], MINUTE, whole=True)
+    split = sums.router_ttft([pool.name], MINUTE, by="reuse", whole=True)
+
+    assert {key: merged.buckets.total for (key, _), merged in everything.items()} == {"": 3}
+    assert {key: merged.buckets.total for (key, _), merged in split.items()} == {
+        ("chat", "", "hit"): 2,
+        ("chat", "", "miss"): 1,
+    }
+
+
+def test_what_was_predicted_is_summed_beside_what_came(pool, router):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    compared = {"predicted_answers": 2, "predicted_prompt_tokens": 90, "predicted_tokens": 80}
+    for replica in ("r1", "r2"):
+        route_reading(
+            router, at, replica=replica, requests=3, spilled_requests=1, predicted_cached_tokens=70, **compared
+        )
+
+    ((row,), _) = sums.router_sums([pool.name], MINUTE)
+
+    assert (row.spilled_requests, row.predicted_answers, row.predicted_prompt_tokens) == (2, 4, 180)
+    assert (row.predicted_tokens, row.predicted_cached_tokens) == (160, 140)

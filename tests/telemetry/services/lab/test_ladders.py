@@ -1,0 +1,189 @@
+"""From stored decisions to a pool's ladder: what is replayed, once, late, and by another worker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.models import Pool, Replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts
+from telemetry import tasks
+from telemetry.lab.chains import Request
+from telemetry.lab.ladder import ladder_from, settled
+from telemetry.metrics.windows import Window
+from telemetry.models import CapacityCurve, LadderBin, ReplayState
+from telemetry.services.lab import replays
+from telemetry.services.lab.curves import update_curve, update_curves
+from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, ladders_over_time
+from telemetry.services.lab.replays import BIN, replay_pools
+from tests.telemetry.conftest import T0
+from tests.telemetry.decisions import store
+from tests.telemetry.lab.test_replay import replayed
+from tests.telemetry.lab.traces import HASH_TOKENS, sampled, traffic
+
+pytestmark = pytest.mark.django_db
+ROOM = 600  # blocks of the router's size
+ROOMS = {f"r{number}": ROOM for number in range(4)}
+
+
+@pytest.fixture
+def fleet(pool: Pool) -> Pool:
+    """Four replicas whose caches are known."""
+    for name in ROOMS:
+        record_engine_facts(
+            add_replica(pool, name=name, url=f"http://{name}"),
+            block_tokens=16,
+            capacity_blocks=ROOM * HASH_TOKENS // 16,
+        )
+    return pool
+
+
+def spread(requests: list[Request], minutes: float = 12) -> list[Request]:
+    """The same, from T0 on over so many minutes."""
+    step_s = minutes * 60 / len(requests)
+    return [one._replace(at_s=T0.timestamp() + number * step_s) for number, one in enumerate(requests)]
+
+
+def at(minutes: float):
+    return T0 + timedelta(minutes=minutes)
+
+
+HOUR = Window(at(0), at(60), 300)
+
+
+def test_a_pools_ladder_is_that_of_its_decisions(fleet):
+    requests = spread(traffic(2400, placed="random"))
+    store(requests)
+    store(spread(traffic(50, seed=9)), pool="other", boot="b2")
+    store([], pool="chat")
+
+    assert replay_pools(at(30)) == 6  # bins, the empty ones of the time since too
+
+    whole = settled(replayed(requests, ROOMS))
+    expected, ladder = ladder_from(whole, sample_ratio=1), ladder_of(fleet, HOUR)
+    assert ladder.requests == 2400
+    for (name, told), (_, known) in zip(ladder.terms, expected.terms, strict=True):
+        assert told == pytest.approx(known, rel=0.02), name  # room is reckoned in real tokens once per bin
+    assert [row.group for row in ladders_by_group(fleet, HOUR)] != []
+    assert sum(row.ladder.requests for row in ladders_by_group(fleet, HOUR)) == 2400
+    assert sum(row.ladder.predicted for row in ladders_by_group(fleet, HOUR)) == pytest.approx(ladder.predicted)
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000, 400]
+    assert ladder_of(fleet, HOUR, "g1").requests + ladder_of(fleet, HOUR, "g0").requests < 2400
+    assert ladder_of(fleet, HOUR, "none such") is None
+    assert ladder_of(fleet, Window(at(-60), at(-5), 300)) is None
+
+
+def test_minute_by_minute_gives_what_one_run_gives(fleet):
+    requests = spread(traffic(2400, placed="random"))
+    store(requests)
+    replay_pools(at(30))
+    at_once = {row.pk: (row.predicted, row.split, row.reachable) for row in LadderBin.objects.all()}
+    LadderBin.objects.all().delete()
+    ReplayState.objects.all().delete()
+
+    for minute in range(1, 31):
+        replay_pools(at(minute))
+
+    assert LadderBin.objects.count() == len(at_once) == 9  # three groups, three bins with requests
+    for row in LadderBin.objects.all():
+        assert (row.predicted, row.reachable) == pytest.approx(at_once[row.pk][::2], rel=0.01)
+    assert ReplayState.objects.count() <= replays.KEPT_STATES
+
+
+def test_a_settled_bin_is_not_replayed_again_and_one_with_many_late_decisions_is(fleet, monkeypatch):
+    requests = spread(traffic(2400))
+    store(requests[:600] + requests[1000:])
+    replay_pools(at(14))
+    assert ladder_of(fleet, HOUR).requests == 2000
+    assert replay_pools(at(15)) == 1  # the bin of now
+    store(requests[600:603])
+    assert replay_pools(at(15)) == 1  # so few are not worth going back for
+    store(requests[603:1000])
+
+    assert replay_pools(at(15)) > 2
+
+    assert ladder_of(fleet, HOUR).requests == 2400
+    assert LadderBin.objects.filter(group="g0").count() == 3
+
+
+def test_bins_go_on_from_warm_caches(fleet):
+    requests = traffic(1000)
+    twice = spread(requests + requests, minutes=10)
+    store(twice)
+    for minute in (6, 8, 14):
+        replay_pools(at(minute))
+    first, second = (one for _, one in ladders_over_time(fleet, HOUR))
+    assert second.ratio(second.reachable) > 0.97 > first.ratio(first.reachable)
+
+
+def test_bytes_of_another_form_begin_the_replay_anew(fleet):
+    store(spread(traffic(1200)))
+    replay_pools(at(14))
+    ReplayState.objects.update(state=b"\x80")
+    assert replay_pools(at(15)) >= 1
+    assert replay_pools(at(120)) == 0  # nothing was decided for an hour
+
+
+def test_thinned_decisions_tell_the_same_within_their_doubt(fleet):
+    requests = spread(traffic(4000, placed="random"))
+    store(sampled(requests, 0.25))
+    replay_pools(at(30))
+    ladder, whole = ladder_of(fleet, HOUR), ladder_from(settled(replayed(requests, ROOMS)), sample_ratio=1)
+    assert ladder.sample_ratio == 0.25
+    assert 0 < ladder.doubt_tokens < 0.05 * ladder.prompt_tokens
+    for (name, told), (_, known) in zip(ladder.terms, whole.terms, strict=True):
+        assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.03), name
+
+
+def test_an_unknown_cache_leaves_unknown_what_needs_it_and_says_whose_it_is(fleet):
+    Replica.objects.filter(name="r2").update(capacity_blocks=None)
+    store(spread(traffic(600)))
+    replay_pools(at(30))
+    ladder = ladder_of(fleet, HOUR)
+    assert "r2" in ladder.reason
+    assert (ladder.capacity, ladder.split, ladder.best, ladder.predicted) == (None, None, None, None)
+    assert 0 < ladder.delivered < ladder.reachable < ladder.prompt_tokens
+    update_curve(fleet, at(30))
+    assert (curve_of(fleet).points, "r2" in curve_of(fleet).reason) == ([], True)
+
+
+def test_ranks_are_caches_of_their_own(pool):
+    record_engine_facts(add_replica(pool, name="big", url="http://big"), block_tokens=16, capacity_blocks=8000)
+    Replica.objects.update(data_parallel_size=2)
+    assert replays.rooms_of(pool, set()).tokens == {"big#0": 64_000, "big#1": 64_000}
+
+
+def test_more_room_brings_what_the_curve_says(fleet):
+    requests = spread(traffic(3000, placed="random"), minutes=30)
+    store(requests)
+    update_curves(at(40))
+    curve = curve_of(fleet)
+    points = {point["multiple"]: point for point in curve.points}
+    assert (curve.requests, curve.replicas, curve.room_tokens) == (2000, 4, ROOM * HASH_TOKENS)
+    assert points[1.0]["split"] < points[2.0]["split"] < points[1.0]["shared"]
+
+    real = replayed(requests, dict.fromkeys(ROOMS, 2 * ROOM))
+    warm = replayed(requests[:1000], dict.fromkeys(ROOMS, 2 * ROOM))
+    expected = (real.predicted - warm.predicted) / (real.prompt_tokens - warm.prompt_tokens)
+    assert points[2.0]["split"] == pytest.approx(expected, abs=0.03)
+
+    update_curves(at(45))
+    assert curve_of(fleet).at == at(40)  # not due yet
+    update_curves(at(120))
+    assert (curve_of(fleet).points, "fewer than" in curve_of(fleet).reason) == ([], True)
+
+
+def test_what_the_worker_does_every_minute_needs_no_decisions():
+    create_pool("idle")
+    tasks.compute_ladders()
+    assert (LadderBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
+
+
+def test_bins_go_with_the_readings(fleet, settings):
+    store(spread(traffic(300)))
+    replay_pools(at(14))
+    replay_pools(at(14) + timedelta(days=settings.READINGS_RETENTION_DAYS, hours=1))
+    assert LadderBin.objects.count() == 0
+    assert timedelta(minutes=5) == BIN

@@ -1,0 +1,137 @@
+"""The heartbeat says nothing when telemetry is late; what still fires is told again to those who forget."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.errors import InvalidError
+from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
+from telemetry.services.alerts.refreshing import refresh_firing
+from telemetry.services.notifications.channels import create_channel, test_send
+from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
+from telemetry.services.own.pulse import falling_behind
+from tests.fakes.fake_webhook_receiver import Reply
+from tests.telemetry.channels.told import payload
+from tests.telemetry.conftest import T0
+
+pytestmark = pytest.mark.django_db
+
+
+def later(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def at_noon(time_machine):
+    time_machine.move_to(T0, tick=False)
+
+
+def test_a_heartbeat_is_sent_when_it_is_due_and_once(at_noon, receiver):
+    set_heartbeat(url=receiver.url, every_s=60)
+
+    assert [beat(later(second)) for second in (0, 1, 59, 60, 61, 200, 201)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert len(receiver.received) == 3
+    assert heartbeat().sent_at == later(200)
+
+
+@pytest.mark.parametrize("what", ["scraping", "evaluating", "delivering"])
+def test_nothing_is_sent_while_something_is_late(at_noon, receiver, pool, settings, what):
+    set_heartbeat(url=receiver.url, every_s=10)
+    late = later(3 * max(settings.SCRAPE_INTERVAL_S, 5) * 2)
+    if what == "scraping":
+        ScrapeShard.objects.create(number=0, due_at=T0, lag_s=0)
+    elif what == "evaluating":
+        AlertRule.objects.update(evaluated_at=T0)
+    else:
+        test_send(create_channel("ops", config={"url": receiver.url}))
+
+    assert beat(late) is False
+    assert receiver.received == []
+    assert what in heartbeat().withheld
+    assert [words.startswith(what) for words in falling_behind(late)] == [True]
+    assert beat(T0 + timedelta(seconds=12)) is False  # not due yet: it was that one's turn
+
+
+def test_a_message_that_waits_its_turn_or_for_its_channel_is_not_late(at_noon, pool, receiver):
+    channel = create_channel("ops", config={"url": receiver.url}, enabled=False)
+    Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
+
+    assert falling_behind(later(600)) == []
+
+
+def test_an_address_that_does_not_answer_is_told_of_and_tried_again(at_noon, receiver):
+    receiver.replies = [Reply(503)]
+    set_heartbeat(url=receiver.url, every_s=10)
+
+    assert beat(T0) is False
+    assert (heartbeat().error, heartbeat().failed_at) == ("it answered with status 503", T0)
+    assert beat(later(10)) is True
+
+
+def test_the_address_is_sealed_kept_where_none_is_given_and_never_shown(at_noon, receiver):
+    set_heartbeat(url=receiver.url, every_s=10)
+    found = set_heartbeat(url="", every_s=20)
+
+    assert b"s3cret-path" not in bytes(Heartbeat.objects.get().sealed)
+    assert target(found) == f"{receiver.origin}/..."
+    assert beat(T0) is True
+
+
+@pytest.mark.parametrize("given", [{"url": ""}, {"url": "ftp://x"}, {"url": "https://x/", "every_s": 9}])
+def test_what_cannot_be_is_refused(given):
+    with pytest.raises(InvalidError):
+        set_heartbeat(**{"every_s": 60, **given})
+
+
+def fire(pool, **changes):
+    rule = AlertRule.objects.filter(pool=pool).first()
+    return Alert.objects.create(rule=rule, pool=pool, state="firing", started_at=T0, last_breach_at=T0, **changes)
+
+
+def told(channel, alert, state="delivered", kind="firing"):
+    Notification.objects.create(
+        channel=channel,
+        kind=kind,
+        alert=alert,
+        alert_ids=[alert.pk],
+        payload=payload(alert.pk, kind, summary=f"{kind} {state}"),
+        state=state,
+        next_at=T0,
+        created_at=T0,
+    )
+
+
+def test_what_fires_and_has_arrived_is_told_again_and_nothing_else(pool, receiver):
+    am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
+    told(create_channel("hook", config={"url": receiver.url}), alert := fire(pool))
+    assert refresh_firing(T0) == 0  # it has not arrived at this one
+    told(am, alert, state="pending")
+    assert refresh_firing(T0) == 0
+
+    Notification.objects.filter(channel=am).update(state="delivered")
+    told(am, alert, kind="repeated")
+    assert refresh_firing(T0) == 1
+    (got,) = receiver.received
+    assert [one["annotations"]["summary"] for one in got.payload] == ["repeated delivered"]
+    assert got.path == "/api/v2/alerts"
+
+    Alert.objects.update(state="resolved")
+    assert refresh_firing(T0) == 0
+
+
+def test_a_refresh_that_fails_is_seen_beside_the_channel(pool, receiver):
+    am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
+    told(am, fire(pool))
+    receiver.replies = [Reply(500)]
+
+    refresh_firing(T0)
+
+    assert Channel.objects.get().error == "it answered with status 500"
