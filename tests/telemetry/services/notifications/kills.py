@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.fakes.fake_webhook_receiver import receiving
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @dataclass(frozen=True)

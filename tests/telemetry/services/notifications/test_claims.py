@@ -1,0 +1,130 @@
+"""Each message is one worker's at a time, those of one alert go in order, and a slow channel holds nobody up."""
+
+import copy
+import threading
+
+import pytest
+from django.db import connections
+
+from telemetry.channels.base import DeliveryError, Receipt
+from telemetry.models import Notification
+from telemetry.services.notifications import outbox
+from telemetry.services.notifications.channels import create_channel
+from tests.telemetry.conftest import T0
+from tests.telemetry.services.notifications.scripted import Scripted, away, told
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_claimed_message_is_nobody_else_s_until_the_lease_ends(queued, clock):
+    claim = outbox.claim_next(clock())
+
+    assert outbox.claim_next(clock()) is None
+    clock.forward(outbox.LEASE_S + 1)
+    again = outbox.claim_next(clock())
+    assert (again.notification.pk, again.number) == (claim.notification.pk, 2)
+
+
+def test_a_slow_worker_s_late_result_does_not_undo_the_newer_claim(queued, clock):
+    slow = outbox.claim_next(clock())
+    clock.forward(outbox.LEASE_S + 1)
+    newer = outbox.claim_next(clock())
+
+    outbox.record_outcome(slow, outbox.Outcome(None, 99.0, DeliveryError("x", retryable=False)), clock())
+    assert Notification.objects.get().state == "pending"
+    outbox.record_outcome(newer, outbox.Outcome(200, 0.1), clock())
+    assert Notification.objects.get().state == "delivered"
+
+
+def test_an_end_never_overtakes_its_beginning(channel, clock):
+    told(channel, "firing", "resolved")
+    told(channel, "firing", alert=8)
+    sender = Scripted(away())
+
+    assert outbox.deliver_due(clock, sender) == 2  # of alert 7 the first one, which fails, and alert 8
+    clock.forward(4)
+    assert outbox.deliver_due(clock, sender) == 0
+    clock.forward(2)
+    assert outbox.deliver_due(clock, sender) == 2
+    assert [message.payload["data"]["n"] for message in sender.messages[2:]] == ["firing", "resolved"]
+
+
+def test_what_was_given_up_holds_nothing_back(channel, clock):
+    told(channel, "firing", "resolved")
+
+    assert outbox.deliver_due(clock, Scripted(DeliveryError("no", retryable=False))) == 2
+    assert sorted(Notification.objects.values_list("kind", "state")) == [
+        ("firing", "failed"),
+        ("resolved", "delivered"),
+    ]
+
+
+class Hangs(Scripted):
+    """Sends of the channel ``stuck`` end when all of the others have."""
+
+    def __init__(self, others):
+        super().__init__()
+        self.others, self.in_time = others, []
+        self.released = threading.Event()
+        self.at_once = self.most = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, channel):
+        sender = copy.copy(self)
+        sender.stuck, sender.all = channel.name == "stuck", self
+        return sender
+
+    def send(self, message):
+        with self.lock:
+            everything = self.all
+            everything.at_once += self.stuck
+            everything.most = max(everything.most, everything.at_once)
+            self.messages.append(message)
+            everything.others -= not self.stuck
+            if everything.others == 0:
+                self.released.set()
+        if self.stuck:
+            self.in_time.append(self.released.wait(timeout=20))
+            with self.lock:
+                self.all.at_once -= 1
+        return Receipt(204)
+
+
+def test_a_receiver_that_hangs_delays_nobody_else_and_holds_few_threads(clock, receiver):
+    stuck, fine = (create_channel(name, config={"url": receiver.url}) for name in ("stuck", "fine"))
+    for number in range(8):
+        told(stuck, "firing", alert=number)
+    for number in range(5):
+        told(fine, "firing", alert=number)
+    sender = Hangs(5)
+
+    assert outbox.deliver_due(clock, sender) == 13
+    assert sender.in_time == [True] * 8  # while they hung, the others arrived
+    assert sender.most == outbox.PER_CHANNEL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_workers_at_once_send_each_message_once(receiver):
+    """R17"""
+    channels = [create_channel(f"c{number}", config={"url": receiver.url}) for number in range(6)]
+    for channel in channels:
+        told(channel, "firing", "repeated", "resolved")
+    start = threading.Barrier(4)
+    made = []
+
+    def work():
+        try:
+            start.wait(timeout=10)
+            made.append(outbox.deliver_due(lambda: T0))
+        finally:
+            connections.close_all()
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    outbox.deliver_due(lambda: T0)  # what a worker found taken while another was at it
+
+    assert len(receiver.received) == len({got.id for got in receiver.received}) == 18
+    assert set(Notification.objects.values_list("state", "attempts")) == {("delivered", 1)}

@@ -1,0 +1,162 @@
+"""At least once, under the same id: retries, days of absence, and what is given up."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.errors import ConflictError
+from controlplane.models import Event
+from telemetry.channels.base import DeliveryError
+from telemetry.models import DeliveryAttempt, Notification
+from telemetry.services.notifications import outbox
+from telemetry.services.notifications.channels import create_channel, test_send, update_channel
+from telemetry.services.notifications.deliveries import deliveries, replay
+from tests.fakes.fake_webhook_receiver import Reply
+from tests.telemetry.conftest import T0
+from tests.telemetry.services.notifications.scripted import Scripted, away, told
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_message_is_delivered_once_and_the_log_says_how(queued, receiver, clock):
+    assert outbox.deliver_due(clock) == 1
+    assert outbox.deliver_due(clock) == 0
+
+    (delivery,) = deliveries()
+    (attempt,) = delivery.log.all()
+    assert (delivery.state, attempt.number, attempt.status, attempt.error) == ("delivered", 1, 200, "")
+    assert attempt.duration_s > 0
+    assert [got.payload["type"] for got in receiver.received] == ["alert.test"]
+
+
+def test_retries_follow_the_schedule_under_one_id_until_it_is_given_up(queued, clock):
+    """R18: at once, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
+    sender = Scripted(*[away() for _ in range(20)])
+    waits = []
+    while not deliveries()[0].finished_at:
+        asked_at = clock.now
+        assert outbox.deliver_due(clock, sender) == 1
+        notification = Notification.objects.get()
+        waits.append((notification.next_at - asked_at).total_seconds())
+        clock.forward(waits[-1] - 0.001)
+        assert outbox.deliver_due(clock, sender) == 0
+        clock.forward(0.001)
+
+    assert waits[:9] == [5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400]
+    assert len(sender.messages) == 10
+    assert len({message.id for message in sender.messages}) == 1
+    assert Notification.objects.get().state == "failed"
+
+
+def test_a_receiver_that_comes_back_after_three_days_gets_it(queued, clock):
+    sender = Scripted(*[away() for _ in range(9)])
+    while Notification.objects.get().state == "pending":
+        clock.now = max(clock.now, Notification.objects.get().next_at)
+        outbox.deliver_due(clock, sender)
+
+    assert Notification.objects.get().state == "delivered"
+    assert clock.now - T0 > timedelta(days=3)
+
+
+def test_a_receiver_s_longer_wish_is_honoured(queued, receiver, clock):
+    receiver.replies = [Reply(429, {"Retry-After": "120"})]
+
+    outbox.deliver_due(clock)
+
+    assert Notification.objects.get().next_at == T0 + timedelta(seconds=120)
+
+
+def test_what_is_not_worth_a_retry_is_given_up_at_once(queued, receiver, clock):
+    receiver.replies = [Reply(400)]
+
+    outbox.deliver_due(clock)
+
+    assert Notification.objects.get().state == "failed"
+    assert "400" in DeliveryAttempt.objects.get().error
+
+
+def test_a_receiver_that_is_gone_disables_its_channel(queued, channel, receiver, clock):
+    receiver.replies = [Reply(410)]
+
+    outbox.deliver_due(clock)
+
+    channel.refresh_from_db()
+    assert not channel.enabled
+    assert "410" in channel.disabled_reason
+
+
+def test_a_bug_in_a_channel_is_a_failed_attempt_and_stops_nobody(queued, channel, clock):
+    test_send(channel)
+    sender = Scripted(KeyError("oops"))
+
+    assert outbox.deliver_due(clock, sender) == 2
+    assert sorted(Notification.objects.values_list("state", flat=True)) == ["delivered", "pending"]
+
+
+def test_a_channel_that_nothing_arrives_at_is_disabled_and_its_owner_told(channel, clock, django_user_model):
+    """R18"""
+    owner = django_user_model.objects.create_user("olga", email="olga@example.org")
+    doomed = create_channel("doomed", config={"url": "https://hooks.example/x"}, by=owner)
+    mail = {"recipients": "a@example.org", "sender": "w@example.org", "host": "smtp.example.org"}
+    create_channel("mail", kind="email", config=mail)
+    told(doomed, "firing")
+    for _ in range(outbox.LAST_ATTEMPT):
+        outbox.deliver_due(clock, Scripted(away()))
+        doomed.refresh_from_db()
+        if doomed.enabled:
+            clock.now = Notification.objects.get().next_at
+
+    assert not doomed.enabled
+    assert Notification.objects.get(channel=doomed).attempts == 10
+    assert "never arrived" in doomed.disabled_reason
+    assert clock.now - T0 > timedelta(days=3)
+    notices = Notification.objects.filter(kind="notice").order_by("channel__name")
+    assert [(one.channel.name, one.payload["data"].get("also_to")) for one in notices] == [
+        ("mail", ["olga@example.org"]),
+        ("ops", None),
+    ]
+    assert "doomed was disabled" in notices[0].payload["data"]["summary"]
+    assert Event.objects.filter(kind="channel_disabled").count() == 1
+
+
+def test_messages_of_a_disabled_channel_wait_but_a_test_goes_out(channel, receiver, clock, queued):
+    update_channel(channel, enabled=False)
+    Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
+
+    assert outbox.deliver_due(clock) == 1
+    update_channel(channel, enabled=True)
+    assert outbox.deliver_due(clock) == 1
+
+
+def test_a_channel_that_is_switched_on_again_begins_with_what_waited(channel, clock, time_machine):
+    (waiting,) = told(channel, "firing")
+    Notification.objects.update(attempts=9, next_at=T0 + timedelta(days=1))
+    update_channel(channel, enabled=False)
+    time_machine.move_to(T0, tick=False)
+    update_channel(channel, enabled=True)
+
+    assert outbox.deliver_due(clock, Scripted(away())) == 1
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.next_at) == ("pending", T0 + timedelta(seconds=5))
+
+
+def test_a_replay_sends_the_same_id_again(queued, receiver, clock):
+    outbox.deliver_due(clock)
+    replay(Notification.objects.get(), clock())
+    outbox.deliver_due(clock)
+
+    assert len(receiver.received) == 2
+    assert len({got.id for got in receiver.received}) == 1
+
+
+def test_a_replayed_message_begins_its_schedule_anew(queued, clock):
+    outbox.deliver_due(clock, Scripted(*[DeliveryError("no", retryable=False)]))
+    replay(Notification.objects.get(), clock())
+    outbox.deliver_due(clock, Scripted(away()))
+
+    assert (Notification.objects.get().next_at - clock()).total_seconds() == 5
+
+
+def test_what_is_still_under_way_cannot_be_replayed(queued, clock):
+    with pytest.raises(ConflictError):
+        replay(queued, clock())
