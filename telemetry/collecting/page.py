@@ -9,7 +9,6 @@ import msgspec
 
 MOST_BLOCKS = 4096  # of one prompt; a router hashes 2,048 at most
 MOST_JSON_BYTES = 32 << 10  # of candidates, and of an opening: routers describe fewer
-_SIGN = 1 << 63
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -89,16 +88,6 @@ def read_decisions(page: Page) -> list[Told]:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
     return found
-
-
-def signed(shown: str | None) -> int | None:
-    """A hash as people see it -> as PostgreSQL stores it: the signed integer of the same bits."""
-    return None if shown is None else (int(shown, 16) ^ _SIGN) - _SIGN
-
-
-def shown(stored: int) -> str:
-    """The other way."""
-    return f"{stored & (2 * _SIGN - 1):016x}"
 
 
 def bounded_json(value: Any) -> str | None:

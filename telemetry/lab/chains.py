@@ -60,3 +60,13 @@ def depth(positions: Sequence[int], matched: int, block_count: int, ratio: float
 def error(ratio: float) -> float:
     """Standard error of a depth, in blocks."""
     return sqrt((1 - ratio) / 2) / ratio
+
+
+def signed(shown: str | None) -> int | None:
+    """A hash as people see it -> as PostgreSQL stores it: the signed integer of the same bits."""
+    return None if shown is None else (int(shown, 16) ^ HASHES // 2) - HASHES // 2
+
+
+def shown(stored: int) -> str:
+    """The other way."""
+    return f"{stored & (HASHES - 1):016x}"

@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from telemetry.lab.prefix_tree import Node
 from telemetry.services.lab.decisions import collected
-from telemetry.services.lab.prefixes import Node, hottest_prefixes
+from telemetry.services.lab.prefixes import hottest_prefixes
 from telemetry.web.asking import asked
 from telemetry.web.ranges import PRESETS
 

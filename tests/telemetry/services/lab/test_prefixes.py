@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
+from telemetry.lab import prefix_tree
 from telemetry.metrics.windows import Window
 from telemetry.services.figures.subjects import Subject
-from telemetry.services.lab import prefixes as service
+from telemetry.services.lab import prefixes
 from telemetry.services.lab.prefixes import hottest_prefixes
 from tests.telemetry.conftest import T0
 from tests.telemetry.stored_decisions import a_router, decided
@@ -75,7 +76,7 @@ def test_a_prompt_none_of_whose_blocks_is_there_stays_at_its_tier_1_prefix():
 
 
 def test_a_tree_is_made_of_a_bounded_number_of_requests_spread_over_the_range(monkeypatch):
-    monkeypatch.setattr(service, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(prefixes, "MOST_REQUESTS", 10)
     prompts(*[(1, number) for number in range(2, 37)])
 
     tree = hottest_prefixes(Subject(), HOUR)
@@ -92,4 +93,4 @@ def test_conversations_that_grow_by_a_block_each_time_are_no_deeper_than_is_show
     node, levels = tree.root, 0
     while node.children:
         (node,), levels = node.children, levels + 1
-    assert levels == service.DEEPEST
+    assert levels == prefix_tree.DEEPEST
