@@ -27,6 +27,8 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = True
 SECURE_HSTS_PRELOAD = True
 SESSION_COOKIE_SECURE = True
 CSRF_COOKIE_SECURE = True
+SESSION_COOKIE_NAME = "__Host-sessionid"  # browsers take these names of this very host over HTTPS alone
+CSRF_COOKIE_NAME = "__Host-csrftoken"
 
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

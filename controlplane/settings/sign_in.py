@@ -57,3 +57,4 @@ SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # seconds without a request of the person's own
 ACCOUNT_SESSION_REMEMBER = True
 CSRF_COOKIE_SAMESITE = "Lax"
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie of their own

@@ -44,6 +44,14 @@ def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():
     assert tuple(values.values()) == (True, True, "Lax", True, "Lax", 31_536_000, True, "DENY", False)
 
 
+def test_in_production_no_neighbour_of_this_host_can_set_its_cookies():
+    names = ("SESSION_COOKIE_NAME", "CSRF_COOKIE_NAME", "SESSION_COOKIE_DOMAIN", "CSRF_COOKIE_DOMAIN")
+    names += ("SESSION_COOKIE_PATH", "CSRF_COOKIE_PATH")
+    values, _ = read("production", names, **PRODUCTION)
+    assert list(values.values())[:2] == ["__Host-sessionid", "__Host-csrftoken"]
+    assert set(list(values.values())[2:]) <= {None, "/"}, "browsers refuse the prefix with a domain or another path"
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

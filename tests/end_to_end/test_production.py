@@ -117,4 +117,5 @@ def test_the_documented_commands_bring_up_a_fleet(environment, tmp_path):
         page = httpx.get(f"http://127.0.0.1:{web}/accounts/login/", trust_env=False)
 
     assert page.status_code == 200
+    assert re.match(r"__Host-csrftoken=\w+; .*Path=/; SameSite=Lax; Secure$", page.headers["Set-Cookie"])
     assert re.search(r'href="/static/css/[\w.-]+\.[0-9a-f]{12}\.css"', page.text), "static files are hashed"
