@@ -215,6 +215,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     **_named("telemetry-api:metrics-server", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
     "telemetry-api:metrics-server-test": {"POST": OPERATOR},
     "telemetry-api:channel-rotate": {"POST": EDITOR},
+    "telemetry-api:heartbeat": {"GET": VIEWER, "POST": EDITOR, "PATCH": EDITOR, "DELETE": EDITOR},
     **_named("telemetry-api:delivery", _resource()),
     "telemetry-api:delivery-replay": {"POST": OPERATOR},
 }
@@ -273,6 +274,7 @@ _ASKED_AGAIN = {
     "api:client-key-list": ("POST",),
     "api:client-key-detail": ("PATCH", "DELETE"),
     "telemetry-api:channel-list": ("POST",),
+    "telemetry-api:heartbeat": ("POST", "PATCH"),
     "telemetry-api:metrics-server-list": ("POST",),
     "telemetry-api:metrics-server-detail": ("PATCH",),
     "telemetry-api:channel-rotate": ("POST",),
@@ -335,6 +337,7 @@ FLEET_WIDE = frozenset(
         "api:fleet-settings",
         "api:audit-list",
         "telemetry-api:channel-list",
+        "telemetry-api:heartbeat",
         "telemetry-api:metrics-server-list",
     }
 )

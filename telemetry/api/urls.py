@@ -4,6 +4,7 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from . import alert_viewsets, viewsets
+from .heartbeat import HeartbeatViewSet
 from .ladder import LadderView
 from .metrics_servers import MetricsServerViewSet
 from .reconciliation import ReconciliationView
@@ -18,6 +19,14 @@ router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 
 app_name = "telemetry-api"
 urlpatterns = [
+    path(
+        "heartbeat",
+        HeartbeatViewSet.as_view(
+            {"get": "retrieve", "post": "begin", "patch": "partial_update", "delete": "destroy"}, detail=True
+        ),
+        {"pk": 1},
+        name="heartbeat",
+    ),
     path("prompts", viewsets.PromptsView.as_view(), name="prompts"),
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),

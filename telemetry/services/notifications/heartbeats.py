@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.errors import InvalidError, SealBrokenError
+from controlplane.errors import ConflictError, InvalidError, SealBrokenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
 from controlplane.services.events import record_event
@@ -51,6 +51,22 @@ def set_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbea
     detail = {"after": {"every_s": every_s, "url": "replaced" if url else "kept"}}
     record_event(EventKind.CHANNEL_CHANGED, f"A heartbeat is sent every {every_s} s.", by=by, detail=detail)
     return found
+
+
+@transaction.atomic
+def begin_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbeat:
+    """The first one; ConflictError where there is one already. InvalidError."""
+    if heartbeat() is not None:
+        raise ConflictError("A heartbeat is sent already; change that one.")
+    return set_heartbeat(url=url, every_s=every_s, by=by)
+
+
+@transaction.atomic
+def update_heartbeat(
+    found: Heartbeat, *, url: str = "", every_s: int | None = None, by: User | None = None
+) -> Heartbeat:
+    """Change what is given of the one there is. InvalidError."""
+    return set_heartbeat(url=url, every_s=found.every_s if every_s is None else every_s, by=by)
 
 
 @transaction.atomic

@@ -21,6 +21,7 @@ from telemetry.services.alerts.silences import create_silence
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
 from telemetry.services.notifications.channels import test_send as send_a_test
+from telemetry.services.notifications.heartbeats import set_heartbeat
 from tests.controlplane.rollouts import publish_stages
 
 
@@ -55,6 +56,7 @@ def furnished(name, number):
         next_at=pool.created_at,
         created_at=pool.created_at,
     )
+    set_heartbeat(url="https://watch.example/secret", every_s=60)
     server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])

@@ -16,7 +16,7 @@ from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.rollouts.steering import pause_rollout
-from telemetry.models import Notification, NotificationState
+from telemetry.models import Heartbeat, Notification, NotificationState
 from telemetry.services.alerts.acknowledgements import acknowledge
 from tests.controlplane.access.conftest import furnished
 from tests.controlplane.rollouts import publish_stages
@@ -92,6 +92,9 @@ EXAMPLES = {
     ("telemetry-api:metrics-server-detail", "PATCH"): ("metrics-servers/{server}", {"lookback_s": 30}),
     ("telemetry-api:metrics-server-detail", "DELETE"): ("metrics-servers/{server}", None),
     ("telemetry-api:channel-rotate", "POST"): ("channels/{channel}/rotate", None),
+    ("telemetry-api:heartbeat", "POST"): ("heartbeat", {"url": "https://watch.example/x", "every_s": 60}),
+    ("telemetry-api:heartbeat", "PATCH"): ("heartbeat", {"every_s": 30}),
+    ("telemetry-api:heartbeat", "DELETE"): ("heartbeat", None),
     ("telemetry-api:delivery-replay", "POST"): ("deliveries/{sent}/replay", None),
 }
 
@@ -174,6 +177,9 @@ def test_a_rehearsal_shows_what_would_be_and_changes_nothing(script, made, broke
     path, body = filled(EXAMPLES[route, method][0], made), filled(EXAMPLES[route, method][1], made)
     if (route, method) == ("api:project-detail", "DELETE"):
         made["bare"].pool.delete()
+    if (route, method) == ("telemetry-api:heartbeat", "POST"):
+        Heartbeat.objects.all().delete()
+        del script.defaults["HTTP_IF_MATCH"]  # there is none of which it could be a version
     send, before = getattr(script, method.lower()), everything()
 
     plan = send(f"{ROOT}{path}?dry_run=true", body)
