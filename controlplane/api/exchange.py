@@ -29,6 +29,7 @@ from controlplane.middleware import client_address
 from controlplane.models import ApiToken, KeptAnswer
 from controlplane.services import kept_answers, rates, rehearsals
 
+from . import deprecations
 from .differences import differences
 from .exceptions import LengthRequired, TooLarge
 
@@ -79,6 +80,8 @@ class Exchange(APIView):
             answer["RateLimit-Limit"] = str(self.allowance.limit)
             answer["RateLimit-Remaining"] = str(max(self.allowance.remaining, 0))
             answer["RateLimit-Reset"] = str(self.allowance.reset_s)
+        for name, value in _deprecation(request).items():
+            answer.setdefault(name, value)
         return answer
 
     def _count_stranger(self, request: Request) -> None:
@@ -181,6 +184,17 @@ def owner_of(request: Request) -> str | None:
     if isinstance(request.auth, ApiToken):
         return f"token:{request.auth.pk}"
     return f"user:{request.user.pk}" if isinstance(request.user, User) else None
+
+
+def _deprecation(request: Request) -> dict[str, str]:
+    """What tells the caller that this will go."""
+    match = request.resolver_match
+    if not deprecations.DEPRECATIONS or match is None:
+        return {}
+    body = getattr(request, "_full_data", None)  # what was read already: nothing is read for this
+    said = {*request.query_params, *(body if isinstance(body, dict) else ())}
+    named: Mapping[str, Any] = getattr(match, "captured_kwargs", None) or {}  # which the stubs do not know
+    return deprecations.told(request.method or "", request.path, len(named), said)
 
 
 def _neighbourhood(address: str) -> str:

@@ -10,6 +10,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularJSONAPIView
 
 from .authentication import RouterAuthentication, TokenAuthentication
+from .deprecations import mark
 from .exchange import Exchange
 from .operations import PROBLEM_JSON, refusal_components
 from .permissions import HasRole
@@ -135,6 +136,7 @@ def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 schema["properties"][field] = {}
         if name.endswith("Request") and name not in HEARD:  # a body; what nobody knows is refused
             schema["additionalProperties"] = False
+    mark(result)
     return result
 
 
