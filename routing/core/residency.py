@@ -57,15 +57,12 @@ class Run(Struct, gc=False, eq=False):
         return cls(hashes, hashes[-1], len(hashes), mask)
 
 
-class Match:
+class Match(Struct, gc=False, eq=False):
     """How much of a prompt each replica holds, by its longest known opening."""
 
-    __slots__ = ("block_tokens", "levels", "reuse_ratio")
-
-    def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
-        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest opening first
-        self.block_tokens = block_tokens
-        self.reuse_ratio = reuse_ratio  # the residency's
+    levels: list[tuple[int, int]]  # (blocks, mask of those who hold at least so many), the shortest opening first
+    block_tokens: int
+    reuse_ratio: float  # the residency's
 
     @property
     def blocks(self) -> int:
@@ -103,32 +100,18 @@ class Holding:
 
     def old_s(self, now_s: float) -> float:
         """What a full cache last used before this time is nearer to its eviction than to its last use."""
-        if self.blocks < FULL_RATIO * self.capacity or not self.runs:
-            return -inf
         return (next(iter(self.runs.values())) + now_s) / 2
 
 
-class Stay:
+class Stay(Struct, gc=False, eq=False):
     """One dispatched prompt's place in the residency: confirmed by the answer, or taken back."""
 
-    __slots__ = ("_fresh", "_holding", "_leans_on_s", "_now_s", "_predicted_ratio", "_residency")
-
-    def __init__(
-        self,
-        residency: Residency,
-        holding: Holding,
-        fresh: list[Run],
-        *,
-        now_s: float,
-        leans_on_s: float,
-        predicted_ratio: float,
-    ) -> None:
-        self._residency = residency
-        self._holding = holding
-        self._fresh = fresh  # runs that this prompt brought
-        self._now_s = now_s
-        self._leans_on_s = leans_on_s  # when the replica last used what it already had of the prompt
-        self._predicted_ratio = predicted_ratio  # cached tokens / prompt tokens
+    _residency: Residency
+    _holding: Holding
+    _fresh: list[Run]  # runs that this prompt brought
+    _now_s: float
+    _leans_on_s: float  # when the replica last used what it already had of the prompt
+    _predicted_ratio: float  # cached tokens / prompt tokens
 
     def confirm(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The answer says how much was cached; both in the engine's tokens."""
@@ -170,6 +153,8 @@ class Residency:
         "_starts",
         "_ttl_s",
         "_turn",
+        "_walked",
+        "_walked_chain",
         "reuse_ratio",
     )
 
@@ -185,6 +170,8 @@ class Residency:
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._starts: dict[int, Run] = {}  # by first hash
+        self._walked_chain: Chain | None = None  # what was matched last, unless its runs have changed since
+        self._walked: list[Run] = []  # the runs that it begins with
         self._holdings: dict[ReplicaId, Holding] = {}
         self._slots: list[Holding | None] = []  # by number of their bit
         self._free: list[int] = []  # numbers that nobody has
@@ -260,9 +247,10 @@ class Residency:
     # --- prompts ---
 
     def match(self, chain: Chain) -> Match:
-        """How much of a prompt each replica holds. 0.2 us a run; changes nothing."""
+        """How much of a prompt each replica holds. 0.2 us a run; it changes only that ``insert`` walks less."""
         starts, levels = self._starts, []
         mask, at, end = EVERYBODY, 0, len(chain)
+        self._walked_chain, self._walked = chain, (walked := [])
         while at < end:
             run = starts.get(chain[at])
             if run is None or not (held := mask & run.mask):
@@ -275,6 +263,7 @@ class Residency:
             if after > end or chain[after - 1] != run.last:
                 at += _shared(run.hashes, chain, at)
                 break
+            walked.append(run)
             at = after
         if at:
             levels.append((at, mask))
@@ -285,7 +274,8 @@ class Residency:
         holding = self._holdings.get(replica) or self.settle(replica)
         path, bit, runs = self._path(chain), holding.bit, holding.runs
         fresh: list[Run] = []
-        held_blocks, leans_on_s, old_s = 0, now_s, holding.old_s(now_s)
+        held_blocks, leans_on_s = 0, now_s
+        old_s = -inf if holding.blocks < FULL_RATIO * holding.capacity else holding.old_s(now_s)
         for run in path:
             if run.mask & bit:
                 if (used_s := runs[run]) < old_s:
@@ -304,7 +294,7 @@ class Residency:
         self._make_room(holding, now_s)
         held = held_blocks * self._block_tokens
         ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
-        return Stay(self, holding, fresh, now_s=now_s, leans_on_s=leans_on_s, predicted_ratio=ratio)
+        return Stay(self, holding, fresh, now_s, leans_on_s, ratio)
 
     def drop(self, holding: Holding, runs: Iterable[Run], used_s: float) -> None:
         """Drop runs of one replica that were last used at this time."""
@@ -317,8 +307,12 @@ class Residency:
 
     def _path(self, chain: Chain) -> list[Run]:
         """The runs of a prompt, new ones where nobody has met its blocks."""
-        starts, path = self._starts, []
-        at, end = 0, len(chain)
+        path: list[Run] = []
+        starts, at, end = self._starts, 0, len(chain)
+        if chain is self._walked_chain:
+            path, self._walked_chain = self._walked, None
+            for known in path:
+                at += known.length
         while at < end:
             run = starts.get(chain[at])
             if run is None:
@@ -331,6 +325,7 @@ class Residency:
 
     def _split(self, run: Run, length: int) -> Run:
         """Cut a run's first blocks off. The new head counts as used just now, so that the tail goes before it."""
+        self._walked_chain = None
         head = Run.of(run.hashes[:length], run.mask)
         run.hashes = run.hashes[length:]
         run.length -= length
@@ -384,6 +379,7 @@ class Residency:
         self._entries -= 1
         run.mask ^= holding.bit
         if not run.mask:
+            self._walked_chain = None
             del self._starts[run.hashes[0]]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from routing.core.residency import MISSES, Residency
@@ -65,6 +65,32 @@ def test_no_replica_holds_more_than_its_capacity_and_the_books_balance(sent, cap
     for replica in (A, B, C):
         residency.forget(replica)
     assert (len(residency), residency.runs) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["ask", "send", "send the asked"]), st.sampled_from([A, B]), prompts)),
+    st.integers(2, 20),
+)
+@example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", B, [1, 1]), ("send the asked", A, [])], 20)
+@example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", A, [2] * 4), ("send the asked", A, [])], 4)
+def test_what_was_asked_before_changes_nothing_about_what_is_entered(steps, capacity: int) -> None:
+    asked, quiet = filled(capacity, max_entries=12), filled(capacity, max_entries=12)
+    latest = chain([])
+    for at, (what, replica, prompt) in enumerate(steps):
+        if what == "ask":
+            latest = chain(prompt)
+            asked.match(latest)
+        else:
+            entered = latest if what == "send the asked" else chain(prompt)
+            asked.insert(replica, entered, float(at))
+            quiet.insert(replica, list(entered), float(at))
+
+    assert (len(asked), asked.runs) == (len(quiet), quiet.runs)
+    for name in (A, B):
+        one, other = asked.holding(name), quiet.holding(name)
+        assert [(list(run.hashes), used_s) for run, used_s in one.runs.items()] == [
+            (list(run.hashes), used_s) for run, used_s in other.runs.items()
+        ]
 
 
 def test_the_prompt_used_longest_ago_goes_first_and_its_tail_before_its_head() -> None:
