@@ -38,6 +38,7 @@ HOLDERS = 4  # compared of each of two depths
 LOOKS = 3  # replicas that a next request is taken to choose among
 STEP_S = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
+HIT = Reason.HIT  # an enum's attributes are slow to look up
 RATE_ERROR = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
 
 
@@ -51,6 +52,28 @@ class CostRule:
         self.alpha = alpha  # of a token to prefill, beside one that waits, where that costs others most
         self.base = min(1.0, alpha)  # the same where it costs nobody else anything
         self.by_rate = by_rate
+
+    def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
+        """The only one who holds the longest opening, where nobody else may cost less; most requests end here.
+
+        What ``choose`` would say as well, without a list of whom to compare, and without the key.
+        """
+        if self.by_rate or not match.levels:
+            return None
+        blocks, holders = match.levels[-1]
+        member = candidates.by_bit.get(holders & candidates.mask)
+        if member is None:
+            return None
+        load, weight = member.load, member.weight
+        hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
+        rate = load.prefill.shown or load.prefill.tokens_per_s
+        cost = STEP_S * rate * load.running
+        if load.waiting_tokens:
+            cost += load.remaining_tokens(candidates.now_s())
+        cost += self.base * (prompt_tokens - hit_tokens)
+        if cost / weight + TIE_S * rate / weight >= self._elsewhere(match, prompt_tokens, candidates):
+            return None
+        return Choice(member.replica, HIT, hit_tokens=hit_tokens)
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
@@ -109,24 +132,28 @@ class CostRule:
         members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
         return members, self.costs(members, match, prompt_tokens, candidates)
 
+    def _elsewhere(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
+        """The least that somebody costs who does not hold the longest opening: idle, at the least price."""
+        next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
+        return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+
     def _few_holders(
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
     ) -> tuple[list[Member], list[float]]:
-        """Those who hold the longest opening, and their costs at the least price; nobody where others may cost less.
+        """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
 
         Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order.
         """
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
-        if not count or count > HOLDERS or self.by_rate or (count > 1 and not candidates.is_even):
+        if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
             return [], []
         base, by_bit = self.base, candidates.by_bit
         members = [by_bit[bit] for bit in window(holders, key)]
         terms, _busy = self._terms(members, match, prompt_tokens, candidates.now_s())
         costs = [(work + base * uncached) / speed for work, uncached, speed in terms]
-        next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
-        elsewhere = base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
-        return (members, costs) if self._limit(min(costs), members[0]) < elsewhere else ([], [])
+        is_enough = self._limit(min(costs), members[0]) < self._elsewhere(match, prompt_tokens, candidates)
+        return (members, costs) if is_enough else ([], [])
 
     def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
         """Whoever has the highest hash with the key; where not all were compared, its home on the ring comes first."""

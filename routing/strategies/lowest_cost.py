@@ -30,6 +30,9 @@ class LowestCost:
         """The candidate with the least cost."""
         chain = keys.chain
         match = self.residency.match(chain)
+        sole = self.rule.sole_holder(match, keys.prompt_tokens, candidates)
+        if sole is not None:
+            return sole
         key = home_key(chain, match, None if chain else keys.tier1)
         return self.rule.choose(match, key, keys.prompt_tokens, candidates)
 

@@ -39,10 +39,9 @@ class Fleet:
         self.book.dispatch(replica, tokens)
 
     def choose(self, tokens: int = 100, alpha: float = 2.0, *, by_rate: bool = False):
-        match = self.residency.match(PROMPT)
-        return CostRule(self.ring, alpha, by_rate=by_rate).choose(
-            match, home_key(PROMPT, match, None), tokens, self.candidates
-        )
+        match, rule = self.residency.match(PROMPT), CostRule(self.ring, alpha, by_rate=by_rate)
+        sole = rule.sole_holder(match, tokens, self.candidates)
+        return sole or rule.choose(match, home_key(PROMPT, match, None), tokens, self.candidates)
 
 
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
@@ -72,6 +71,35 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie(waiting, he
     holds_most = longest[chosen] == max(longest)
     at_home = Reason.HIT if choice.hit_tokens else Reason.COLD
     assert choice.reason is (at_home if holds_most else Reason.ELSEWHERE)
+
+
+@given(
+    st.sampled_from([2, 4, EVERYBODY + 2]), loads, holdings, st.sampled_from([0.5, 1.0, 2.0]), st.integers(100, 4000)
+)
+def test_the_only_holder_of_most_is_who_would_be_chosen_among_all(
+    count: int, waiting, held, alpha: float, tokens: int
+) -> None:
+    fleet = Fleet(count, {"replica-2": 2.0})
+    for number, work in waiting:
+        fleet.wait(fleet.names[number % count], work)
+    for number, blocks in held:
+        fleet.hold(fleet.names[number % count], blocks)
+
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, alpha, by_rate=False)
+    sole = rule.sole_holder(match, tokens, fleet.candidates)
+    assert sole in (None, rule.choose(match, home_key(PROMPT, match, None), tokens, fleet.candidates))
+
+
+def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking_at_others() -> None:
+    fleet = Fleet(4)
+    fleet.hold(fleet.names[0], 10)
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, 2.0, by_rate=False)
+
+    sole = rule.sole_holder(match, 100, fleet.candidates)
+    assert sole is not None
+    assert (sole.replica, sole.reason, sole.hit_tokens) == (fleet.names[0], Reason.HIT, 100)
+    fleet.wait(fleet.names[0], 200)
+    assert rule.sole_holder(match, 100, fleet.candidates) is None
 
 
 def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
