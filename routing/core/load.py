@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
+from msgspec import Struct
+
 from routing.core.rates import PrefillRate
 from routing.core.residency import Stay
 from routing.core.types import ReplicaId
@@ -60,18 +62,15 @@ class Load:
         self.oldest_since_s = now_s
 
 
-class Ticket:
+class Ticket(Struct, gc=False, eq=False):
     """One dispatched request's share of a replica's load."""
 
-    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay")
-
-    def __init__(self, book: LoadBook, load: Load, stay: Stay | None, now_s: float) -> None:
-        self._book = book
-        self._load = load
-        self._running = 1
-        self._ahead = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0  # of requests before it
-        self._stay = stay
-        self._is_prefilled = False
+    _book: LoadBook
+    _load: Load
+    _stay: Stay | None
+    _ahead: float  # tokens of requests before it
+    _running: int = 1
+    _is_prefilled: bool = False
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""
@@ -159,7 +158,7 @@ class LoadBook:
         """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
         load = self.load(replica)
         now_s = self.clock()
-        ticket = Ticket(self, load, stay, now_s)
+        ticket = Ticket(self, load, stay, load.remaining_tokens(now_s) if load.waiting_tokens else 0.0)
         load.waiting[ticket] = uncached_tokens
         if load.oldest is None:
             load.oldest, load.oldest_tokens, load.oldest_since_s = ticket, ALMOST_DONE * uncached_tokens, now_s

@@ -28,6 +28,7 @@ MAX_SEEDS = 1024  # remembered: models, salts and adapters
 TIER2_BYTES = 4096  # of the first message behind the opening
 _STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
 
+_, SYSTEM, BYTES, MESSAGES, MARKER = Boundary  # an enum's attributes are slow to look up
 DEFAULT_TIER1 = Tier1()  # where tier 1 ends unless a group, a pool or a policy says it
 
 _SEPARATOR = b"\xff"  # in no UTF-8 text
@@ -63,7 +64,8 @@ class PrefixHasher:
         end = boundary_end(prompt, rule)
         if not end:
             return None
-        return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + prompt.data[:end]))
+        word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
+        return PrefixHash(xxh3_64_intdigest(word + prompt.data[:end]))
 
     def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
         """Key of the opening and the first message behind it, which tells conversations apart; None without one.
@@ -101,7 +103,8 @@ class PrefixHasher:
         one before: then a stretch costs one hash instead of one for each block, and no memory.
         """
         data, known, found = prompt.data, self._stretches, []
-        last = int.from_bytes(self._word_of(model, prompt.salt, adapter), "little")
+        word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
+        last = int.from_bytes(word, "little")
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]
@@ -120,12 +123,10 @@ class PrefixHasher:
             self._fading, self._stretches = self._stretches, {}
 
     def _word_of(self, model: str, salt: str, adapter: str) -> bytes:
-        """Their seed, 8 little-endian bytes; remembered."""
-        word = self._words.get((model, salt, adapter))
-        if word is None:
-            if len(self._words) >= MAX_SEEDS:
-                self._words.clear()
-            word = self._words[model, salt, adapter] = _word(self.seed(model, salt, adapter))
+        """Their seed, 8 little-endian bytes; from now on remembered, for a look-up that costs no call."""
+        if len(self._words) >= MAX_SEEDS:
+            self._words.clear()
+        word = self._words[model, salt, adapter] = _word(self.seed(model, salt, adapter))
         return word
 
 
@@ -138,13 +139,13 @@ def _chain(hash_: int, data: bytes) -> array[int]:
 def boundary_end(prompt: CanonicalPrompt, rule: Tier1) -> int:
     """Offset in the canonical prompt at which its tier-1 opening ends; 0 when there is none."""
     boundary = rule.boundary
-    if boundary is Boundary.SYSTEM:
+    if boundary is SYSTEM:
         return prompt.opening_end
-    if boundary is Boundary.MARKER and (end := prompt.data.find(rule.boundary_marker.encode())) >= 0:
+    if boundary is MARKER and (end := prompt.data.find(rule.boundary_marker.encode())) >= 0:
         return end
-    if boundary is Boundary.MESSAGES:
+    if boundary is MESSAGES:
         ends = prompt.message_ends
         return ends[min(rule.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end
-    if boundary is not Boundary.BYTES and prompt.opening_end >= BLOCK_BYTES:  # auto, and a marker that is not there
+    if boundary is not BYTES and prompt.opening_end >= BLOCK_BYTES:  # auto, and a marker that is not there
         return prompt.opening_end
     return min(rule.boundary_bytes, len(prompt.data))

@@ -41,6 +41,7 @@ END_OF_IDS = b"\xff\xff\xff\xff"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _TEXT_PARTS = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
 _FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_OPENINGS = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}  # of most
 _json = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -141,12 +142,14 @@ class _Writer:
     def _message(self, message: Message) -> None:
         role, content, start = message.role or "", message.content, self._length
         text = content.encode() if type(content) is str else _content(content)
-        fields = b""
+        opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
+        self._pieces += (opening, text)
+        end = start + len(opening) + len(text)
         if message.name or message.tool_calls or message.tool_call_id or message.reasoning or message.reasoning_content:
             fields = _fields(message)
-        opening = MESSAGE + role.encode() + CONTENT
-        self._pieces += (opening, text, fields)
-        self._length = end = start + len(opening) + len(text) + len(fields)
+            self._pieces.append(fields)
+            end += len(fields)
+        self._length = end
         self._ends.append(end)
         if start == self._opening_end and role in _SYSTEM_ROLES:
             self._opening_end = end

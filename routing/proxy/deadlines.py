@@ -48,10 +48,9 @@ class Deadlines:
 
     def arm(self, holder: Holder, delay_s: float) -> None:
         """Let ``holder`` wait ``delay_s`` seconds from now, instead of whatever it waited for."""
-        holder.deadline = at = self._loop.time() + delay_s
-        due = int(at / TICK_S) + 1
-        if due < holder.due:
-            self._file(holder, due)
+        holder.deadline = at = self.time() + delay_s
+        if at < (holder.due - 1) * TICK_S:  # its bucket comes due too late
+            self._file(holder, int(at / TICK_S) + 1)
 
     def forget(self, holder: Holder) -> None:
         """Let go of a holder that has ended."""

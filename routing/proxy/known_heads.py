@@ -39,8 +39,7 @@ class KnownHeads(Generic[H]):
         head = self._known.get(data[:at] + data[stop:end])
         if head is None:
             return None
-        digits = data[at:stop]
-        if len(digits) > 9 or not digits.isdigit() or int(digits) != len(data) - end - 4:
+        if data[at:stop] != b"%d" % (len(data) - end - 4):
             return None
         return head, data[end + 4 :]
 

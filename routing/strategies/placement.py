@@ -49,20 +49,17 @@ class CandidateCost(CandidateLoad, frozen=True, gc=False):
     cost: float | None = None  # as the strategy compares it; None where it compares no figures
 
 
-class RequestKeys:
+class RequestKeys(Struct, gc=False, eq=False):
     """The keys of one request. Computed when asked, and then kept."""
 
-    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
-
-    def __init__(self, request: PlacementRequest, served: Served, hasher: PrefixHasher, rule: Tier1) -> None:
-        self._request = request
-        self.prompt_tokens = request.prompt.tokens  # estimated length of the prompt
-        self._served = served
-        self._hasher = hasher
-        self._rule = rule
-        self._tier1: PrefixHash | None = None
-        self._blocks: list[array[int]] | None = None
-        self._chain: array[int] | None = None
+    _request: PlacementRequest
+    _served: Served
+    _hasher: PrefixHasher
+    _rule: Tier1
+    prompt_tokens: int  # estimated length of the prompt
+    _tier1: PrefixHash | None = None
+    _blocks: list[array[int]] | None = None
+    _chain: array[int] | None = None
 
     @property
     def session(self) -> PrefixHash | None:
@@ -157,6 +154,8 @@ class Decision(Struct, frozen=True, gc=False):
     def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
         """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
         loads = self.candidates.loads
+        if limit is None or len(loads) <= limit:
+            return [CandidateLoad(load.replica, load.running, load.waiting_tokens) for load in loads.values()]
         return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in self._shown(limit)]
 
     def explained(self, limit: int | None = None) -> list[CandidateCost]:
@@ -251,7 +250,7 @@ class Placement:
             candidates = _usable(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
-        keys = RequestKeys(request, served, self._hasher, route.tier1)
+        keys = RequestKeys(request, served, self._hasher, route.tier1, request.prompt.tokens)
         choice = route.strategy.choose(keys, candidates)
         return Decision(route, matched_by, served, route.fleet.targets[choice.replica], choice, candidates, keys)
 

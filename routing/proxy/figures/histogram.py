@@ -10,6 +10,12 @@ from itertools import accumulate, compress
 EDGES = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
 _LABELS = [repr(edge) for edge in EDGES]
 PLAIN_EDGES = EDGES[28::14]  # seconds, 4 ms to 7 minutes, each about twice the one before
+_PLAIN_BUCKETS = [bisect_left(PLAIN_EDGES, edge) for edge in (*EDGES, float("inf"))]  # by the bucket among ``EDGES``
+
+
+def bucket_of(seconds: float) -> int:
+    """Number of the bucket that a value falls into: looked for once, for all histograms that it enters."""
+    return bisect_left(EDGES, seconds)
 
 
 class Histogram:
@@ -21,9 +27,9 @@ class Histogram:
         self._counts = array("Q", bytes(8 * (len(EDGES) + 1)))
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(EDGES, seconds)] += 1
+    def observe(self, seconds: float, bucket: int | None = None) -> None:
+        """Count one value; ``bucket`` is its ``bucket_of``, where that is known."""
+        self._counts[bucket_of(seconds) if bucket is None else bucket] += 1
         self._sum += seconds
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
@@ -47,9 +53,9 @@ class PlainHistogram:
         self._counts = [0] * (len(PLAIN_EDGES) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(PLAIN_EDGES, seconds)] += 1
+    def observe(self, seconds: float, bucket: int | None = None) -> None:
+        """Count one value; ``bucket`` is its ``bucket_of``, where that is known."""
+        self._counts[_PLAIN_BUCKETS[bucket_of(seconds) if bucket is None else bucket]] += 1
         self._sum += seconds
 
     def lines(self, name: str, labels: str) -> Iterator[str]:

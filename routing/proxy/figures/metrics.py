@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from routing.proxy.figures.histogram import Histogram, PlainHistogram
+from routing.proxy.figures.histogram import Histogram, PlainHistogram, bucket_of
 
 if TYPE_CHECKING:
     from routing.proxy.figures.decisions import Record
@@ -145,13 +145,14 @@ class Metrics:
             place = (record.pool, record.group, record.replica)
             series.ttft = self._ttft.setdefault(place, Histogram())
             series.plain_ttft = self._plain_ttft.setdefault(place[:2], PlainHistogram())
-        series.ttft.observe(ttft_s)
-        series.plain_ttft.observe(ttft_s)
+        bucket = bucket_of(ttft_s)
+        series.ttft.observe(ttft_s, bucket)
+        series.plain_ttft.observe(ttft_s, bucket)
         if record.arm is not None:
-            self._policy_ttft_of(record).observe(ttft_s)
+            self._policy_ttft_of(record).observe(ttft_s, bucket)
         if record.prompt_tokens and record.cached_tokens is not None:
             is_hit = 2 * record.cached_tokens >= record.prompt_tokens
-            self._reuse_ttft_of(record, "hit" if is_hit else "miss").observe(ttft_s)
+            self._reuse_ttft_of(record, "hit" if is_hit else "miss").observe(ttft_s, bucket)
 
     def unplaced_ended(self, outcome: Outcome, pool: str = "", group: str = "") -> None:
         """Count a request that no replica was chosen for."""

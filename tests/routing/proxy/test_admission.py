@@ -170,7 +170,7 @@ def test_one_session_id_is_another_session_for_every_tenant() -> None:
         request.grant = Grant(key, snapshot.hash_secret)
         wanted = admitted_request(request, admission)
         sessions.append(
-            RequestKeys(wanted, placement.models.served(wanted.model), PrefixHasher(SECRET), Tier1()).session
+            RequestKeys(wanted, placement.models.served(wanted.model), PrefixHasher(SECRET), Tier1(), 0).session
         )
     assert None not in sessions
     assert len(set(sessions)) == 2
