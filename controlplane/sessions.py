@@ -1,4 +1,4 @@
-"""Sessions: sealed in the database, and over when nobody asked for anything."""
+"""Sessions: sealed in the database, listed for whoever they are of, and over when nobody asked for anything."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 
+from controlplane.middleware import client_address
 from controlplane.sealing import seal, unseal
+from controlplane.services.access.sessions import note_session
 
 Handler = Callable[[HttpRequest], HttpResponse]
 NOTED_EVERY_S = 300  # seconds between writes of a session that is in use
-_KEY = "seen_at"
+_SEEN, _BEGAN, _LISTED = "seen_at", "began_at", "listed_as"
 
 
 class SealedSerializer:
@@ -30,24 +34,42 @@ class SealedSerializer:
         return json.loads(unseal(sealed))
 
 
-class IdleSessionMiddleware:
-    """A session ends ``SESSION_COOKIE_AGE`` after the last request that a person made: pages that refresh themselves
-    keep nobody signed in.
+class SessionEndMiddleware:
+    """A session ends ``SESSION_COOKIE_AGE`` after the last request that a person made (pages that refresh themselves
+    keep nobody signed in), and ``SESSION_LONGEST_S`` after they signed in, whatever they did since.
     """
 
     def __init__(self, get_response: Handler) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Note, now and then, that somebody is there."""
+        """Note, now and then, that somebody is there; end what lasted too long."""
         response = self.get_response(request)
         session = request.session
-        is_theirs = session.accessed and "HX-Request" not in request.headers and "_auth_user_id" in session
-        if is_theirs and time.time() - session.get(_KEY, 0) >= NOTED_EVERY_S:
+        if not session.accessed or "_auth_user_id" not in session:
+            return response
+        if time.time() - session.setdefault(_BEGAN, int(time.time())) >= settings.SESSION_LONGEST_S:
+            session.flush()
+        elif "HX-Request" not in request.headers and time.time() - session.get(_SEEN, 0) >= NOTED_EVERY_S:
             note_presence(request)
         return response
 
 
-def note_presence(request: HttpRequest) -> None:
-    """Somebody is there: the session goes on."""
-    request.session[_KEY] = int(time.time())
+def begin_session(request: HttpRequest, user: User) -> None:
+    """Somebody signed in: a new session, to be listed."""
+    request.session[_BEGAN] = int(time.time())
+    note_presence(request, user)
+
+
+def note_presence(request: HttpRequest, user: User | None = None) -> None:
+    """Somebody is there: the session goes on, and is listed under the key that it has now."""
+    who = user or getattr(request, "user", None)
+    if not isinstance(who, User):  # shut out meanwhile
+        return
+    session = request.session
+    session[_SEEN] = int(time.time())
+    if session.session_key is None:
+        session.save()
+    former, session[_LISTED] = session.get(_LISTED, ""), session.session_key
+    agent = request.headers.get("User-Agent", "")
+    note_session(who, session.session_key or "", former=former, address=client_address(request), agent=agent)

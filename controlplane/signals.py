@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from allauth.account.signals import authentication_step_completed
+from allauth.account.signals import authentication_step_completed, password_changed
 from allauth.account.signals import user_logged_in as came_through_allauth
 from allauth.mfa.models import Authenticator
 from allauth.mfa.signals import (
@@ -23,8 +23,9 @@ from controlplane.accounts.single_sign_on import authenticated_at, groups_of
 from controlplane.accounts.ways import note_way
 from controlplane.services.access.group_roles import note_connection, sync_group_roles
 from controlplane.services.access.second_factors import note_second_factor
+from controlplane.services.access.sessions import end_sessions
 from controlplane.services.access.sign_ins import note_refusal, note_sign_in
-from controlplane.sessions import note_presence
+from controlplane.sessions import begin_session, note_presence
 
 NAMES = {Authenticator.Type.TOTP: "a second factor", Authenticator.Type.RECOVERY_CODES: "recovery codes"}
 
@@ -33,7 +34,7 @@ NAMES = {Authenticator.Type.TOTP: "a second factor", Authenticator.Type.RECOVERY
 def come_in(request: HttpRequest, user: User, **_: Any) -> None:
     """Somebody came in."""
     note_proof(request)
-    note_presence(request)
+    begin_session(request, user)
     note_sign_in(user)
 
 
@@ -57,6 +58,13 @@ def prove(request: HttpRequest, *, reauthenticated: bool = False, **_: Any) -> N
     """Somebody who is in proved again who they are."""
     if reauthenticated:
         note_proof(request)
+
+
+@receiver(password_changed, dispatch_uid="controlplane.password_changed")
+def end_others(request: HttpRequest, user: User, **_: Any) -> None:
+    """Somebody changed their own password: the browser in which they did stays signed in, and no other."""
+    note_presence(request)
+    end_sessions(user, but=request.session.session_key or "", by=user)
 
 
 @receiver(user_login_failed, dispatch_uid="controlplane.sign_in_refused")

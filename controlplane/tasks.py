@@ -22,6 +22,7 @@ from controlplane.models import ConfigSnapshot, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
 from controlplane.push.signing import sign
+from controlplane.services.access.sessions import forget_ended_sessions
 from controlplane.services.audit.checks import check_audit_daily
 from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
 from controlplane.services.discovery.settling import settle
@@ -55,8 +56,11 @@ def push_config(router_id: int) -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def tidy() -> None:
-    """Drop what was kept for repeated requests longer than a day; bring restored events into order."""
+    """Drop what was kept for repeated requests longer than a day, and sessions that are over; bring restored events
+    into order.
+    """
     forget_answers()
+    forget_ended_sessions()
     adopt_foreign_events()
 
 

@@ -151,6 +151,10 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:project-new": _form(ADMIN),
     "controlplane:project-approval": {"POST": ADMIN},
     "controlplane:project-remove": _form(ADMIN),
+    "controlplane:person-sessions-end": {"POST": ADMIN},
+    "controlplane:sessions": {"GET": VIEWER},  # one's own
+    "controlplane:session-end": {"POST": VIEWER},
+    "controlplane:sessions-end-others": {"POST": VIEWER},
     "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
     "controlplane:token-revoke": {"POST": VIEWER},
     "controlplane:client-keys": {"GET": VIEWER, "POST": ADMIN},
@@ -259,6 +263,9 @@ _ASKED_AGAIN = {
     "controlplane:person-password": ("POST",),
     "controlplane:person-unlock": ("POST",),
     "controlplane:person-second-factor": ("POST",),
+    "controlplane:person-sessions-end": ("POST",),
+    "controlplane:session-end": ("POST",),
+    "controlplane:sessions-end-others": ("POST",),
     "controlplane:tokens": ("POST",),
     "controlplane:token-revoke": ("POST",),
     "controlplane:client-keys": ("POST",),

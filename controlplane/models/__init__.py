@@ -10,6 +10,7 @@ from .event import Event, EventKind
 from .fleet_secret import FleetSecret
 from .fleet_settings import FleetSettings
 from .kept_answer import KeptAnswer
+from .person_session import PersonSession
 from .policy import PolicyRevision, RevisionState, RoutingPolicy
 from .pool import Pool
 from .project import Project
@@ -38,6 +39,7 @@ __all__ = [
     "FleetSettings",
     "HeldBy",
     "KeptAnswer",
+    "PersonSession",
     "PolicyRevision",
     "Pool",
     "Project",

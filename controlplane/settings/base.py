@@ -38,7 +38,7 @@ MIDDLEWARE = [
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "controlplane.sessions.IdleSessionMiddleware",
+    "controlplane.sessions.SessionEndMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

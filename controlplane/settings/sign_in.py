@@ -55,6 +55,7 @@ SESSION_SERIALIZER = "controlplane.sessions.SealedSerializer"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # seconds without a request of the person's own
+SESSION_LONGEST_S = 7 * 24 * 3600  # seconds from signing in, used or not
 ACCOUNT_SESSION_REMEMBER = True
 CSRF_COOKIE_SAMESITE = "Lax"
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie of their own

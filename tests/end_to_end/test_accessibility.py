@@ -65,6 +65,7 @@ EVERYWHERE = (
     "/client-keys/admission/",
     "/fleet/limits/",
     "/tokens/",
+    "/sessions/",
     "/audit/",
     "/accounts/password/change/",
     "/accounts/confirm/",

@@ -10,6 +10,7 @@ from django.db.models import Q
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, Project, Role, RoleAssignment
+from controlplane.services.access.sessions import end_sessions
 from controlplane.services.events import record_event
 
 
@@ -42,6 +43,7 @@ def set_active(person: User, active: bool, *, by: User | None = None) -> User:
     person.save(update_fields=["is_active"])
     if not active:
         _keep_an_admin()
+        end_sessions(person, by=by)
     summary = f"{person.username} may sign in again." if active else f"{person.username} may not sign in any more."
     change = {"before": {"active": not active}, "after": {"active": active}}
     record_event(EventKind.USER_CHANGED, summary, by=by, detail=change)
@@ -54,6 +56,7 @@ def set_password(person: User, password: str, *, by: User | None = None) -> None
     person = User.objects.select_for_update().get(pk=person.pk)
     _set_password(person, password)
     person.save(update_fields=["password"])
+    end_sessions(person, by=by)
     record_event(EventKind.USER_CHANGED, f"{person.username} got a new password.", by=by)
 
 

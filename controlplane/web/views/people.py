@@ -18,6 +18,7 @@ from controlplane.models import Project, Role, RoleAssignment
 from controlplane.services.access.people import add_person, set_active, set_password, set_role
 from controlplane.services.access.projects import create_project, remove_project, update_project
 from controlplane.services.access.second_factors import reset_second_factor
+from controlplane.services.access.sessions import MOST_SHOWN, end_sessions, sessions_of
 from controlplane.services.access.sign_ins import unlock_sign_in
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in
 from controlplane.web.forms.people import PasswordForm, PersonForm, RoleForm
@@ -126,6 +127,15 @@ def person_second_factor(request: HttpRequest, person_id: int) -> HttpResponse:
     return redirect("controlplane:person", person_id=person_id)
 
 
+@require_POST
+def person_sessions_end(request: HttpRequest, person_id: int) -> HttpResponse:
+    """Sign somebody out everywhere."""
+    someone = get_object_or_404(User, pk=person_id)
+    ended = end_sessions(someone, by=signed_in(request))
+    messages.success(request, f"{ended} session{'' if ended == 1 else 's'} of {someone.username} ended.")
+    return redirect("controlplane:person", person_id=person_id)
+
+
 @require_http_methods(["GET", "POST"])
 def project_new(request: HttpRequest) -> HttpResponse:
     """A project, for pools that other people look after."""
@@ -183,6 +193,7 @@ def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int =
         "form": form,
         "meanings": MEANINGS.items(),
         "has_code": has_code(someone),
+        "sessions": list(sessions_of(someone)[:MOST_SHOWN]),
         "locks": someone.sign_in_locks.filter(until__gt=timezone.now()),
     }
     return render(request, "controlplane/person.html", context, status=status)

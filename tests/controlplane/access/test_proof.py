@@ -67,7 +67,13 @@ def test_every_such_route_refuses_a_stale_session(client, admin, here, time_mach
 
     key, _ = create_client_key(here.project, "agents")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
-    values = {"pool_id": here.pool.pk, "project_id": here.project.pk, "person_id": admin.pk, "token_id": 1}
+    values = {
+        "pool_id": here.pool.pk,
+        "project_id": here.project.pk,
+        "person_id": admin.pk,
+        "token_id": 1,
+        "session_id": 1,
+    }
     values |= {
         "name": here.pool.name,
         "key_id": key.pk,

@@ -50,14 +50,15 @@ def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route
     assert set(RULES[route]) == taken
 
 
-def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens():
+def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions():
     changing = {
         (route, method)
         for route, methods in RULES.items()
         for method, role in methods.items()
         if method != "GET" and role is Role.VIEWER
     }
-    assert changing == {("controlplane:tokens", "POST"), ("controlplane:token-revoke", "POST")}
+    own = ("tokens", "token-revoke", "session-end", "sessions-end-others")
+    assert changing == {(f"controlplane:{name}", "POST") for name in own}
 
 
 def test_what_has_no_rule_is_nobodys():
@@ -103,6 +104,7 @@ def filled(address, made):
         "person_id": 0,
         "key_id": made.key.pk,
         "token_id": 0,
+        "session_id": 0,
     }
     return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda found: str(values[found[1]]), address)
 

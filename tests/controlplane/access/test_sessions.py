@@ -1,0 +1,166 @@
+"""Where people are signed in: each sees their own and ends them, admins end those of others."""
+
+import pytest
+from django.contrib.sessions.models import Session
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from controlplane.models import AuditEntry, PersonSession
+from controlplane.services.access.people import set_active, set_password
+from controlplane.services.access.sessions import forget_ended_sessions, sessions_of
+from controlplane.tasks import tidy
+
+PASSWORD = "a long enough password"
+NOON = "2026-11-21T12:00Z"
+pytestmark = pytest.mark.django_db
+
+
+def sign_in(person, agent="", address="10.1.2.3", password=PASSWORD):
+    """A browser that signed in through the form."""
+    browser = Client(headers={"User-Agent": agent}, REMOTE_ADDR=address)
+    answer = browser.post("/accounts/login/", {"login": person.username, "password": password})
+    assert answer.status_code == 302
+    return browser
+
+
+def is_in(browser):
+    return browser.get("/fleet/").status_code == 200
+
+
+def ended():
+    return list(AuditEntry.objects.filter(kind="user_changed").order_by("number").values_list("actor", "summary"))
+
+
+def test_each_sees_where_they_are_signed_in_and_nobody_elses(here, person_with):
+    olga, other = person_with("editor"), person_with("viewer")
+    laptop, _, strange = sign_in(olga, "Firefox"), sign_in(olga, "<b>curl</b>", "203.0.113.9"), sign_in(other, "Lynx")
+
+    page = laptop.get("/sessions/").text
+
+    assert page.count("this one") == 1
+    assert "Firefox" in page
+    assert "203.0.113.9" in page
+    assert "&lt;b&gt;curl&lt;/b&gt;" in page, "what a browser calls itself is text of others"
+    assert "Lynx" not in page
+    for session in PersonSession.objects.all():
+        assert session.key not in page, "whoever knows it is in"
+    theirs = PersonSession.objects.get(user=olga, agent="Firefox")
+    assert strange.post(f"/sessions/{theirs.pk}/end/").status_code == 404
+    assert is_in(laptop)
+
+
+def test_one_or_all_others_are_ended_and_that_is_noted(here, person_with):
+    olga = person_with("editor")
+    laptop, phone, desk, kiosk = (sign_in(olga, name) for name in ("laptop", "phone", "desk", "kiosk"))
+
+    answer = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
+    assert "That session has ended." in answer.text
+    assert [is_in(one) for one in (laptop, phone, desk, kiosk)] == [True, False, True, True]
+    answer = laptop.post("/sessions/end-others/", follow=True)
+    assert "2 other sessions ended. This one goes on." in answer.text
+    assert [is_in(one) for one in (laptop, desk, kiosk)] == [True, False, False]
+    own = sessions_of(olga).get()
+    assert laptop.post(f"/sessions/{own.pk}/end/")["Location"] == "/accounts/login/"
+    assert not is_in(laptop)
+
+    name = olga.username
+    assert ended() == [
+        (name, f"{name} ended one of their sessions."),
+        (name, f"2 other sessions ended of {name}."),
+        (name, f"{name} ended one of their sessions."),
+    ]
+    entry = AuditEntry.objects.filter(kind="user_changed").first()
+    assert entry.before[0]["address"] == "10.1.2.3"
+    assert own.key not in str(list(AuditEntry.objects.values()))
+
+
+def test_an_admin_signs_somebody_out_everywhere(here, person_with):
+    olga, admin = person_with("editor"), person_with("admin", everywhere=True)
+    laptop, phone, desk = sign_in(olga, "laptop"), sign_in(olga, "phone"), sign_in(admin)
+    page = desk.get(f"/people/{olga.pk}/").text
+    assert "Signed in in 2 browsers" in page
+    assert "2 sessions of" in desk.post(f"/people/{olga.pk}/sessions/end/", follow=True).text
+    assert [is_in(one) for one in (laptop, phone, desk)] == [False, False, True]
+    assert ended() == [(admin.username, f"2 sessions ended of {olga.username}.")]
+
+
+def test_ending_asks_again_who_it_is(here, person_with, time_machine):
+    time_machine.move_to(NOON, tick=False)
+    olga = person_with("editor")
+    laptop, phone = sign_in(olga), sign_in(olga, "phone")
+    time_machine.move_to("2026-11-21T12:16Z", tick=False)
+    assert laptop.post("/sessions/end-others/")["Location"].startswith("/accounts/confirm/")
+    assert is_in(phone)
+
+
+def test_another_password_ends_all_sessions_but_the_one_that_changed_it(here, person_with):
+    olga, again = person_with("editor"), "another long passphrase"
+    laptop, phone = sign_in(olga, "laptop"), sign_in(olga, "phone")
+    laptop.post("/accounts/password/change/", {"oldpassword": PASSWORD, "password1": again, "password2": again})
+    assert [is_in(laptop), is_in(phone)] == [True, False]
+    assert [one.agent for one in sessions_of(olga)] == ["laptop"], "its key changed, and it is listed once"
+    assert Session.objects.count() == 1
+
+    set_password(olga, PASSWORD)
+    assert Session.objects.count() == 0
+
+
+def test_who_was_shut_out_does_not_come_back_in_an_old_session(here, person_with):
+    olga, _ = person_with("editor"), person_with("admin", everywhere=True)
+    laptop = sign_in(olga)
+    olga = set_active(olga, active=False)
+    set_active(olga, active=True)
+    assert not is_in(laptop)
+
+
+def test_a_session_ends_seven_days_after_signing_in_however_it_was_used(here, person_with, time_machine):
+    time_machine.move_to(NOON, tick=False)
+    laptop = sign_in(person_with("editor"))
+    time_machine.move_to("2026-11-21T23:00Z", tick=False)
+    assert is_in(laptop)
+    for day in (22, 23, 24, 25, 26, 27):
+        for hour in ("00", "11", "22"):
+            time_machine.move_to(f"2026-11-{day}T{hour}:00Z", tick=False)
+            assert is_in(laptop), (day, hour)
+    time_machine.move_to("2026-11-28T08:00Z", tick=False)
+    assert is_in(laptop)
+    time_machine.move_to("2026-11-28T12:00Z", tick=False)
+    laptop.get("/fleet/")
+    assert not is_in(laptop)
+
+
+def test_what_is_over_is_swept_away(here, person_with, time_machine):
+    time_machine.move_to(NOON, tick=False)
+    olga = person_with("editor")
+    sign_in(olga, "left alone")
+    used = sign_in(olga, "in use")
+    sign_in(olga, "signed out").post("/accounts/logout/")
+    time_machine.move_to("2026-11-21T23:00Z", tick=False)
+    assert is_in(used)
+    time_machine.move_to("2026-11-22T01:00Z", tick=False)
+    assert [one.agent for one in sessions_of(olga)] == ["in use"]
+    tidy()
+    assert Session.objects.count() == 1
+    time_machine.move_to("2026-11-22T12:30Z", tick=False)
+    forget_ended_sessions()
+    assert [one.agent for one in PersonSession.objects.all()] == ["in use"]
+
+
+def test_the_list_costs_the_same_whatever_its_length_and_is_bounded(here, person_with):
+    olga = person_with("editor")
+    laptop = sign_in(olga)
+
+    def cost():
+        with CaptureQueriesContext(connection) as queries:
+            assert laptop.get("/sessions/").status_code == 200
+        return len(queries)
+
+    assert is_in(laptop)  # and was greeted
+    few, later = cost(), timezone.now() + timezone.timedelta(hours=1)
+    for number in range(120):
+        Session.objects.create(session_key=f"s{number}", session_data="", expire_date=later)
+        PersonSession.objects.create(user=olga, key=f"s{number}", address="10.0.0.1")
+    assert cost() == few
+    assert laptop.get("/sessions/").text.count("<code>10.") == 100
