@@ -36,7 +36,7 @@ def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
     }
     pending = _fires(pool, "ttft_objective", now, value=0.4, limit=0.3)
     Alert.objects.filter(pk=pending.pk).update(state="pending", fired_at=None)
-    matchers = [{"label": "kind", "op": "=", "value": "load_skew"}]
+    matchers = ["kind=load_skew"]
     create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="We move a rack", by=by)
     tell_due(timezone.now())
     acknowledge(make["taken"], by=by, why="Adding a replica")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from telemetry.alerts.kinds import Where
 from telemetry.models import AlertRule
 
-NAMES = ("pool", "group", "replica", "rule", "kind", "severity")
-
 
 def labels_of(rule: AlertRule, subject: str) -> dict[str, str]:
     """The labels of an alert of a rule; those that do not apply are left out."""

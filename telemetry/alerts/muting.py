@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from telemetry.alerts.kinds.cold import MUTED
-from telemetry.alerts.matchers import Matcher, match_all
 from telemetry.alerts.verdict import Verdict
+from telemetry.matchers import Matcher, match_all, stored
 from telemetry.models import Alert, RuleKind, Silence
 
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
@@ -45,7 +45,7 @@ class Mute:
 def active_silences(now: datetime) -> list[tuple[Silence, list[Matcher]]]:
     """The silences that hold at a moment, with what they are for. One query."""
     rows = Silence.objects.filter(starts_at__lte=now, ends_at__gt=now)
-    return [(row, [Matcher(**one) for one in row.matchers]) for row in rows]
+    return [(row, stored(row.matchers)) for row in rows]
 
 
 def reaches(silence: Silence, matchers: Sequence[Matcher], alert: Alert) -> bool:
@@ -57,7 +57,7 @@ def reaches(silence: Silence, matchers: Sequence[Matcher], alert: Alert) -> bool
 def mute_of(
     alert: Alert,
     *,
-    silences: Iterable[tuple[Silence, list[Matcher]]],
+    silences: Iterable[tuple[Silence, Sequence[Matcher]]],
     firing: Iterable[Alert],
     verdict: Verdict | None,
     now: datetime,

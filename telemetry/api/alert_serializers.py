@@ -8,12 +8,12 @@ from rest_framework import serializers
 
 from controlplane.api.fields import ByName
 from controlplane.models import Pool, Project
-from telemetry.alerts.labels import NAMES
-from telemetry.alerts.matchers import LONGEST, OPS
+from telemetry.api.matchers import MATCHERS, MatcherField
 from telemetry.api.settings_field import RuleSettingsField
 from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence
 from telemetry.services.alerts.previews import DAYS, MOST_DAYS
 from telemetry.services.alerts.rules import effective_settings
+from telemetry.services.alerts.silences import conditions
 
 REPEATED = "Seconds after which an alert that nobody acknowledged is told again; 0: never."
 
@@ -193,24 +193,20 @@ class Acknowledgement(serializers.Serializer[Any]):
     note = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
-class MatcherSerializer(serializers.Serializer[Any]):
-    """One condition; ``=~`` takes a pattern of RE2 that matches the whole value."""
-
-    label = serializers.ChoiceField(choices=NAMES)  # type: ignore[assignment]  # DRF's own attribute is for form fields
-    op = serializers.ChoiceField(choices=OPS, default="=")
-    value = serializers.CharField(max_length=LONGEST, allow_blank=True)
-
-
 class SilenceSerializer(serializers.ModelSerializer[Silence]):
     """A silence; ``project`` null reaches all projects."""
 
     project = ByName(read_only=True, allow_null=True)
-    matchers = MatcherSerializer(many=True)
+    matchers = serializers.SerializerMethodField()
     created_by = serializers.SlugRelatedField[Any](slug_field="username", read_only=True, allow_null=True)
 
     class Meta:
         model = Silence
         fields = ("id", "project", "matchers", "starts_at", "ends_at", "comment", "created_by", "created_at")
+
+    def get_matchers(self, silence: Silence) -> list[str]:
+        """Conditions on labels, all of which must hold."""
+        return conditions(silence)
 
 
 class SilenceChange(serializers.Serializer[Any]):
@@ -224,7 +220,7 @@ class SilenceInput(SilenceChange):
     """A new silence, of one project's alerts, or of all for those with a role in all."""
 
     project = ByName(queryset=Project.objects.all(), allow_null=True, required=False)
-    matchers = MatcherSerializer(many=True)
+    matchers = serializers.ListField(child=MatcherField(), help_text=MATCHERS)
     starts_at = serializers.DateTimeField(required=False, help_text="Now unless told.")
     ends_at = serializers.DateTimeField()
     comment = serializers.CharField(max_length=500, help_text="Why.")
@@ -234,7 +230,7 @@ class SilencePreviewInput(serializers.Serializer[Any]):
     """Whom a silence would be for."""
 
     project = ByName(queryset=Project.objects.all(), allow_null=True, required=False)
-    matchers = MatcherSerializer(many=True)
+    matchers = serializers.ListField(child=MatcherField(), help_text=MATCHERS)
 
 
 class SilencePreview(serializers.Serializer[Any]):

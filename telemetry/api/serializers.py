@@ -11,6 +11,7 @@ from rest_framework import serializers
 from controlplane.api.fields import ByName
 from controlplane.errors import SealBrokenError
 from controlplane.models import Pool
+from telemetry.api.matchers import MATCHERS, MatcherField
 from telemetry.channels.fields import Field
 from telemetry.channels.registry import KINDS
 from telemetry.lint.compare import Kind as PromptKind
@@ -94,17 +95,12 @@ class RotatedSecretSerializer(serializers.Serializer[Any]):
     secret = serializers.CharField()
 
 
-MATCHERS = (
-    "conditions that an alert's labels must all meet, such as severity=critical or pool!=lab-*; none: every alert"
-)
-
-
 class ChannelChange(serializers.Serializer[Any]):
     """What to change of a channel. Of ``config`` the fields given are changed, null takes one away."""
 
     name = serializers.CharField(max_length=100, required=False)
     config = serializers.DictField(required=False, write_only=True)
-    matchers = serializers.ListField(child=serializers.CharField(), required=False, help_text=MATCHERS)
+    matchers = serializers.ListField(child=MatcherField(), required=False, help_text=f"{MATCHERS}; none: every alert")
     enabled = serializers.BooleanField(required=False)
 
 
@@ -114,7 +110,7 @@ class ChannelInput(serializers.Serializer[Any]):
     name = serializers.CharField(max_length=100)
     kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
     config = serializers.DictField(write_only=True)
-    matchers = serializers.ListField(child=serializers.CharField(), required=False, help_text=MATCHERS)
+    matchers = serializers.ListField(child=MatcherField(), required=False, help_text=f"{MATCHERS}; none: every alert")
     enabled = serializers.BooleanField(required=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from controlplane.celery import wake
 from telemetry.channels.grouping import MOST_TOGETHER, together
-from telemetry.channels.matching import all_hold, labels_of
+from telemetry.matchers import match_all, stored
 from telemetry.models import Channel, Notification, NotificationKind
 
 DELIVER = "telemetry.tasks.deliver_notifications"
@@ -39,7 +39,8 @@ def enqueue(
 
 
 def _going_to(channel: Channel, payloads: Mapping[int, Payload]) -> list[tuple[int, Payload]]:
-    return [one for one in payloads.items() if all_hold(channel.matchers, labels_of(one[1]["data"]))]
+    matchers = stored(channel.matchers)
+    return [one for one in payloads.items() if match_all(matchers, one[1]["data"].get("labels") or {})]
 
 
 def _rows(

@@ -14,9 +14,7 @@ class Channel(models.Model):
     name = models.CharField(max_length=100, unique=True)
     kind = models.CharField(max_length=32)  # a name in telemetry.channels.registry
     sealed = models.BinaryField(editable=False)  # services/notifications/channels.py opens it
-    matchers = models.JSONField(
-        default=list, db_default=[]
-    )  # conditions on labels (telemetry.channels.matching); []: every alert
+    matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who made it
     enabled = models.BooleanField(default=True)
     disabled_reason = models.CharField(max_length=200, blank=True)  # why we disabled it, such as a receiver's 410

@@ -14,7 +14,7 @@ class Silence(models.Model):
     """
 
     project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="silences")
-    matchers = models.JSONField()  # [{"label", "op", "value"}], all of which must hold: telemetry.alerts.matchers
+    matchers = models.JSONField()  # all of which must hold: telemetry.matchers
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
     comment = models.CharField(max_length=500)

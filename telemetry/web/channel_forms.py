@@ -10,12 +10,9 @@ from django import forms
 from controlplane.web.forms.base import Form
 from telemetry.channels.base import ChannelKind
 from telemetry.channels.fields import Field
+from telemetry.web.conditions import ConditionsField
 
 NAMED = "What it is called in lists, such as: on-call chat."
-ROUTED = (
-    "One condition a line, all of which must hold: severity=critical, pool!=lab-*, kind=replica_down,no_data. Empty: "
-    "every alert."
-)
 KEPT = "A value is kept encrypted; left empty, it stays as it is."
 NOT_TWICE = frozenset({"name", "matchers", "enabled"})  # a field of a kind never has these names
 
@@ -24,13 +21,7 @@ class ChannelForm(Form):
     """A channel: its name, which alerts go there, and the settings of its kind. ``shown`` makes it a change."""
 
     name = forms.CharField(max_length=100, help_text=NAMED)
-    matchers = forms.CharField(
-        required=False,
-        label="Only alerts with",
-        max_length=4000,
-        widget=forms.Textarea({"rows": 2, "autocomplete": "off", "spellcheck": "false"}),
-        help_text=ROUTED,
-    )
+    matchers = ConditionsField(label="Only alerts with", rows=2, required=False, empty="Empty: every alert.")
 
     def __init__(self, kind: ChannelKind, *args: Any, shown: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """``shown`` is what may be shown of a config that there is."""
@@ -73,7 +64,3 @@ class ChannelForm(Form):
         if self.shown is None:
             return {field.name: value for field, value in given.items() if value is not None}
         return {field.name: value for field, value in given.items() if value is not None or not field.secret}
-
-    def conditions(self) -> list[str]:
-        """Which alerts go there."""
-        return [line for line in self.cleaned_data["matchers"].splitlines() if line.strip()]

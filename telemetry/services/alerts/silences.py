@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,12 +14,11 @@ from django.utils import timezone
 from controlplane.errors import InvalidError
 from controlplane.models import EventKind, Project
 from controlplane.services.events import record_event
-from telemetry.alerts.matchers import Matcher, read_matchers
 from telemetry.alerts.muting import reaches
+from telemetry.matchers import Given, read_matchers, stored
 from telemetry.models import Alert, AlertState, Silence
 
 LONGEST = timedelta(days=90)
-Matchers = Sequence[Mapping[str, Any]]
 
 
 def silences(*, ended: bool = False) -> QuerySet[Silence]:
@@ -29,9 +28,9 @@ def silences(*, ended: bool = False) -> QuerySet[Silence]:
     return found.filter(ends_at__lte=now) if ended else found.filter(ends_at__gt=now).order_by("ends_at", "pk")
 
 
-def matched(matchers: Matchers, *, project: Project | None, among: QuerySet[Alert]) -> list[Alert]:
+def matched(matchers: Sequence[Given], *, project: Project | None, among: QuerySet[Alert]) -> list[Alert]:
     """The alerts that a silence would be for, of those that fire or are suspected; InvalidError. One query."""
-    read = read_matchers(matchers)
+    read = read_matchers(matchers, everything=False)
     probe = Silence(project=project)
     return [alert for alert in among.exclude(state=AlertState.RESOLVED) if reaches(probe, read, alert)]
 
@@ -39,7 +38,7 @@ def matched(matchers: Matchers, *, project: Project | None, among: QuerySet[Aler
 @transaction.atomic
 def create_silence(
     *,
-    matchers: Matchers,
+    matchers: Sequence[Given],
     ends_at: datetime,
     comment: str,
     starts_at: datetime | None = None,
@@ -50,10 +49,10 @@ def create_silence(
     now = timezone.now()
     starts_at = starts_at or now
     _check_times(starts_at, ends_at, now)
-    read = read_matchers(matchers)
+    read = read_matchers(matchers, everything=False)
     silence = Silence.objects.create(
         project=project,
-        matchers=[matcher.as_json() for matcher in read],
+        matchers=[str(matcher) for matcher in read],
         starts_at=starts_at,
         ends_at=ends_at,
         comment=_checked_comment(comment),
@@ -97,15 +96,20 @@ def end_silence(silence: Silence, *, by: User | None = None) -> Silence:
     return silence
 
 
+def conditions(silence: Silence) -> list[str]:
+    """What alerts have to meet, as it is written."""
+    return [str(matcher) for matcher in stored(silence.matchers)]
+
+
 def words(silence: Silence) -> str:
     """Whom a silence is for."""
-    return " and ".join(str(Matcher(**one)) for one in silence.matchers)
+    return " and ".join(conditions(silence))
 
 
 def facts(silence: Silence) -> dict[str, Any]:
     """What an event shows of a silence."""
     return {
-        "matchers": silence.matchers,
+        "matchers": conditions(silence),
         "project": silence.project.name if silence.project else None,
         "starts_at": silence.starts_at.isoformat(),
         "ends_at": silence.ends_at.isoformat(),

@@ -20,8 +20,8 @@ from controlplane.services.events import record_event
 from telemetry.channels.base import Sender
 from telemetry.channels.enqueue import DELIVER
 from telemetry.channels.fields import ConfigError
-from telemetry.channels.matching import checked
 from telemetry.channels.registry import KINDS
+from telemetry.matchers import Given, read_matchers
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 
 
@@ -36,7 +36,7 @@ def create_channel(
     *,
     kind: str = "webhook",
     config: Mapping[str, Any],
-    matchers: Sequence[str] = (),
+    matchers: Sequence[Given] = (),
     enabled: bool = True,
     by: User | None = None,
 ) -> Channel:
@@ -57,7 +57,7 @@ def update_channel(
     *,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
-    matchers: Sequence[str] | None = None,
+    matchers: Sequence[Given] | None = None,
     enabled: bool | None = None,
     by: User | None = None,
 ) -> Channel:
@@ -185,11 +185,8 @@ def _sealed(kind: str, config: Mapping[str, Any]) -> bytes:
         raise InvalidError(f"$.config.{error.field}", error.reason) from None
 
 
-def _checked_matchers(given: Sequence[str]) -> list[str]:
-    try:
-        return checked(given)
-    except ValueError as error:
-        raise InvalidError("$.matchers", str(error)) from None
+def _checked_matchers(given: Sequence[Given]) -> list[str]:
+    return [str(matcher) for matcher in read_matchers(given, everything=True)]
 
 
 def _checked_name(name: str) -> str:

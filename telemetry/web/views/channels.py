@@ -71,7 +71,7 @@ def channel_new(request: HttpRequest) -> HttpResponse:
                 form.cleaned_data["name"],
                 kind=kind.name,
                 config=form.config(),
-                matchers=form.conditions(),
+                matchers=form.cleaned_data["matchers"],
                 by=signed_in(request),
             )
         except ControlPlaneError as error:
@@ -102,7 +102,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
                 channel,
                 name=form.cleaned_data["name"],
                 config=form.config() | _taken_away(request, form),
-                matchers=form.conditions(),
+                matchers=form.cleaned_data["matchers"],
                 by=signed_in(request),
             )
         except ControlPlaneError as error:

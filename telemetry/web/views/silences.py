@@ -21,10 +21,11 @@ from controlplane.models import Project
 from controlplane.web.doors import refusals_as_messages, signed_in, within
 from controlplane.web.forms.base import Form
 from controlplane.web.paging import number_asked
-from telemetry.alerts.labels import NAMES
+from telemetry.matchers import Matcher
 from telemetry.models import Alert, Silence
 from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.listing import open_alerts
+from telemetry.web.conditions import ConditionsField
 
 PAST = 50
 LENGTHS = (("1", "1 hour"), ("4", "4 hours"), ("24", "1 day"), ("168", "7 days"), ("720", "30 days"))  # in hours
@@ -32,14 +33,9 @@ USUAL = ("pool", "group", "replica", "rule")  # labels by which an alert is sile
 
 
 class SilenceForm(Form):
-    """A new silence: matchers one a line, so that it needs no script."""
+    """A new silence: conditions one a line, so that it needs no script."""
 
-    matchers = forms.CharField(
-        label="For alerts with",
-        widget=forms.Textarea({"rows": 4, "autocomplete": "off", "spellcheck": "false"}),
-        help_text=f"One condition a line, all of which must hold: pool=chat, replica!=gpu-1, rule=~Hit.*. Labels are "
-        f"{', '.join(NAMES)}; =~ takes a pattern for the whole value.",
-    )
+    matchers = ConditionsField(label="For alerts with", rows=4)
     hours = forms.ChoiceField(label="For", choices=LENGTHS, initial="4")
     project = forms.ModelChoiceField(Project.objects.none(), required=False, empty_label="all projects")
     comment = forms.CharField(max_length=500, label="Why", help_text="For whoever wonders why nobody was told.")
@@ -51,20 +47,6 @@ class SilenceForm(Form):
             choice.queryset = projects
             choice.required = not everywhere
             choice.empty_label = "all projects" if everywhere else None
-
-    def clean_matchers(self) -> list[dict[str, str]]:
-        """The lines as matchers; what each may be is the service's to say."""
-        lines = [line.strip() for line in str(self.cleaned_data["matchers"]).splitlines()]
-        return [_matcher(line) for line in lines if line]
-
-
-def _matcher(line: str) -> dict[str, str]:
-    label, equals, value = line.partition("=")
-    op = "!=" if label.endswith("!") else "=~" if value.startswith("~") else "="
-    if not equals:
-        raise forms.ValidationError(f"Expected label=value, not {line[:80]!r}.")
-    text = value.removeprefix("~") if op == "=~" else value
-    return {"label": label.removesuffix("!").strip(), "op": op, "value": text.strip().strip('"')}
 
 
 @require_GET
@@ -105,7 +87,8 @@ def _of_alert(request: HttpRequest) -> str:
     alert = visible(asker_of(request), Alert.objects.filter(pk=number)).first() if number else None
     if alert is None:
         return ""
-    return "\n".join(f"{name}={alert.labels[name]}" for name in USUAL if name in alert.labels)
+    named = ({"label": name, "value": alert.labels[name]} for name in USUAL if name in alert.labels)
+    return "\n".join(str(Matcher.of(one)) for one in named)
 
 
 def _matched(request: HttpRequest, form: SilenceForm) -> list[Alert] | None:

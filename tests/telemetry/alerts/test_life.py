@@ -14,7 +14,6 @@ from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts import telling
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.labels import labels_of
-from telemetry.alerts.matchers import match_all, read_matchers
 from telemetry.alerts.muting import INHIBITED_BY
 from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.telling import tell_due
@@ -163,40 +162,6 @@ def test_a_silence_reaches_its_own_project_alone(pool, channel):
 
     assert tell_due(at(10)) == 1
     assert (fresh(mine).muted, fresh(theirs).muted["why"]) == (None, "silence")
-
-
-@pytest.mark.parametrize(
-    ("matchers", "labels", "holds"),
-    [
-        ([("pool", "=", "chat")], {"pool": "chat"}, True),
-        ([("pool", "=", "chat"), ("replica", "!=", "r1")], {"pool": "chat", "replica": "r1"}, False),
-        ([("pool", "=", "chat"), ("replica", "!=", "r1")], {"pool": "chat"}, True),
-        ([("rule", "=~", "Hit.*")], {"rule": "Hit rate drop"}, True),
-        ([("rule", "=~", "rate")], {"rule": "Hit rate drop"}, False),  # the whole value
-        ([("rule", "=~", "(a+)+b")], {"rule": "a" * 100}, False),  # at once
-    ],
-)
-def test_matchers_compare_whole_labels_and_an_absent_one_is_empty(matchers, labels, holds):
-    given = [{"label": label, "op": op, "value": value} for label, op, value in matchers]
-    assert match_all(read_matchers(given), labels) is holds
-
-
-@pytest.mark.parametrize(
-    ("matchers", "path"),
-    [
-        ([], "$.matchers"),
-        ([{"label": "pool", "op": "=~", "value": ".*"}], "$.matchers"),  # everything
-        ([{"label": "pool", "op": "!=", "value": "x"}], "$.matchers"),
-        ([{"label": "colour", "op": "=", "value": "x"}], "$.matchers[0].label"),
-        ([{"label": "pool", "op": "<", "value": "x"}], "$.matchers[0].op"),
-        ([{"label": "pool", "op": "=~", "value": "("}], "$.matchers[0].value"),
-        ([{"label": "pool", "op": "=", "value": "x" * 201}], "$.matchers[0].value"),
-    ],
-)
-def test_a_silence_of_everything_or_of_nonsense_is_refused(matchers, path):
-    with pytest.raises(InvalidError) as caught:
-        read_matchers(matchers)
-    assert caught.value.faults[0].path == path
 
 
 def test_a_preview_names_what_a_silence_would_be_for(pool):

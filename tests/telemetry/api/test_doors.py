@@ -201,12 +201,13 @@ def test_an_alert_is_acknowledged_and_silenced(api, pool):
     assert api.post(f"{address}/release").json()["acknowledged_at"] is None
     assert len(api.get(f"{ROOT}/alerts", {"acknowledged": "false"}).json()["results"]) == 1
 
-    matchers = [{"label": "pool", "op": "=", "value": "chat"}]
+    matchers = ["pool=chat", {"label": "pool", "op": "!=", "value": "lab, old"}]  # as before: in parts
     found = api.post(f"{ROOT}/silences/preview", {"matchers": matchers}).json()
     assert [one["id"] for one in found["alerts"]] == [alert.pk]
     until = (timezone.now() + timedelta(hours=1)).isoformat()
     made = api.post(f"{ROOT}/silences", {"matchers": matchers, "ends_at": until, "comment": "work"})
-    assert (made.status_code, made.json()["matchers"]) == (201, matchers)
+    assert (made.status_code, made.json()["matchers"]) == (201, ["pool=chat", 'pool!="lab, old"'])
+    assert api.post(f"{ROOT}/silences/preview", {"matchers": [7]}).status_code == 422
     silence = f"{ROOT}/silences/{made.json()['id']}"
     assert api.patch(silence, {"comment": "more work"}).json()["comment"] == "more work"
     assert api.delete(silence).status_code == 204

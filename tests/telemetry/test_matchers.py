@@ -1,0 +1,88 @@
+"""One language says which alerts a silence is for and a channel gets."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.errors import InvalidError
+from telemetry.matchers import LABELS, LONGEST, MOST, Matcher, match_all, read_matchers, stored
+
+CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
+
+
+@pytest.mark.parametrize(
+    ("written", "labels", "holds"),
+    [
+        (["pool=chat"], CHAT, True),
+        (["pool=chat", "severity=warning"], CHAT, False),
+        (["severity=warning, critical"], CHAT, True),
+        (["severity!=warning,critical"], CHAT, False),
+        (["pool=ch*"], CHAT, True),
+        (["pool!=ch*"], CHAT, False),
+        (["pool=*"], {}, True),
+        (["replica=r1"], CHAT, False),
+        (["replica!=r1"], CHAT, True),  # an alert without the label has "" there
+        (['replica=""'], CHAT, True),
+        (['replica=""'], {"replica": "r1"}, False),
+        (["rule=Hit rate drop"], CHAT, True),
+        (["rule=~Hit.*"], CHAT, True),
+        (["rule=~rate"], CHAT, False),  # the whole value
+        (["rule!~Hit.*"], CHAT, False),
+        (["rule!~Slow.*"], CHAT, True),
+        (['rule=~"Hit.*"'], CHAT, True),
+        (["rule=~(a+)+b"], {"rule": "a" * 100}, False),  # at once
+        (['rule="Slow, at night*"'], {"rule": "Slow, at night*"}, True),
+        (['rule="Slow, at night*"'], {"rule": "Slow, at night and day"}, False),
+        (['rule="say \\"no\\" \\\\ ", x'], {"rule": 'say "no" \\ '}, True),
+        ([{"label": "rule", "op": "=", "value": "Slow, at night*"}], {"rule": "Slow, at night*"}, True),
+        ([{"label": "pool", "op": "=~", "value": "c.*"}], CHAT, True),
+    ],
+)
+def test_conditions_hold_of_whole_labels(written, labels, holds):
+    found = read_matchers(written, everything=True)
+
+    assert match_all(found, labels) is holds
+    assert [str(matcher) for matcher in stored(map(str, found))] == [str(matcher) for matcher in found]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "severity", "=x", "pool=", "pool=,", "Pool=x", "colour=red", "pool<x", "pool=~(", 'pool="x', 'pool=a"b"', "",
+        "pool=" + ",".join(f"b{number}" for number in range(MOST + 1)), "pool=" + "x" * LONGEST,
+        {"label": "colour", "op": "=", "value": "x"}, {"label": "pool", "op": "<", "value": "x"}, {},
+        {"label": "pool", "op": "=~", "value": "("}, {"label": "pool", "op": "=", "value": "x" * LONGEST},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_where_it_stands(written):
+    with pytest.raises(InvalidError) as caught:
+        read_matchers(["pool=chat", written], everything=True)
+    assert [fault.path for fault in caught.value.faults] == ["$.matchers[1]"]
+
+
+@pytest.mark.parametrize("written", [[], ["pool=~.*"], ["pool!=x"], ["pool=*"], ["pool=x"] * (MOST + 1)])
+def test_a_silence_of_everything_is_refused(written):
+    with pytest.raises(InvalidError) as caught:
+        read_matchers(written, everything=False)
+    assert caught.value.faults[0].path == "$.matchers"
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(LABELS), st.sampled_from(["=", "!="]), st.text(max_size=60))
+def test_any_text_can_be_meant_to_the_letter_and_is_written_so_that_it_is_read_again(label, op, text):
+    meant = Matcher.of({"label": label, "op": op, "value": text})
+
+    assert Matcher.of(str(meant)) == meant
+    assert meant.holds({label: text}) is (op == "=")
+    assert meant.holds({label: f"{text}x"}) is (op == "!=")
+
+
+def test_a_row_of_before_that_keeps_parts_is_read_and_shown_as_all_others():
+    parts = [{"label": "rule", "op": "=", "value": "Slow, at night"}, {"label": "pool", "op": "=~", "value": "ch.*"}]
+
+    assert [str(matcher) for matcher in stored(parts)] == ['rule="Slow, at night"', "pool=~ch.*"]
+    assert match_all(stored(parts), {**CHAT, "rule": "Slow, at night"})
+
+
+def test_conditions_that_say_the_same_are_one():
+    assert len(read_matchers(["pool=chat", " pool = chat ", 'pool="chat"'], everything=True)) == 1
