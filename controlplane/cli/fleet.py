@@ -52,11 +52,12 @@ def export(context: Context, file: Path) -> None:
 @click.command()
 @click.argument("bundle", metavar="FILE", type=BUNDLE)
 @click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
+@click.option("--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them.")
 @click.option("--exit-code", is_flag=True, help="End with 3 where there is anything to do.")
 @pass_context
-def plan(context: Context, bundle: dict[str, Any], *, prune: bool, exit_code: bool) -> None:
+def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, exit_code: bool) -> None:
     """Show what applying a document would do. Changes nothing."""
-    planned = _planned(context, bundle, _tag(context), prune=prune)
+    planned = _planned(context, bundle, _tag(context), prune=prune, draft=draft)
     show_actions(context.output, planned)
     if exit_code and planned["actions"]:
         sys.exit(PLAN_HAS_CHANGES)
@@ -65,22 +66,25 @@ def plan(context: Context, bundle: dict[str, Any], *, prune: bool, exit_code: bo
 @click.command()
 @click.argument("bundle", metavar="FILE", type=BUNDLE)
 @click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
+@click.option("--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them.")
 @click.option("--reason", help="For the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollouts that it starts.")
 @pass_context
-def apply(context: Context, bundle: dict[str, Any], *, prune: bool, reason: str | None, yes: bool, wait: bool) -> None:
+def apply(
+    context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, reason: str | None, yes: bool, wait: bool
+) -> None:
     """Make the fleet what a document says: shows the plan, asks, and applies it unless the fleet has moved on."""
     output, rest, match = context.output, context.rest, _tag(context)
     bundle = {**bundle, **({"reason": reason} if reason else {})}
-    planned = _planned(context, bundle, match, prune=prune)
+    planned = _planned(context, bundle, match, prune=prune, draft=draft)
     if not planned["actions"]:
         show_actions(output, planned)
         return
     if not yes:
         show_actions(Output(as_json=False), planned)
         click.confirm("Apply this?", abort=True, err=True)
-    applied = rest.send("PUT", "config", bundle, match=match, prune=prune)
+    applied = rest.send("PUT", "config", bundle, match=match, prune=prune, draft=draft)
     show_actions(output, applied)
     if wait:
         endings = [watch(rest, output, rollout["id"])["state"] for rollout in applied["rollouts"]]
@@ -106,9 +110,9 @@ def _changes(action: dict[str, Any]) -> str:
     return "\n".join(f"{one['field']}: {text(one['before'])} -> {text(one['after'])}" for one in action["changes"])
 
 
-def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], *, prune: bool) -> dict[str, Any]:
+def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], **how: bool) -> dict[str, Any]:
     """What applying answers, rehearsed."""
-    rehearsal = context.rest.send("PUT", "config", bundle, match=match, prune=prune, dry_run=True)
+    rehearsal = context.rest.send("PUT", "config", bundle, match=match, **how, dry_run=True)
     planned: dict[str, Any] = rehearsal["result"]
     return planned
 

@@ -128,6 +128,7 @@ SPECTACULAR_SETTINGS = {
         "ReplicaState": "controlplane.models.ReplicaState",
         "RevisionState": "controlplane.models.RevisionState",
         "RolloutState": "controlplane.models.RolloutState",
+        "SourceKind": "controlplane.api.serializers.sources.KIND_CHOICES",
         "SourceStatus": "controlplane.models.SourceStatus",
         "AlertState": "telemetry.models.AlertState",
         "NotificationKind": "telemetry.models.NotificationKind",

@@ -74,6 +74,7 @@ def test_from_the_first_pool_to_going_back(site, complaints, theme):
     acknowledge()
     page.reload()
     expect(page.get_by_role("heading", name="On trial: 25 % of the prefix space")).to_be_visible()
+    looked_at()
     minutes_of_traffic(2, in_force=1, hit_rate=0.8, ttft=WELL)
     acknowledge()
     page.reload()
@@ -99,6 +100,7 @@ def test_from_the_first_pool_to_going_back(site, complaints, theme):
     acknowledge()
     page.reload()
     expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
+    looked_at()
     page.goto("/events/")
     for told in ("Pool chat was created", "gpu-2 was added", "rolled back", "revision 4"):
         expect(page.get_by_role("main")).to_contain_text(re.compile(told, re.IGNORECASE))

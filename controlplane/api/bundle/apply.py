@@ -25,7 +25,7 @@ from controlplane.services.policies.lifecycle import create_policy, publish_revi
 from controlplane.services.policies.settings import canonical_settings, diff_settings
 from controlplane.services.snapshots import one_configuration
 
-from .kinds import MEMBERS, POOL, SECRET, Kind
+from .kinds import MEMBERS, POOL, SECRET, Kind, followers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,16 @@ class Applied:
 
 
 @transaction.atomic
-def apply_bundle(bundle: Mapping[str, Any], request: Request, *, prune: bool = False, reason: str = "") -> Applied:
-    """Make the fleet what a bundle says; with ``prune`` what it does not name in a list that it gives is removed.
+def apply_bundle(
+    bundle: Mapping[str, Any], request: Request, *, prune: bool = False, draft: bool = False, reason: str = ""
+) -> Applied:
+    """Make the fleet what a bundle says; with ``prune`` what it does not name in a list that it gives is removed, and
+    with ``draft`` policies are drafted for somebody to publish.
 
     ValidationError and InvalidError point into the bundle; PermissionDenied for the first action that the sender may
     not do. Either all of it is done or nothing.
     """
-    walk = _Walk(request, signed_in_user(request), reason or "applied from a bundle")
+    walk = _Walk(request, signed_in_user(request), reason or "applied from a bundle", draft=draft)
     with one_configuration(reason=walk.reason, by=walk.by):
         found = {pool.name: pool for pool in visible(asker(request), Pool.objects.select_related("project"))}
         wanted = bundle["pools"]
@@ -84,8 +87,8 @@ Path = tuple[str | int, ...]
 class _Walk:
     """One application: who asks, and what was done so far."""
 
-    def __init__(self, request: Request, by: User, reason: str) -> None:
-        self.request, self.by, self.reason = request, by, reason
+    def __init__(self, request: Request, by: User, reason: str, *, draft: bool = False) -> None:
+        self.request, self.by, self.reason, self.draft = request, by, reason, draft
         self.applied = Applied()
 
     def pool(self, wish: Mapping[str, Any], found: Pool | None, path: Path) -> Pool:
@@ -118,12 +121,14 @@ class _Walk:
                 self._group_policy(groups[one["name"]], one["policy"], (*path, "groups", at, "policy"))
 
     def prune(self, pools: list[Pool], wanted: list[Mapping[str, Any]], found: Mapping[str, Pool]) -> None:
-        """Remove what the bundle's lists do not name: groups before the replicas that they use, pools last."""
+        """Remove what the bundle's lists do not name: groups before the replicas that they use, pools last. What
+        follows a source stays with it.
+        """
         for key in reversed(MEMBERS):
             kind, rows = MEMBERS[key]
             for pool, wish in zip(pools, wanted, strict=True):
                 if wish.get(key) is not None:
-                    kept = {one["name"] for one in wish[key]}
+                    kept = {one["name"] for one in wish[key]} | (followers(pool) if key == "replicas" else set())
                     self._remove(kind, [row for name, row in rows(pool).items() if name not in kept], pool.name)
         gone = [pool for name, pool in found.items() if name not in {wish["name"] for wish in wanted}]
         for pool in gone:
@@ -181,7 +186,7 @@ class _Walk:
             self.applied.actions.append(Action("remove", "policy", policy.name, group.pool.name))
 
     def _settings(self, policy: RoutingPolicy, wish: Any, path: Path) -> None:
-        """Publish what is wished for, unless it was published already."""
+        """Publish or draft what is wished for, unless it was before."""
         with _within(path, instead_of="$.settings"):
             settings = canonical_settings(wish)
         live, trial, draft = policy.live(), policy.on_trial(), policy.draft()
@@ -191,14 +196,16 @@ class _Walk:
             raise ConflictError(
                 f"Policy {policy.name} has a draft that says something else; publish or discard it first."
             )
-        self._allow("api:policy-publish", "POST", policy)
+        if self.draft and draft is not None:
+            return
+        self._allow(*(("api:policy-draft", "PUT") if self.draft else ("api:policy-publish", "POST")), policy)
         draft = save_draft(policy, settings, by=self.by, reason=self.reason)
-        self.applied.rollouts.append(publish_revision(draft.pk, by=self.by, reason=self.reason))
+        if not self.draft:
+            self.applied.rollouts.append(publish_revision(draft.pk, by=self.by, reason=self.reason))
         changes = diff_settings(live.settings if live else None, settings)
         told = tuple(Change(one.field, one.before, one.after) for one in changes)
-        self.applied.actions.append(
-            Action("change" if live else "create", "policy", policy.name, policy.pool.name, told)
-        )
+        op, noun = "change" if live else "create", "draft" if self.draft else "policy"
+        self.applied.actions.append(Action(op, noun, policy.name, policy.pool.name, told))
 
     def _remove(self, kind: Kind, rows: list[Any], pool: str = "") -> None:
         for row in rows:

@@ -8,9 +8,17 @@ from django.db.models import Prefetch
 
 from controlplane.access.asker import Asker
 from controlplane.access.scope import visible
-from controlplane.models import PolicyRevision, Pool, Replica, RevisionState, RoutingPolicy, TaskGroup
+from controlplane.models import (
+    PolicyRevision,
+    Pool,
+    Replica,
+    ReplicaSource,
+    RevisionState,
+    RoutingPolicy,
+    TaskGroup,
+)
 
-from .kinds import GROUP, POOL, REPLICA
+from .kinds import GROUP, POOL, REPLICA, SOURCE
 
 FORMAT = 1
 
@@ -24,10 +32,12 @@ def _pools(asker: Asker) -> list[Pool]:
     live = PolicyRevision.objects.filter(state=RevisionState.LIVE)
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", live, to_attr="in_force"))
     groups = TaskGroup.objects.order_by("name").select_related("pool")
+    own = Replica.objects.filter(discovered=None)  # others are found again by their source
     rows = visible(asker, Pool.objects.order_by("name").select_related("project"))
     return list(
         rows.prefetch_related(
-            Prefetch("replicas", Replica.objects.order_by("name").select_related("pool")),
+            Prefetch("replicas", own.order_by("name").select_related("pool")),
+            Prefetch("sources", ReplicaSource.objects.order_by("name").select_related("pool")),
             Prefetch("groups", groups.prefetch_related("replicas", Prefetch("policy", policies))),
             Prefetch("policies", policies.filter(group=None), to_attr="own"),
         )
@@ -40,6 +50,7 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "policy": _settings(pool.own[0]),  # type: ignore[attr-defined]  # prefetched above
         "replicas": [REPLICA.export(replica) | {"state": replica.state} for replica in pool.replicas.all()],
         "groups": [_group(group) for group in pool.groups.all()],
+        "sources": [SOURCE.export(source) for source in pool.sources.all()],
     }
 
 

@@ -11,8 +11,10 @@ from rest_framework import serializers
 
 from controlplane.api.serializers.pools import PoolChange, PoolInput, PoolSerializer
 from controlplane.api.serializers.replicas import ReplicaChange, ReplicaInput, ReplicaSerializer
+from controlplane.api.serializers.sources import SourceChange, SourceInput, SourceSerializer
 from controlplane.api.serializers.task_groups import TaskGroupChange, TaskGroupInput, TaskGroupSerializer
-from controlplane.models import Pool, Replica, TaskGroup
+from controlplane.models import Pool, Replica, ReplicaSource, TaskGroup
+from controlplane.services.discovery import sources
 from controlplane.services.fleet import pools, replicas, task_groups
 
 SECRET = "(a secret)"  # noqa: S105 - what is shown in its place
@@ -82,9 +84,26 @@ GROUP = Kind(
     task_groups.update_task_group,
     task_groups.remove_task_group,
 )
+SOURCE = Kind(
+    "replica source",
+    "api:replica-source",
+    SourceSerializer,
+    SourceInput,
+    SourceChange,
+    sources.create_source,
+    sources.update_source,
+    sources.remove_source,
+    fixed=("kind",),
+)
 
-# A pool's members: the bundle's key, their kind, and the rows.
-MEMBERS: dict[str, tuple[Kind, Callable[[Pool], Mapping[str, Replica | TaskGroup]]]] = {
+# A pool's members: the bundle's key, their kind, and the rows. What others rely on comes before them.
+MEMBERS: dict[str, tuple[Kind, Callable[[Pool], Mapping[str, Replica | TaskGroup | ReplicaSource]]]] = {
     "replicas": (REPLICA, lambda pool: {row.name: row for row in pool.replicas.select_related("pool")}),
     "groups": (GROUP, lambda pool: {row.name: row for row in pool.groups.select_related("pool")}),
+    "sources": (SOURCE, lambda pool: {row.name: row for row in pool.sources.select_related("pool")}),
 }
+
+
+def followers(pool: Pool) -> set[str]:
+    """The names of replicas that follow a source: they come and go with what it finds, and not with a bundle."""
+    return set(pool.replicas.exclude(discovered=None).values_list("name", flat=True))

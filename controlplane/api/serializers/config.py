@@ -12,6 +12,7 @@ from controlplane.models import ReplicaState
 from .pools import PoolInput
 from .replicas import ReplicaInput
 from .rollouts import RolloutSerializer
+from .sources import SourceInput
 from .task_groups import TaskGroupInput
 
 
@@ -29,12 +30,19 @@ class BundleGroup(TaskGroupInput):
     policy = serializers.DictField(required=False, allow_null=True)
 
 
+class BundleSource(SourceInput):
+    """Where to look for replicas of the pool that it stands in."""
+
+    pool = None  # type: ignore[assignment]  # DRF's way to leave an inherited field out
+
+
 class BundlePool(PoolInput):
     """A pool. What is left out is left alone; a list is all there should be, where pruning is asked for."""
 
     policy = serializers.DictField(required=False, help_text="A strategy's name and settings.")
     replicas = BundleReplica(many=True, required=False)
     groups = BundleGroup(many=True, required=False)
+    sources = BundleSource(many=True, required=False)
 
 
 class BundleSerializer(serializers.Serializer[Any]):
@@ -82,7 +90,7 @@ def check_shape(bundle: Any) -> dict[str, Any]:
     if bundle.get("format") != 1:
         raise ValidationError({"format": ["Expected 1."]})
     for at, pool in enumerate(_named(bundle.get("pools"), ("pools",))):
-        for key in ("replicas", "groups"):
+        for key in ("replicas", "groups", "sources"):
             if pool.get(key) is not None:
                 _named(pool[key], ("pools", at, key))
     return bundle

@@ -10,6 +10,7 @@ from controlplane.api.fields import ByName
 from controlplane.discovery import KINDS
 from controlplane.models import Adoption, Pool, ReplicaSource, SourceStatus
 
+KIND_CHOICES = [(kind.name, kind.label) for kind in KINDS.values()]
 # What looking found: shown, and nobody's to decide.
 OBSERVED = (
     "status",
@@ -82,5 +83,5 @@ class SourceInput(SourceChange):
 
     pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=30)
-    kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()])
+    kind = serializers.ChoiceField(choices=KIND_CHOICES)
     settings = serializers.DictField()

@@ -20,6 +20,7 @@ from controlplane.api.serializers import config as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
 
 PRUNE = OpenApiParameter("prune", bool, description="Remove what the bundle's lists do not name.")
+DRAFT = OpenApiParameter("draft", bool, description="Draft policies instead of publishing them.")
 
 
 class ConfigView(Exchange):
@@ -51,12 +52,12 @@ class ConfigView(Exchange):
         """Everything that you may see, in a stable order; without secrets."""
         return Response(export_bundle(asker(request)))
 
-    @extend_schema(request=s.BundleSerializer, responses=s.AppliedSerializer, parameters=[PRUNE])
+    @extend_schema(request=s.BundleSerializer, responses=s.AppliedSerializer, parameters=[PRUNE, DRAFT])
     def put(self, request: Request) -> Response:
         """Make the fleet what the bundle says: all of it, or nothing."""
         bundle = s.check_shape(request.data)
-        prune = switch(request, "prune")
-        return Response(_answer(apply_bundle(bundle, request, prune=prune, reason=str(bundle.get("reason", ""))[:500])))
+        how = {"prune": switch(request, "prune"), "draft": switch(request, "draft")}
+        return Response(_answer(apply_bundle(bundle, request, **how, reason=str(bundle.get("reason", ""))[:500])))
 
 
 def _answer(applied: Applied) -> dict[str, Any]:

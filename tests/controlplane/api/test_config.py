@@ -10,9 +10,20 @@ from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from controlplane.api.bundle.apply import _Walk
-from controlplane.models import ConfigSnapshot, Event, Pool, Replica, Role, Rollout, TaskGroup
+from controlplane.models import (
+    ConfigSnapshot,
+    DiscoveredReplica,
+    Event,
+    Pool,
+    Replica,
+    ReplicaSource,
+    Role,
+    Rollout,
+    TaskGroup,
+)
 from controlplane.services.access.people import set_role
 from controlplane.services.access.projects import create_project
+from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state, update_replica
 from controlplane.services.fleet.task_groups import create_task_group
@@ -140,6 +151,70 @@ def test_a_name_may_move_from_one_pool_to_another_in_one_bundle(api, db):
     assert done(put(api, bundle)) == ["change pool a", "change pool b"]
 
 
+@pytest.fixture
+def followed(fleet):
+    """The fleet with a source that follows r2, and one with a token."""
+    source = create_source(fleet, name="pods", kind="dns", settings={"host": "vllm.test"}, adoption="adopt")
+    r2 = Replica.objects.get(name="r2")
+    DiscoveredReplica.objects.create(source=source, key="10.0.0.2", name="r2", url=r2.url, state="adopted", replica=r2)
+    there = {"namespace": "ml", "service": "vllm", "api_url": "https://10.9.9.9:6443"}
+    create_source(fleet, name="cluster", kind="kubernetes", settings=there, secret="tell-nobody", interval_s=60)
+    return fleet
+
+
+def test_sources_are_a_part_of_the_fleet_and_what_follows_them_is_theirs(api, followed):
+    exported = json.loads(api.get(CONFIG).content)
+    (pool,) = exported["pools"]
+    assert [(one["name"], one["kind"], one["interval_s"]) for one in pool["sources"]] == [
+        ("cluster", "kubernetes", 60.0),
+        ("pods", "dns", 30.0),
+    ]
+    assert [one["name"] for one in pool["replicas"]] == ["r1"], "its source finds r2 again"
+    assert "tell-nobody" not in str(exported)
+    assert "looked_at" not in pool["sources"][0], "what looks find out is nobody's wish"
+    assert done(put(api, exported, prune="true")) == []
+    assert Replica.objects.filter(name="r2").exists()
+    assert ReplicaSource.objects.get(name="cluster").sealed is not None
+
+    pool["sources"] = [
+        pool["sources"][1] | {"interval_s": 10},
+        {"name": "file", "kind": "dns", "settings": {"host": "x.test"}},
+    ]
+    answer = put(api, exported, prune="true")
+    assert done(answer) == [
+        "change replica source pods",
+        "create replica source file",
+        "remove replica source cluster",
+    ]
+    assert list(answer.data["actions"][0]["changes"]) == [{"field": "interval_s", "before": 30.0, "after": 10.0}]
+    assert done(put(api, {"format": 1, "pools": []}, prune="true"))[-1] == "remove pool default"
+    assert not ReplicaSource.objects.exists()
+    rebuilt = [one for one in done(put(api, exported)) if "source" in one]
+    assert rebuilt == ["create replica source pods", "create replica source file"]
+
+
+def test_policies_are_drafted_where_somebody_else_is_to_publish_them(client_with, fleet, policy, django_user_model):
+    editor, olga = client_with("write"), django_user_model.objects.get()
+    django_user_model.objects.create_superuser("root")
+    django_user_model.objects.filter(pk=olga.pk).update(is_superuser=False)
+    set_role(olga, Role.EDITOR, fleet.project)
+    prefix_hash = {"strategy": "prefix_hash"}
+    bundle = of_default(policy=prefix_hash, groups=[{"name": "chat", "policy": {"strategy": "random"}}])
+
+    assert put(editor, bundle).status_code == 403, "publishing takes an approver"
+    planned = put(editor, bundle, draft="true", dry_run="true").data["result"]
+    assert policy.draft() is None
+    answer = put(editor, {**bundle, "reason": "from the repository"}, draft="true")
+
+    assert done(answer) == ["change draft default", "create draft default.chat"]
+    assert list(answer.data["actions"]) == list(planned["actions"])
+    assert answer.data["rollouts"] == []
+    assert (policy.live().strategy, policy.draft().strategy) == ("round_robin", "prefix_hash")
+    assert policy.draft().reason == "from the repository"
+    assert done(put(editor, bundle, draft="true")) == [], "it is drafted already"
+    assert put(editor, of_default(policy={"strategy": "random"}), draft="true").status_code == 409
+
+
 def of_default(**said):
     """A bundle of pool ``default`` alone."""
     return {"format": 1, "pools": [{"name": "default", **said}]}
@@ -162,6 +237,9 @@ def of_default(**said):
         (of_default(replicas=[{"name": "r1", "state": "off"}]), "#/pools/0/replicas/0/state"),
         (of_default(replicas=[{"name": "r9"}]), "#/pools/0/replicas/0/url"),
         (of_default(groups=[{"name": "chat", "replicas": ["r9"]}]), "#/pools/0/groups/0/replicas"),
+        (of_default(sources=[{"name": "pods"}]), "#/pools/0/sources/0/settings"),
+        (of_default(sources=[{"name": "pods", "kind": "dns", "settings": {}}]), "#/pools/0/sources/0/settings/host"),
+        (of_default(sources=[{"name": "pods"}, {"name": "pods"}]), "#/pools/0/sources/1/name"),
         (of_default(policy={"strategy": "prefix_hash", "load_factor": 0}), "#/pools/0/policy/load_factor"),
         (of_default(groups=[{"name": "chat", "policy": {"strategy": "fast"}}]), "#/pools/0/groups/0/policy/strategy"),
     ],

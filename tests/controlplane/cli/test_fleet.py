@@ -69,6 +69,14 @@ def test_what_changed_since_the_plan_is_not_run_over(warmpath, document, monkeyp
     assert "412" in late.err
 
 
+def test_policies_are_drafted_where_that_is_asked_for(warmpath, document, policy):
+    changed(document, lambda pool: pool.update(policy={"strategy": "prefix_hash"}))
+    assert "change  draft  default" in warmpath("plan", str(document), "--draft").out
+    assert policy.draft() is None
+    assert warmpath("apply", str(document), "--draft", "--yes").status == 0
+    assert (policy.live().strategy, policy.draft().strategy) == ("round_robin", "prefix_hash")
+
+
 def test_pruning_is_asked_for(warmpath, document):
     create_pool("other", models=["llama"])
     assert "Nothing to do" in warmpath("plan", str(document)).out
