@@ -2,7 +2,7 @@
 
 It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
 data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once.
-SIGHUP replaces the workers, where there are any, one after the other; a single process reads its certificate anew.
+SIGHUP replaces the workers, where there are any, one after the other; a single process reads its certificates anew.
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ class Server:
         self.settings = settings
         self.data = data
         self._admin = AdminPort(data.view)
+        self._admin_tls = Tls(settings.admin_tls)
 
     async def open(self) -> None:
         """Take the configuration, and bind both ports; NackError or OSError where that fails."""
         settings = self.settings
         await self.data.start(await asyncio.to_thread(_document, settings.config_file))
-        await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token)
+        listening = self._admin_tls.listening
+        await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token, listening)
         await self.data.open(settings.host, settings.port, beside_others=settings.reuse_port)
 
     @property
@@ -97,7 +99,12 @@ class Server:
     @property
     def admin_url(self) -> str:
         """Where the control plane sends configurations."""
-        return _url(self.settings.admin_host, self._admin.port)
+        return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.listening else "http")
+
+    def roll(self) -> None:
+        """Begin to put new processes in the place of old ones, or read certificates anew."""
+        self._admin_tls.reload()
+        self.data.roll()
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
@@ -153,8 +160,8 @@ async def serve(settings: ServeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with running(settings) as server:
-        if settings.workers > 1 or settings.tls.certificate:
-            loop.add_signal_handler(signal.SIGHUP, server.data.roll)
+        if settings.workers > 1 or settings.tls.certificate or settings.admin_tls.certificate:
+            loop.add_signal_handler(signal.SIGHUP, server.roll)
         give_back_large_blocks()
         spare_the_collector()
         _say_ready(server)

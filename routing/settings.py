@@ -23,6 +23,8 @@ CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
 _PEM_FILES = (  # flag, variable, what it is
     ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
     ("--tls-key", "WARMPATH_ROUTER_TLS_KEY_FILE", "its private key"),
+    ("--admin-tls-cert", "WARMPATH_ROUTER_ADMIN_TLS_CERT_FILE", "the admin port's certificate and its chain"),
+    ("--admin-tls-key", "WARMPATH_ROUTER_ADMIN_TLS_KEY_FILE", "its private key"),
     ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the authorities of replicas with an https URL"),
 )
 
@@ -50,7 +52,8 @@ class ServeSettings:
     admin_token: str | None  # None: the admin port is open, and must be on the loopback
     workers: int = 1  # processes that serve the data port
     reuse_port: bool = False  # whether another router may have the data port as well
-    tls: TlsFiles = field(default_factory=TlsFiles)
+    tls: TlsFiles = field(default_factory=TlsFiles)  # of the data port, and towards replicas
+    admin_tls: TlsFiles = field(default_factory=TlsFiles)  # of the admin port
     config_keys: tuple[str, ...] = ()  # public keys that pushed configurations are signed with; (): nobody looks
 
 
@@ -72,8 +75,12 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         raise SettingsError("--workers: more than one needs Linux")
     if given.control_plane is not None:
         _check_url(given.control_plane)
-    if (given.tls_cert is None) != (given.tls_key is None):
-        raise SettingsError("--tls-cert and --tls-key go together")
+    for port, certificate, key in (
+        ("", given.tls_cert, given.tls_key),
+        ("admin-", given.admin_tls_cert, given.admin_tls_key),
+    ):
+        if (certificate is None) != (key is None):
+            raise SettingsError(f"--{port}tls-cert and --{port}tls-key go together")
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
@@ -88,6 +95,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         workers=given.workers,
         reuse_port=given.reuse_port,
         tls=TlsFiles(given.tls_cert, given.tls_key, given.upstream_ca),
+        admin_tls=TlsFiles(given.admin_tls_cert, given.admin_tls_key),
         config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
     )
 

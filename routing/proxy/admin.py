@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -122,11 +123,11 @@ class AdminPort:
         self._runner: web.AppRunner | None = None
         self.port = 0  # the real one, once open
 
-    async def open(self, host: str, port: int, token: str | None) -> None:
-        """Serve; OSError where the port is taken."""
+    async def open(self, host: str, port: int, token: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """Serve, over TLS where there is a context for it; OSError where the port is taken."""
         self._runner = web.AppRunner(self._admin.application(token), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ class TlsError(OSError):
 class TlsFiles(Struct, frozen=True):
     """Paths of PEM files."""
 
-    certificate: str | None = None  # of the data port, its chain included; None: it speaks plain HTTP
+    certificate: str | None = None  # of a port, its chain included; None: it speaks plain HTTP
     key: str | None = None  # of the certificate, not encrypted
     upstream_ca: str | None = None  # who signs for replicas; None: the system's authorities
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import ClassVar
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from rest_framework.test import APIClient
 
+from controlplane.egress import system_tls
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
@@ -21,6 +23,7 @@ from controlplane.services.fleet.settings import update_fleet_settings
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
+from tests.fakes.certificates import Authority
 
 ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--port", "0", "--admin-port", "0"]
 
@@ -62,15 +65,22 @@ def engine():
     server.server_close()
 
 
-@pytest.fixture
-def router(live_server, tmp_path, settings):
-    """A router process that announces itself to the live server."""
-    environment = {**os.environ, "WARMPATH_ROUTER_ADMIN_TOKEN": settings.ROUTER_ADMIN_TOKEN}
-    command = [*ROUTER, "--control-plane", live_server.url, "--state-dir", str(tmp_path)]
+@contextmanager
+def serving(url, token, folder, *options):
+    """A router process that announces itself."""
+    environment = {**os.environ, "WARMPATH_ROUTER_ADMIN_TOKEN": token}
+    command = [*ROUTER, "--control-plane", url, "--state-dir", str(folder), *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     yield process
     process.terminate()
     process.wait(timeout=20)
+
+
+@pytest.fixture
+def router(live_server, tmp_path, settings):
+    """A router process that announces itself to the live server."""
+    with serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path) as process:
+        yield process
 
 
 @pytest.mark.django_db(transaction=True)
@@ -91,6 +101,29 @@ def test_a_router_joins_and_runs_what_is_published(router):
     rollout.refresh_from_db()
     known.refresh_from_db()
     assert (rollout.state, known.running_sha256) == ("complete", rollout.snapshot.sha256)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_known(
+    live_server, tmp_path, settings, monkeypatch
+):
+    authority = Authority(tmp_path)
+    certificate = authority.issue("router")
+    tls = ["--admin-tls-cert", str(certificate.path), "--admin-tls-key", str(certificate.key)]
+    create_pool("default")
+    with serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path / "state", *tls) as process:
+        wait_until(Router.objects.exists, 15, "the router to announce itself", alive=process)
+        assert Router.objects.get().admin_url.startswith("https://127.0.0.1:")
+        reconcile_routers()
+        stranger = Router.objects.get()
+        assert (stranger.running_number, "certificate verify failed" in stranger.last_error) == (None, True)
+
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+        system_tls.cache_clear()
+        Router.objects.update(push_after=None)
+        reconcile_routers()
+        assert Router.objects.get().running_number == ConfigSnapshot.objects.first().number
+    system_tls.cache_clear()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -38,6 +38,8 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         "WARMPATH_ROUTER_TLS_CERT_FILE": "/tls/cert.pem",
         "WARMPATH_ROUTER_TLS_KEY_FILE": "/tls/key.pem",
         "WARMPATH_ROUTER_UPSTREAM_CA_FILE": "/tls/ca.pem",
+        "WARMPATH_ROUTER_ADMIN_TLS_CERT_FILE": "/tls/admin.pem",
+        "WARMPATH_ROUTER_ADMIN_TLS_KEY_FILE": "/tls/admin.key",
         "WARMPATH_ROUTER_ADMIN_TOKEN_FILE": str(tmp_path / "token"),
     }
     settings = read_settings(["--control-plane", "http://cp", "--name", "one", "--port", "7000"], environ)
@@ -46,6 +48,7 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
     assert settings.control_plane_url == "http://cp"
     assert (settings.workers, settings.reuse_port) == (4, True)
     assert settings.tls == TlsFiles("/tls/cert.pem", "/tls/key.pem", "/tls/ca.pem")
+    assert settings.admin_tls == TlsFiles("/tls/admin.pem", "/tls/admin.key")
 
 
 def test_workers_are_refused_where_they_cannot_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,7 @@ def test_a_switch_that_is_off_is_off() -> None:
         (["--control-plane", "http://cp:http"], {}, "--control-plane: not a URL"),
         (["--config", "c", "--tls-cert", "c.pem"], {}, "--tls-key"),
         (["--config", "c"], {"WARMPATH_ROUTER_TLS_KEY_FILE": "k.pem"}, "--tls-cert"),
+        (["--config", "c", "--admin-tls-key", "k.pem"], {}, "--admin-tls-cert"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(arguments: list[str], environ: dict[str, str], says: str) -> None:

@@ -126,6 +126,7 @@ async def routed(
     token: str | None = None,
     state_dir: Path | None = None,
     tls: TlsFiles | None = None,
+    admin_tls: TlsFiles | None = None,
 ) -> AsyncIterator[Harness]:
     """A router that serves this configuration, or none yet."""
     with tempfile.TemporaryDirectory() as folder:
@@ -144,6 +145,7 @@ async def routed(
             state_dir=state_dir or Path(folder) / "state",
             admin_token=token,
             tls=tls or TlsFiles(),
+            admin_tls=admin_tls or TlsFiles(),
         )
         async with running(settings) as server, aiohttp.ClientSession() as http:
             yield Harness(server, http)

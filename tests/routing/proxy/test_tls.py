@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import aiohttp
 import pytest
 from cryptography import x509
 
@@ -28,7 +29,7 @@ from tests.fakes.replica import (
     resetting,
     sse,
 )
-from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, post, routed
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post, routed
 
 LARGE = b'{"text":"' + b"x" * 3_000_000 + b'"}'
 
@@ -168,6 +169,28 @@ async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
     second, *later = serials
     assert first.serial != second
     assert later == [second, second]
+
+
+async def test_the_admin_port_has_a_certificate_of_its_own_which_is_renewed_too(
+    authority: Authority, replica: FakeReplica
+) -> None:
+    first = authority.issue("admin")
+    async with routed(config([replica]), token="t" * 32, admin_tls=files(first)) as harness:
+        url, headers = harness.server.admin_url, {"Authorization": "Bearer " + "t" * 32}
+        assert (url[:8], harness.server.data_url[:7]) == ("https://", "http://")
+        context, port = authority.client(), int(url.rpartition(":")[2])
+        assert (await harness.admin("GET", "/admin/config", ssl=context, headers=headers))[0] == 200
+        assert (await harness.admin("GET", "/admin/config", ssl=context))[0] == 401, "a certificate is no token"
+        async with connect(port, authority.client()) as client:
+            assert seen(client) == first.serial
+        second = authority.issue("admin")
+        harness.server.roll()
+        async with connect(port, authority.client()) as client:
+            assert seen(client) == second.serial
+        with pytest.raises(aiohttp.ClientError):
+            await harness.http.get(url.replace("https", "http") + "/healthz")
+        with pytest.raises(aiohttp.ClientError):
+            await harness.http.get(f"{url}/healthz")  # nobody that this client knows signed it
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path, authority: Authority) -> None:
