@@ -17,6 +17,29 @@ from .proof import is_fresh
 from .throttle import key_of
 from .ways import is_connected, provider_name, sign_in_url
 
+OUR_WORDS = ("warmpath", "vllm", "router", "replica", "prefix", "cache", "admin", "password")
+_MUST_BE_LEFT = 8  # characters
+
+
+class OwnWordsValidator:
+    """A password is more than the words that come to mind here, which are the first to be tried.
+
+    Taking those and the username away, with digits and signs, has to leave something that nobody guesses.
+    """
+
+    def validate(self, password: str, user: User | None = None) -> None:
+        """ValidationError for one that is little else."""
+        left = password.lower()
+        name = user.get_username().lower() if user else ""
+        for word in (*OUR_WORDS, *([name] if len(name) > 2 else ())):
+            left = left.replace(word, "")
+        if len(left) < len(password) and sum(map(str.isalpha, left)) < _MUST_BE_LEFT:
+            raise ValidationError(self.get_help_text(), code="password_own_words")
+
+    def get_help_text(self) -> str:
+        """What people are told."""
+        return "This password is little more than your name, or words that are the first to be tried here."
+
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types
     """Nobody signs up by themselves, and nobody guesses for long.

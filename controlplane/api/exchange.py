@@ -18,7 +18,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponseBase
-from rest_framework.exceptions import AuthenticationFailed, ParseError, Throttled, ValidationError
+from rest_framework.exceptions import AuthenticationFailed, ParseError, PermissionDenied, Throttled, ValidationError
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -61,7 +61,12 @@ class Exchange(APIView):
         return self.response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Find out who asks, count it, and go on as DRF does; Throttled for one request too many in a minute."""
+        """Find out who asks, count it, and go on as DRF does; Throttled for one request too many in a minute.
+
+        PermissionDenied, before anything is looked at, for plain HTTP where pages are sent on to HTTPS.
+        """
+        if settings.SECURE_SSL_REDIRECT and not request.is_secure():
+            raise PermissionDenied("This is for HTTPS alone. Revoke the token that was sent: others may have read it.")
         try:
             self.perform_authentication(request)
         except AuthenticationFailed:

@@ -21,6 +21,7 @@ if owner := env.text("DATABASE_OWNER_URL", ""):
 CELERY_BROKER_URL = env.text("REDIS_URL")
 
 SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)
+SECURE_REDIRECT_EXEMPT = [r"^api/"]  # which refuses instead: a script that is sent on has told its token already
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.flag("BEHIND_TLS_PROXY", default=False) else None
 SECURE_HSTS_SECONDS = 31_536_000
 SECURE_HSTS_INCLUDE_SUBDOMAINS = True

@@ -15,6 +15,7 @@ ACCOUNT_EMAIL_VERIFICATION = "none"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "controlplane.accounts.passwords.OwnWordsValidator"},
 ]
 
 # --- who guesses: controlplane/accounts/throttle.py says how it is counted --------------------------------

@@ -40,8 +40,9 @@ def read(which, names, **environment):
 def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():
     names = ("SESSION_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY", "SESSION_COOKIE_SAMESITE", "CSRF_COOKIE_SECURE")
     names += ("CSRF_COOKIE_SAMESITE", "SECURE_HSTS_SECONDS", "SECURE_SSL_REDIRECT", "X_FRAME_OPTIONS", "DEBUG")
+    names += ("SECURE_REDIRECT_EXEMPT",)
     values, _ = read("production", names, **PRODUCTION, WARMPATH_DEBUG="1")
-    assert tuple(values.values()) == (True, True, "Lax", True, "Lax", 31_536_000, True, "DENY", False)
+    assert tuple(values.values()) == (True, True, "Lax", True, "Lax", 31_536_000, True, "DENY", False, ["^api/"])
 
 
 def test_in_production_no_neighbour_of_this_host_can_set_its_cookies():

@@ -27,12 +27,20 @@ def test_somebody_new_sees_nothing_until_they_are_given_a_role(client):
         ({"username": "ada", "password": "short"}, "$.password"),
         ({"username": "ada", "password": "qwerty123456"}, "$.password"),
         ({"username": "ada", "password": PASSWORD, "email": "x"}, "$.email"),
+        ({"username": "ada", "password": "Warmpath-2026!"}, "$.password"),
+        ({"username": "ada", "password": "vllm-router-1234"}, "$.password"),
+        ({"username": "grace.hopper", "password": "grace.hopper.99"}, "$.password"),
     ],
 )
 def test_a_person_that_cannot_be_is_refused_by_the_field_that_is_wrong(fields, path):
     with pytest.raises(InvalidError) as refused:
         add_person(**fields)
     assert refused.value.faults[0].path == path
+
+
+def test_a_password_may_have_such_a_word_among_others():
+    assert add_person("ada", password="our warmpath lives in a barn").pk
+    assert add_person("al", password="always 7 elephants").pk
 
 
 def test_a_name_is_taken_once():

@@ -13,6 +13,7 @@ from rest_framework.test import APIClient
 from controlplane.api.exceptions import FINER, WORDS, no_such_endpoint
 from controlplane.models import Pool, Role
 from controlplane.services.access.people import set_role
+from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -69,6 +70,19 @@ def test_a_person_with_a_session_needs_the_csrf_token_to_change_things(operator,
     browser.force_login(operator)
     assert browser.get(f"{ROOT}pools").status_code == 200
     assert browser.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 403
+
+
+@pytest.mark.django_db
+def test_over_plain_http_a_script_is_refused_and_not_sent_on(settings, operator, pool):
+    settings.SECURE_SSL_REDIRECT, settings.SECURE_REDIRECT_EXEMPT = True, [r"^api/"]
+    _, text = create_token(operator, name="test", scopes=["write"])
+    script = CarefulClient()
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    refused = script.patch(f"{ROOT}pools/default", {"description": "x"})
+    assert (refused.status_code, "HTTPS alone" in refused.json()["detail"]) == (403, True)
+    told = {"If-Match": "*"}
+    assert script.patch(f"{ROOT}pools/default", {"description": "x"}, secure=True, headers=told).status_code == 200
+    assert script.get("/fleet/")["Location"] == "https://testserver/fleet/"
 
 
 @pytest.mark.django_db
