@@ -1,38 +1,26 @@
 """Caches of blocks, least recently used first out, as engines keep them.
 
 Theory of operation. A prompt's blocks are used tail first, so that its head is always the more recent one and goes
-last: what is held of a prompt is an opening of it, as with vLLM's block pool. So how much of a chain is held is found
-by bisection. All blocks of a request are used at one tick; a cache remembers the latest tick of each block, and the
-chains in the order of their ticks. To drop the least recent blocks is to go through the oldest chain from its tail for
-as long as its blocks were not used since. A chain whose last block was used since has nothing left to drop.
+last: what is held of a prompt is an opening of it, as with vLLM's block pool. Of the blocks whose last use was one
+request, later requests with the same opening take over blocks from the front, and what there is no room for goes from
+the back: they are always one **run** of that request's chain. A cache is its runs in the order of their use, and finds
+them by their first block. To use a chain is to follow it from run to run, of which it takes over what it shares; that
+costs as much as there are places where prompts part, however long they are. To make room is to cut the oldest run.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from heapq import heappush, heapreplace
-from typing import NamedTuple
+from typing import Any
 
-SPARE = 1024  # chains that may have nothing left to drop, beyond as many as there are blocks
-
-
-class Use(NamedTuple):
-    """A chain that is used, by one request."""
-
-    chain: Sequence[int]
-    tick: int  # later ones are larger
-    ticks: Mapping[int, int]  # that tick, by block
+SPARE = 1024  # runs that may be empty, beyond as many as there are blocks
+Run = list[Any]  # [a chain, start, end]: its blocks from start to before end; a list, because there are very many
 
 
-def use(chain: Sequence[int], tick: int) -> Use:
-    """A chain used at a tick."""
-    return Use(chain, tick, dict.fromkeys(chain, tick))
-
-
-def held_of(chain: Sequence[int], held: Mapping[int, int]) -> int:
-    """How many blocks of a chain are in there, which are an opening of it."""
-    low, high = 0, len(chain)
+def held_of(chain: Sequence[int], held: Container[int], low: int, high: int) -> int:
+    """How many blocks of a chain are in there, which are an opening of it; at least ``low``, at most ``high``."""
     while low < high:
         middle = (low + high) // 2
         if chain[middle] in held:
@@ -48,102 +36,121 @@ class Seen:
     __slots__ = ("_span_s", "lately", "of_old", "since_s")
 
     def __init__(self, span_s: float) -> None:
-        self.lately: dict[int, int] = {}
-        self.of_old: dict[int, int] = {}
+        self.lately: set[int] = set()
+        self.of_old: set[int] = set()
         self._span_s = span_s
         self.since_s: float | None = None  # when ``lately`` began
 
     def __len__(self) -> int:
         return len(self.lately) + len(self.of_old)
 
-    def use(self, used: Use, now_s: float) -> int:
-        """How many blocks of the chain were seen; now all are."""
+    def use(self, chain: Sequence[int], now_s: float, low: int) -> int:
+        """How many blocks of the chain were seen, which were ``low`` at least; now all are."""
         if self.since_s is None or now_s >= self.since_s + self._span_s:
-            self.lately, self.of_old, self.since_s = {}, self.lately, now_s
-        matched = max(held_of(used.chain, self.lately), held_of(used.chain, self.of_old))
-        self.lately.update(used.ticks)
-        return matched
+            self.lately, self.of_old, self.since_s = set(), self.lately, now_s
+        length = len(chain)
+        seen = lately = held_of(chain, self.lately, 0 if self.of_old else low, length)
+        if self.of_old:
+            seen = held_of(chain, self.of_old, low, length)
+        if lately < length:
+            self.lately.update(chain[lately:])
+        return max(seen, lately)
 
     def remember(self, lately: Iterable[int], of_old: Iterable[int], since_s: float | None) -> None:
         """Go on with these, the first of them used since then."""
-        self.lately, self.of_old = dict.fromkeys(lately, 0), dict.fromkeys(of_old, 0)
+        self.lately, self.of_old = set(lately), set(of_old)
         self.since_s = since_s
 
     def keep_below(self, below: int) -> None:
         """Forget all blocks whose hash is not below."""
-        self.lately = _below(self.lately, below)
-        self.of_old = _below(self.of_old, below)
+        self.lately = {block for block in self.lately if block < below}
+        self.of_old = {block for block in self.of_old if block < below}
+
+
+def _parting(chain: Sequence[int], at: int, blocks: Sequence[int], start: int, count: int) -> int:
+    """How many of the first ``count`` blocks there are the same, which the first ones are and the last one is not."""
+    low, high = 1, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if chain[at + middle] == blocks[start + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class Cache:
     """One cache with room for so many blocks."""
 
-    __slots__ = ("_chains", "room", "ticks")
+    __slots__ = ("_first", "_runs", "_size", "room")
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.ticks: dict[int, int] = {}  # by block that it holds: when it was last used
-        self._chains: deque[tuple[int, Sequence[int]]] = deque()
+        self._size = 0
+        self._runs: deque[Run] = deque()  # the least recent first; some are empty by now
+        self._first: dict[int, Run] = {}  # those that are not, by their first block
 
     def __len__(self) -> int:
-        return len(self.ticks)
+        return self._size
 
     def __iter__(self) -> Iterator[int]:
         """What it holds, the least recent first."""
-        for tick, chain in self._chains:
-            for block in reversed(chain):
-                if self.ticks.get(block) != tick:
-                    break
-                yield block
+        for blocks in self.runs():
+            yield from reversed(blocks)
 
-    def match(self, chain: Sequence[int]) -> int:
-        """How many blocks of the chain it holds."""
-        return held_of(chain, self.ticks)
-
-    def use(self, used: Use) -> list[int]:
-        """It holds the chain now, as far as there is room; what was dropped for it."""
-        ticks, chains = self.ticks, self._chains
-        ticks.update(used.ticks)
-        chains.append((used.tick, used.chain))
-        if len(chains) > len(ticks) + SPARE:
-            self._chains = deque(one for one in chains if ticks.get(one[1][-1]) == one[0])
-        return self.shrink() if len(ticks) > self.room else []
+    def use(self, chain: Sequence[int]) -> tuple[int, list[int]]:
+        """It holds the chain now, as far as there is room. (Blocks that it held before, what it dropped)."""
+        first, held, length = self._first, 0, len(chain)
+        run = first.pop(chain[0], None)
+        while run is not None:
+            blocks, start, end = run
+            count = min(length - held, end - start)
+            if chain[held + count - 1] != blocks[start + count - 1]:
+                count = _parting(chain, held, blocks, start, count)
+            held += count
+            start = run[1] = start + count
+            if start < end:
+                first[blocks[start]] = run
+            run = first.pop(chain[held], None) if held < length else None
+        first[chain[0]] = run = [chain, 0, length]
+        self._runs.append(run)
+        self._size += length - held
+        if len(self._runs) > self._size + SPARE:
+            self._runs = deque(run for run in self._runs if run[1] < run[2])
+        return held, self.shrink() if self._size > self.room else []
 
     def shrink(self) -> list[int]:
-        """Drop what there is no room for."""
-        ticks, chains, dropped = self.ticks, self._chains, []
-        excess = len(ticks) - self.room
+        """Drop what there is no room for; what was dropped."""
+        dropped: list[int] = []
+        first, runs, excess = self._first, self._runs, self._size - self.room
         while excess > 0:
-            tick, chain = chains[0]
-            end = len(chain)
-            while end and excess > 0 and ticks.get(chain[end - 1]) == tick:
-                end -= 1
-                excess -= 1
-                del ticks[chain[end]]
-                dropped.append(chain[end])
-            if end and excess <= 0:
-                chains[0] = (tick, chain[:end])
-            else:
-                chains.popleft()
+            blocks, start, end = run = runs[0]
+            kept = max(start, end - excess)
+            if kept < end:
+                dropped += blocks[kept:end]
+                excess -= end - kept
+                run[2] = kept
+            if kept == start:
+                runs.popleft()
+                if start < end and first.get(blocks[start]) is run:
+                    del first[blocks[start]]
+        self._size -= len(dropped)
         return dropped
+
+    def runs(self) -> Iterator[Sequence[int]]:
+        """What it holds, as ``remember`` takes it."""
+        return (blocks[start:end] for blocks, start, end in self._runs if start < end)
+
+    def remember(self, runs: Iterable[Sequence[int]]) -> None:
+        """Hold these instead: openings of chains, or what follows one, the least recent first."""
+        self._runs = deque([blocks, 0, len(blocks)] for blocks in runs)
+        self._first = {run[0][0]: run for run in self._runs}
+        self._size = sum(run[2] for run in self._runs)
 
     def keep_below(self, below: int) -> None:
         """Forget all blocks whose hash is not below."""
-        self.remember([block for block in self if block < below])
-
-    def remember(self, blocks: Iterable[int]) -> None:
-        """Hold these instead, the least recent first, all used before any tick to come."""
-        held = list(blocks)
-        self.ticks = {block: tick for tick, block in enumerate(held, -len(held))}
-        self._chains = deque((tick, (block,)) for block, tick in self.ticks.items())
-
-
-class Match(NamedTuple):
-    """Whoever holds the longest opening of a chain."""
-
-    best: int  # blocks that the one with most holds
-    chosen: int  # that the one asked about holds
-    holders: int  # mask of those with most
+        kept = ([block for block in blocks if block < below] for blocks in self.runs())
+        self.remember([blocks for blocks in kept if blocks])
 
 
 class Replicas:
@@ -168,23 +175,28 @@ class Replicas:
         self.caches[place].room = room
         self._let_go(place, self.caches[place].shrink())
 
-    def match(self, chain: Sequence[int], place: int) -> Match:
-        """How much of a chain the best one holds, and the one with this number."""
-        best = held_of(chain, self._holders)
-        holders = self._holders[chain[best - 1]] if best else 0
-        chosen = best if holders >> place & 1 else self.caches[place].match(chain[:best])
-        return Match(best, chosen, holders)
+    def best(self, chain: Sequence[int], high: int) -> tuple[int, int]:
+        """(blocks of a chain that the one with most holds, mask of those with most); at most ``high`` blocks."""
+        best = held_of(chain, self._holders, 0, high)
+        return best, self._holders[chain[best - 1]] if best else 0
 
-    def use(self, place: int, used: Use, matched: int) -> None:
-        """A replica computes a chain of which it held so much: it holds it now, as far as there is room."""
+    def use(self, place: int, chain: Sequence[int], low: int, high: int) -> tuple[int, int]:
+        """A replica computes a chain: it holds it now, as far as there is room.
+
+        (blocks that it held before, that the one with most held): of the latter ``low`` at least, ``high`` at most.
+        """
         holders, bit, cache = self._holders, 1 << place, self.caches[place]
-        fresh = used.chain[matched:] if matched else used.chain
-        for block in fresh:
-            holders[block] = holders.get(block, 0) | bit
-        self._written[place] += len(fresh) / cache.room
-        dropped = cache.use(used)
+        held, dropped = cache.use(chain)
+        best = held_of(chain, holders, max(low, held), high) if held < high else held
+        if held < best:
+            for block in chain[held:best]:
+                holders[block] = holders.get(block, 0) | bit
+        if best < len(chain):
+            holders.update(dict.fromkeys(chain[best:], bit))
+        self._written[place] += (len(chain) - held) / cache.room
         if dropped:
             self._let_go(place, dropped)
+        return held, best
 
     def least_written(self) -> int:
         """Whose room was filled least often: what it drops next was not used for longest."""
@@ -198,13 +210,13 @@ class Replicas:
         """Forget all blocks whose hash is not below."""
         for cache in self.caches:
             cache.keep_below(below)
-        self._holders = _below(self._holders, below)
+        self._holders = {block: holders for block, holders in self._holders.items() if block < below}
 
-    def remember(self, name: str, blocks: Iterable[int]) -> None:
-        """Fill an empty replica's cache, the least recent block first."""
+    def remember(self, name: str, runs: Iterable[Sequence[int]]) -> None:
+        """Fill an empty replica's cache, with what ``Cache.runs`` told."""
         place = self.places[name]
-        self.caches[place].remember(blocks)
-        for block in self.caches[place].ticks:
+        self.caches[place].remember(runs)
+        for block in self.caches[place]:
             self._holders[block] = self._holders.get(block, 0) | 1 << place
 
     def _let_go(self, place: int, dropped: Iterable[int]) -> None:
@@ -213,7 +225,3 @@ class Replicas:
             left = holders.pop(block, 0) & ~bit
             if left:
                 holders[block] = left
-
-
-def _below(held: Mapping[int, int], below: int) -> dict[int, int]:
-    return {block: value for block, value in held.items() if block < below}

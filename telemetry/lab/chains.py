@@ -44,8 +44,13 @@ def thinned(request: Request, ratio: float) -> tuple[Sequence[int], Sequence[int
     if request.sample_ratio <= ratio:
         return request.blocks, positions
     below = round(ratio * HASHES)
-    kept = [at for at, block in enumerate(request.blocks) if block < below]
-    return [request.blocks[at] for at in kept], [positions[at] for at in kept]
+    kept: list[int] = []
+    kept_at: list[int] = []
+    for block, at in zip(request.blocks, positions, strict=False):
+        if block < below:
+            kept.append(block)
+            kept_at.append(at)
+    return kept, kept_at
 
 
 def depth(positions: Sequence[int], matched: int, block_count: int, ratio: float) -> float:

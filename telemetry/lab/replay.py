@@ -14,8 +14,9 @@ then every model drops the blocks beyond it. It never rises in a replay's life: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from telemetry.lab.caches import Cache, Replicas, Seen, Use, use
+from telemetry.lab.caches import Cache, Replicas, Seen
 from telemetry.lab.chains import HASHES, Request, depth, thinned
 from telemetry.lab.ladder import TERMS, Sums
 
@@ -34,7 +35,6 @@ class Replay:
         self.at_s = 0.0  # of the newest request
         self.estimated = self.counted = 0.0  # tokens of the prompts that engines counted: by us, and by them
         self.hash_tokens = 64
-        self.tick = 0
         self.forever = Seen(HORIZON_S)
         self.whole = Cache(0)
         self.ideal = Replicas()
@@ -75,21 +75,19 @@ class Replay:
         if request.sample_ratio < self.ratio:
             self.thin(request.sample_ratio)
         chain, positions = thinned(request, self.ratio)
-        prompt_tokens = self.tokens_of(request)
+        prompt = Prompt.of(request, positions, self.tokens_of(request), self.ratio)
         sums.requests += 1
-        sums.prompt_tokens += prompt_tokens
+        sums.prompt_tokens += prompt.tokens
         if request.cached_tokens is not None and request.prompt_tokens:
             sums.reported_requests += 1
             sums.reported_tokens += request.prompt_tokens
             sums.delivered += min(request.cached_tokens, request.prompt_tokens)
         self.at_s = max(self.at_s, request.at_s)
-        held = Held(request, positions, prompt_tokens, self.ratio)
         if chain:
-            self._use(request, use(chain, self.tick), held, sums)
+            self._use(request, chain, prompt, sums)
         else:  # no block of it is in the sample: nothing tells the terms apart
             for name in TERMS[:-1]:
-                setattr(sums, name, getattr(sums, name) + held[0])
-        self.tick += 1
+                setattr(sums, name, getattr(sums, name) + prompt.held(0))
         if len(self.forever) > MAX_ENTRIES:
             self.thin(self.ratio / 2)
 
@@ -106,31 +104,40 @@ class Replay:
         """The prompt's length as the engine counted it, or would have."""
         return request.prompt_tokens or request.estimate_tokens * self.real_ratio
 
-    def _use(self, request: Request, used: Use, held: Held, sums: Sums) -> None:
-        chain = used.chain
-        sums.reachable += held[self.forever.use(used, request.at_s)]
+    def _use(self, request: Request, chain: Sequence[int], prompt: Prompt, sums: Sums) -> None:
         if not self.rooms:
+            sums.reachable += prompt.held(self.forever.use(chain, request.at_s, 0))
             return
-        sums.capacity += held[self.whole.match(chain)]
-        self.whole.use(used)
-        sums.split += held[self._place_ideally(used)]
-        place = self._place_of(request.replica)
-        best, chosen, _ = self.placed.match(chain, place)
-        self.placed.use(place, used, chosen)
-        sums.best += held[best]
-        sums.predicted += held[chosen]
+        whole, _ = self.whole.use(chain)
+        seen = self.forever.use(chain, request.at_s, whole)
+        split = self._place_ideally(chain, seen)
+        chosen, best = self.placed.use(self._place_of(request.replica), chain, 0, seen)
+        tokens = prompt.held(seen)
+        sums.reachable += tokens
+        if whole != seen:
+            tokens = prompt.held(whole)
+        sums.capacity += tokens
+        if split != whole:
+            tokens = prompt.held(split)
+        sums.split += tokens
+        if best != split:
+            tokens = prompt.held(best)
+        sums.best += tokens
+        if chosen != best:
+            tokens = prompt.held(chosen)
+        sums.predicted += tokens
         if self.ratio < 1:
-            parting = chain[max(0, chosen - 1)]
-            sums.partings[parting] = sums.partings.get(parting, 0.0) + held.of_block
+            parting = chain[chosen - 1 if chosen else 0]
+            sums.partings[parting] = sums.partings.get(parting, 0.0) + prompt.of_block
 
-    def _place_ideally(self, used: Use) -> int:
+    def _place_ideally(self, chain: Sequence[int], seen: int) -> int:
         """Blocks that the best replica held, with placement of our own."""
         ideal = self.ideal
         place = ideal.least_written()
-        best, chosen, holders = ideal.match(used.chain, place)
-        if best >= KEEP_RATIO * len(used.chain) and not holders >> place & 1:
-            place, chosen = (holders & -holders).bit_length() - 1, best
-        ideal.use(place, used, chosen)
+        best, holders = ideal.best(chain, seen)
+        if best >= KEEP_RATIO * len(chain) and not holders >> place & 1:
+            place = (holders & -holders).bit_length() - 1
+        ideal.use(place, chain, best, best)
         return best
 
     def _place_of(self, replica: str) -> int:
@@ -153,26 +160,29 @@ class Replay:
             self.placed.set_room(name, self.room(tokens))
 
 
-class Held(dict[int, float]):
-    """Tokens of one prompt, by how many of its sampled blocks are held. Computed when asked, and then kept."""
+class Prompt(NamedTuple):
+    """One prompt as a replay sees it: what its tokens come to when an opening of its sampled blocks is held."""
 
-    __slots__ = ("_positions", "_prompt_tokens", "_ratio", "_request", "of_block")
+    tokens: float
+    positions: Sequence[int]  # of its sampled blocks
+    block_count: int
+    of_block: float  # tokens
+    engine_block: int  # tokens
+    ratio: float
 
-    def __init__(self, request: Request, positions: Sequence[int], prompt_tokens: float, ratio: float) -> None:
-        self._request = request
-        self._positions = positions
-        self._prompt_tokens = prompt_tokens
-        self._ratio = ratio
-        self.of_block = request.hash_tokens * prompt_tokens / max(1, request.estimate_tokens)
+    @classmethod
+    def of(cls, request: Request, positions: Sequence[int], tokens: float, ratio: float) -> Prompt:
+        """A request's, with these blocks in the sample."""
+        of_block = request.hash_tokens * tokens / max(1, request.estimate_tokens)
+        return cls(tokens, positions, request.block_count, of_block, request.block_tokens or 1, ratio)
 
-    def __missing__(self, matched: int) -> float:
-        """Where a block is met in part, half of it on average; whole engine blocks before the last token (H7)."""
-        request, ratio = self._request, self._ratio
-        engine = request.block_tokens or 1
-        tokens = depth(self._positions, matched, request.block_count, ratio) * self.of_block
-        if 0 < matched < len(self._positions):
-            tokens += max(0.0, (self.of_block - engine) / 2)
-        if ratio >= 1:
-            tokens = min(tokens, max(0.0, (self._prompt_tokens - 1) // engine * engine))
-        held = self[matched] = tokens
-        return held
+    def held(self, matched: int) -> float:
+        """Tokens where the first ``matched`` of its blocks are held.
+
+        Where a block is met in part, half of it on average; whole engine blocks before the last token (H7).
+        """
+        of_prompt, positions, block_count, of_block, engine, ratio = self
+        tokens = depth(positions, matched, block_count, ratio) * of_block
+        if of_block > engine and 0 < matched < len(positions):
+            tokens += (of_block - engine) / 2
+        return tokens if ratio < 1 else min(tokens, max(0.0, (of_prompt - 1) // engine * engine))

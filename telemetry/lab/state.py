@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
 
+from telemetry.lab.caches import Cache
 from telemetry.lab.replay import Replay
 
-FORM = 1  # of the bytes: another one is not read, and the replay begins anew
+FORM = 2  # of the bytes: another one is not read, and the replay begins anew
 
 
 class StateError(ValueError):
@@ -18,7 +20,7 @@ class StateError(ValueError):
 
 
 def dump(replay: Replay) -> bytes:
-    """All that the next window needs. 8 bytes a block."""
+    """All that the next window needs. 8 bytes a block, and 4 for each place where prompts part."""
     return msgspec.msgpack.encode(
         {
             "form": FORM,
@@ -30,9 +32,9 @@ def dump(replay: Replay) -> bytes:
             "lately": _packed(replay.forever.lately),
             "of_old": _packed(replay.forever.of_old),
             "since_s": replay.forever.since_s,
-            "whole": _packed(replay.whole),
-            "ideal": {name: _packed(replay.ideal.caches[place]) for name, place in replay.ideal.places.items()},
-            "placed": {name: _packed(replay.placed.caches[place]) for name, place in replay.placed.places.items()},
+            "whole": _packed_runs(replay.whole),
+            "ideal": {name: _packed_runs(replay.ideal.caches[place]) for name, place in replay.ideal.places.items()},
+            "placed": {name: _packed_runs(replay.placed.caches[place]) for name, place in replay.placed.places.items()},
         }
     )
 
@@ -51,11 +53,11 @@ def load(state: bytes, rooms: Mapping[str, int] | None) -> Replay:
     replay.resize(rooms)
     replay.forever.remember(_unpacked(told["lately"]), _unpacked(told["of_old"]), told["since_s"])
     if rooms:
-        replay.whole.remember(_unpacked(told["whole"]))
+        replay.whole.remember(_unpacked_runs(told["whole"]))
         for model, caches in ((replay.ideal, told["ideal"]), (replay.placed, told["placed"])):
-            for name, blocks in caches.items():
+            for name, packed in caches.items():
                 if name in model.places:
-                    model.remember(name, _unpacked(blocks))
+                    model.remember(name, _unpacked_runs(packed))
         replay.resize(rooms)
     return replay
 
@@ -68,3 +70,15 @@ def _unpacked(packed: bytes) -> array[int]:
     blocks = array("Q")
     blocks.frombytes(packed)
     return blocks
+
+
+def _packed_runs(cache: Cache) -> tuple[bytes, bytes]:
+    """(lengths, blocks)."""
+    runs = list(cache.runs())
+    return array("I", map(len, runs)).tobytes(), _packed(chain.from_iterable(runs))
+
+
+def _unpacked_runs(packed: Sequence[bytes]) -> list[list[int]]:
+    lengths, blocks = array("I"), iter(_unpacked(packed[1]))
+    lengths.frombytes(packed[0])
+    return [list(islice(blocks, length)) for length in lengths]

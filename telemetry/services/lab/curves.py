@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from controlplane.models import Pool
 from telemetry.lab.capacity import CapacityCurve as Reckoned
 from telemetry.lab.chains import Request, thinned
-from telemetry.lab.replay import Held, Replay
+from telemetry.lab.replay import Prompt, Replay
 from telemetry.models import CapacityCurve
 from telemetry.services.lab.replays import rooms_of
 from telemetry.storage.decisions import latest_requests
@@ -48,10 +49,10 @@ def _reckoned(requests: list[Request], rooms: dict[str, int]) -> dict[str, objec
     curve, warm = Reckoned(), int(WARM_PART * len(requests))
     for number, request in enumerate(requests):
         chain, positions = thinned(request, ratio)
-        held = Held(request, positions, replay.tokens_of(request), ratio)
-        gains = [held[matched + 1] - held[matched] for matched in range(len(chain))]
-        counted = replay.tokens_of(request) if number >= warm else None
-        curve.use(request.replica, chain, gains, counted, held[0])
+        prompt = Prompt.of(request, positions, replay.tokens_of(request), ratio)
+        held = [prompt.held(matched) for matched in range(len(chain) + 1)]
+        gains = [more - less for less, more in pairwise(held)]
+        curve.use(request.replica, chain, gains, prompt.tokens if number >= warm else None, held[0])
     points = curve.points({name: replay.room(tokens) for name, tokens in rooms.items()})
     return {
         "points": [asdict(point) for point in points],
