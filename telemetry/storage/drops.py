@@ -46,7 +46,8 @@ def engines(replicas: dict[int, str], start: datetime, end: datetime) -> list[En
             count(*) filter (where hits is null or queries is null), count(*), avg(kv_usage_ratio),
             sum(preemptions)::float8
         from telemetry_reading
-        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and state not in ('stale', 'first')
+        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s::bigint[])
+            and state not in ('stale', 'first')
         group by replica_id
         """,
         {"start": start, "end": end, "ids": list(replicas)},
@@ -110,7 +111,8 @@ def engine_bins(replicas: dict[int, str], start: datetime, end: datetime, step_s
         select date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s) as bin,
             sum(queries)::float8, sum(hits + coalesce(external_hits, 0))::float8
         from telemetry_reading
-        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and queries > 0 and hits is not null
+        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s::bigint[])
+            and queries > 0 and hits is not null
         group by bin order by bin
         """,
         {"start": start, "end": end, "ids": list(replicas), "step": step_s},

@@ -122,7 +122,7 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
         with by_engine as (
             select replica_id, model, engine, {STEP} as start, {summed}, sum(covered_s) as covered_s,
                 bool_or(stale_scrapes > 0) as stale, bool_and(not_reported) as not_reported, max(gap_s) as gap_s
-            from {source.sql} readings where replica_id = any(%(ids)s)
+            from {source.sql} readings where replica_id = any(%(ids)s::bigint[])
             group by replica_id, model, engine, start
         )
         select replica_id, start, sum(queries)::bigint, sum(hits)::bigint, sum(external_hits)::bigint,
@@ -164,7 +164,7 @@ def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
             select replica_id, {STEP} as start, sum(queries)::bigint as queries, sum(hits)::bigint as hits,
                 sum(external_hits)::bigint as external_hits, bool_or(stale_scrapes > 0) as stale,
                 bool_and(not_reported) as not_reported
-            from {source.sql} readings where replica_id = any(%(ids)s) group by 1, 2
+            from {source.sql} readings where replica_id = any(%(ids)s::bigint[]) group by 1, 2
         )
         select replica_id, {STEP_NUMBER}, queries, hits, external_hits, stale, not_reported from by_step
         """,  # noqa: S608 - no part of it comes from outside
@@ -212,7 +212,8 @@ def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetim
         """
         with newest as (
             select distinct on (replica_id) replica_id, at from telemetry_reading
-            where at > %(since)s and at <= %(until)s and replica_id = any(%(ids)s) order by replica_id, at desc
+            where at > %(since)s and at <= %(until)s and replica_id = any(%(ids)s::bigint[])
+            order by replica_id, at desc
         )
         select r.replica_id, sum(r.running), sum(r.waiting), avg(r.kv_usage_ratio)
         from telemetry_reading r join newest n on r.replica_id = n.replica_id and r.at = n.at
@@ -234,7 +235,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
         with by_engine as (
             select replica_id, {STEP} as start, sum({column}_sum) / nullif(sum({column}_n), 0) as value,
                 bool_or(stale_scrapes > 0) as stale
-            from {source.sql} readings where replica_id = any(%(ids)s)
+            from {source.sql} readings where replica_id = any(%(ids)s::bigint[])
             group by replica_id, model, engine, start
         )
         select replica_id, {STEP_NUMBER}, {together}(value), bool_or(stale) from by_engine group by replica_id, start

@@ -39,7 +39,7 @@ def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSu
         f"""
         select replica_id, {STEP} as start, avg(kv_usage_ratio), sum(preemptions)::bigint
         from telemetry_reading
-        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and state <> 'stale'
+        where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s::bigint[]) and state <> 'stale'
         group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
         during(window) | {"ids": list(replica_ids)},

@@ -53,7 +53,7 @@ def _not_reported(replica_ids: Sequence[int], window: Window) -> dict[int, tuple
         """
         with newest as (
             select distinct on (replica_id) replica_id, at from telemetry_reading
-            where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s) and not_reported is not null
+            where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s::bigint[]) and not_reported is not null
             order by replica_id, at desc
         )
         select r.replica_id, r.not_reported from telemetry_reading r join newest n
