@@ -84,6 +84,14 @@ class Candidates:
         """Those that these were taken out of, where some refused a request; else these."""
         return self._whole or self
 
+    def prepare(self) -> Iterator[None]:
+        """Make what is else made when it is first asked for; stops where others may have their turn."""
+        for make in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.is_even):
+            make()
+            yield
+        if self.loads:
+            self.least_loaded()
+
     @cached_property
     def members(self) -> list[Member]:
         """Everybody, in one list."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 
@@ -56,6 +56,12 @@ class Fleet:
             holders = self._holders[adapter] = self._candidates.only(names)
         return holders
 
+    def prepare(self, health: Health) -> Iterator[None]:
+        """Make what the next request would otherwise wait for; stops where others may have their turn."""
+        _ = self._bits
+        yield
+        yield from self.candidates(health).prepare()
+
     @cached_property
     def _by_replica(self) -> dict[str, list[ReplicaId]]:
         ranks: dict[str, list[ReplicaId]] = {}
@@ -81,17 +87,23 @@ class Fleet:
         return health.holds(ReplicaId(replica.name), adapter) if held is None else adapter in held
 
     def _eligible(self, health: Health) -> Candidates:
-        eligible = {
-            name: replica.weight * self._share(name, health)
-            for name, replica, _ in self.targets.values()
-            if replica.state is ReplicaState.ACTIVE and health.is_up(ReplicaId(replica.name))
-        }
-        bits = {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
-        shares = {name: share for name in eligible if (share := self._share(name, health)) < 1.0}
-        return Candidates(eligible, self.loads, self.seed, bits, shares)
+        shares, weights = {}, {}
+        for name, replica in self._active:
+            of = ReplicaId(replica.name)
+            if health.is_up(of):
+                share = health.share(of)
+                weights[name] = replica.weight * share
+                if share < 1.0:
+                    shares[name] = share
+        return Candidates(weights, self.loads, self.seed, self._bits, shares)
 
-    def _share(self, name: ReplicaId, health: Health) -> float:
-        return health.share(ReplicaId(self.targets[name].replica.name))
+    @cached_property
+    def _active(self) -> list[tuple[ReplicaId, ReplicaConfig]]:
+        return [(name, it) for name, it, _ in self.targets.values() if it.state is ReplicaState.ACTIVE]
+
+    @cached_property
+    def _bits(self) -> dict[ReplicaId, int]:
+        return {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
 
     def _settled(self, name: ReplicaId, replica: ReplicaConfig) -> Holding:
         """A target's holding, with the room that its engine told of."""

@@ -44,6 +44,7 @@ from routing.proxy.replicas.health import HealthChecks, Target
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
 from routing.proxy.tls import Tls
+from routing.proxy.turns import in_turns
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Decision, Placement
@@ -69,6 +70,8 @@ class Serving:
     admission: Admission
     series: ConfiguredSeries
     limits: Limits  # what is accepted and how long anything may take
+    placed: frozenset[ReplicaId]  # where its requests may go
+    watched: list[Target]  # whose health is asked for
 
 
 class Router:
@@ -215,11 +218,13 @@ class Router:
         return not key[0] or (self.serving is not None and self.serving.series.holds(key, tried=tried))
 
     async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Build everything a configuration needs, in a thread; the swap cannot fail."""
+        """Build everything a configuration needs, in a thread or in turns with requests; the swap cannot fail."""
         serving = await asyncio.to_thread(self._build, snapshot.config)
 
         async def swap() -> None:
+            await in_turns(serving.placement.prepare(self.health))
             self._swap(serving)
+            await in_turns(serving.placement.prepare(self.health))  # anew where replicas joined, else nothing is left
 
         return swap
 
@@ -234,7 +239,17 @@ class Router:
         }
         access = AccessControl(config) if config.access is not None else None
         admission = Admission(config, placement.models, placement.matcher)
-        return Serving(config, placement, links, access, admission, ConfiguredSeries(config), config.limits)
+        return Serving(
+            config,
+            placement,
+            links,
+            access,
+            admission,
+            ConfiguredSeries(config),
+            config.limits,
+            placed=frozenset(placed_names(config)),
+            watched=[target for pool in config.pools for target in _targets(pool, links)],
+        )
 
     def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
         hides_keys = config.access is not None
@@ -267,9 +282,9 @@ class Router:
             self._retired.add(link)
         self._retired = {link for link in self._retired if link.is_in_use}
         self.metrics.prune(self.knows)  # at each scrape too, but there may be none
-        self.loads.forget_all_but(placed_names(serving.config))
-        self.residency.forget_all_but(placed_names(serving.config))
-        self.checks.watch([target for pool in serving.config.pools for target in _targets(pool, serving.links)])
+        self.loads.forget_all_but(serving.placed)
+        self.residency.forget_all_but(serving.placed)
+        self.checks.watch(serving.watched)
         self.breakers.configure(serving.config.pools)
         self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})
         self.retry_budget.ratio = serving.limits.retry_ratio

@@ -62,23 +62,26 @@ class HealthChecks:
         self._book = book
         self._came_up = came_up  # hears of each replica that was down and is up again
         self._findings: dict[str, Finding] = {}
-        self._tasks: dict[Target, asyncio.Task[None]] = {}
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, Target] = {}  # by name, as the findings and the tasks
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, targets: list[Target]) -> None:
         """Ask these replicas from now on, and no others. A replica that moved is a new one."""
-        wanted = set(targets)
-        for target in [target for target in self._tasks if target not in wanted]:
-            self._tasks.pop(target).cancel()
-        for name in self._targets.keys() - {target.name for target in wanted if self._targets.get(target.name)}:
+        wanted = {target.name: target for target in targets}
+        for name in self._targets.keys() - wanted.keys():
+            self._tasks.pop(name).cancel()
             self._forget(name)
-        for target in wanted - self._tasks.keys():
-            before = self._targets.get(target.name)
-            if before is not None and before.address != target.address:
-                self._forget(target.name)
-            self._targets[target.name] = target
-            self._findings.setdefault(target.name, Finding())
-            self._tasks[target] = asyncio.get_running_loop().create_task(self._keep_asking(target))
+        for name, target in wanted.items():
+            before = self._targets.get(name)
+            if before == target:
+                continue
+            if before is not None:
+                self._tasks[name].cancel()
+                if before.address != target.address:
+                    self._forget(name)
+            self._targets[name] = target
+            self._findings.setdefault(name, Finding())
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._keep_asking(target))
 
     def finding(self, name: str) -> Finding:
         """What is known of a replica; nothing, for one that is not watched."""

@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing.core.matching import PlacementRequest
+from routing.core.prompt import CanonicalPrompt
 from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS, LastKnownGood
 from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.schema import (
@@ -47,6 +49,15 @@ async def test_a_pushed_configuration_is_acknowledged_and_in_force(two: list[Fak
 
         assert (await harness.push(config(two[1:]), 5))[0] == 200
         assert (await harness.chat()).replica == "replica-1"
+
+
+async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in_force(two: list[FakeReplica]) -> None:
+    async with routed(config(two[:1])) as harness:
+        await harness.push(config(two, settings=PrefixHashSettings()), 4)  # which asks for less than is made
+        serving, health = harness.router.serving, harness.router.health
+        assert serving is not None
+        asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5], 2))
+        assert {"members", "mask", "by_name"} <= vars(serving.placement.decide(asked, health).candidates).keys()
 
 
 async def test_an_older_one_never_replaces_a_newer_one(two: list[FakeReplica]) -> None:

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.figures import turns
-from routing.proxy.figures.turns import in_turns
+from routing.proxy import turns
+from routing.proxy.turns import in_turns
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 
