@@ -18,7 +18,8 @@ class Command(BaseCommand):
     help = "Writes controlplane/api/openapi.json anew from the views."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whether it may break scripts."""
+        """Whether it is only compared, and whether it may break scripts."""
+        parser.add_argument("--check", action="store_true", help="write nothing; fail where something would change")
         parser.add_argument(
             "--breaking", action="store_true", help="write it although scripts break, as CHANGELOG.md tells operators"
         )
@@ -26,11 +27,16 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002 - the signature is Django's
         """Make it, and say where it is; CommandError with every break."""
         path = settings.ROOT / "controlplane/api/openapi.json"
+        present = path.read_text("utf-8")
         made = json.dumps(document(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-        broken = breaking_changes(json.loads(path.read_text("utf-8")), json.loads(made))
-        if broken and not options["breaking"]:
+        broken = breaking_changes(json.loads(present), json.loads(made)) if made != present else []
+        if broken and (options["check"] or not options["breaking"]):
             advice = "Deprecate it first (controlplane/api/deprecations.py); or tell operators, and say --breaking."
             raise CommandError("\n".join(["Scripts would break:", *broken, advice]))
+        if options["check"]:
+            if made != present:
+                raise CommandError(f"{path} is not what the views say: run write_openapi, and look at what it changes.")
+            return
         if untold := _untold(broken, settings.ROOT / "CHANGELOG.md"):
             raise CommandError(f"CHANGELOG.md has no migration note that names {untold} below its newest heading.")
         path.write_text(made, encoding="utf-8")

@@ -224,3 +224,17 @@ def test_a_break_is_written_down_only_where_one_says_so_and_operators_are_told(e
     call_command("write_openapi", breaking=True)
     assert written.read_text() == (ROOT / "controlplane/api/openapi.json").read_text()
     call_command("write_openapi")  # nothing breaks any more
+
+
+def test_it_is_compared_without_being_written(elsewhere):
+    written = elsewhere / "controlplane/api/openapi.json"
+    with pytest.raises(CommandError, match="Scripts would break"):
+        call_command("write_openapi", check=True)
+    written.write_text((ROOT / "controlplane/api/openapi.json").read_text())
+    call_command("write_openapi", check=True)
+    others = json.loads(written.read_text())
+    del others["paths"]["/api/v1/pools"]
+    written.write_text(json.dumps(others))
+    with pytest.raises(CommandError, match="is not what the views say"):
+        call_command("write_openapi", check=True)
+    assert json.loads(written.read_text()) == others
