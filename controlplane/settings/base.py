@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from django.core.exceptions import ImproperlyConfigured
+
 from . import env
 from .oidc import *  # noqa: F403 - a part of this file
 from .sign_in import *  # noqa: F403 - a part of this file
@@ -212,11 +214,17 @@ DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # the folder whose files of targe
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")
 PUBLIC_URL = env.text("PUBLIC_URL", "").rstrip("/")  # where people find this site, for links in messages; "": no links
 
+LOG_FORMAT = env.text("LOG_FORMAT", "line")
+if LOG_FORMAT not in {"line", "json"}:
+    raise ImproperlyConfigured(f"WARMPATH_LOG_FORMAT: expected line or json, not {LOG_FORMAT}")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{levelname:.1s} {name}: {message}", "style": "{"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "formatters": {
+        "line": {"format": "{levelname:.1s} {name}: {message}", "style": "{"},
+        "json": {"()": "controlplane.log.JsonFormatter"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": env.text("LOG_LEVEL", "INFO")},
     "loggers": {
         "httpx": {"level": "WARNING"},

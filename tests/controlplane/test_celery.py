@@ -4,6 +4,7 @@ import time
 import pytest
 import redis
 from django.db import transaction
+from kombu.exceptions import ContentDisallowed
 
 from controlplane.celery import app, wake
 from tests.fakes.fake_metrics_server import silent
@@ -43,3 +44,27 @@ def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
         wake("controlplane.tasks.push_config", 7)
         assert time.monotonic() - begun < 10
     assert "could not wake controlplane.tasks.push_config" in caplog.text
+
+
+def test_nothing_but_json_is_taken_from_the_queue(broker):
+    """Whoever can write into the broker could otherwise have a worker run what they please (S17)."""
+    taken, refused = [], []
+    with app.connection_for_read() as connection:
+        consumer = app.amqp.TaskConsumer(connection.default_channel, callbacks=[lambda body, _: taken.append(body)])
+        consumer.on_decode_error = lambda _, error: refused.append(type(error))
+        for serializer in ("pickle", "yaml", "json"):
+            producer = connection.Producer(serializer=serializer)
+            producer.publish({"by": serializer}, routing_key="celery", exchange="celery")
+        with consumer:
+            for _ in range(3):
+                connection.drain_events(timeout=5)
+    assert [body["by"] for body in taken] == ["json"]
+    assert refused == [ContentDisallowed, ContentDisallowed]
+
+
+def test_a_worker_runs_our_own_tasks_and_no_other():
+    app.loader.import_default_modules()
+    packages = {name.partition(".")[0] for name in app.tasks}
+    assert packages == {"celery", "controlplane", "telemetry"}
+    assert app.conf.accept_content == ["json"]
+    assert {one["task"] for one in app.conf.beat_schedule.values()} <= set(app.tasks)
