@@ -23,7 +23,7 @@ def judge(evidence: Evidence) -> Finding | None:
     tokens, certainty = (grown, CERTAINTY) if grown is not None else (away_from_home(evidence), WITHOUT_LADDER)
     if tokens is None:
         tokens = (now - (before or 0.0)) * evidence.now.total.prompt * (evidence.before.total.rate or 0.0)
-    if lost(evidence)[0] or joined(evidence)[0] or rolled(evidence):
+    if lost(evidence)[0] or joined(evidence)[0] or any(not it.did_well for it in rolled(evidence)):
         certainty *= BY_ANOTHER
     return Finding(
         CauseKind.AFFINITY_GIVEN_UP,

@@ -11,6 +11,9 @@ COMPARED = 0.95  # certainty where the revision before places a part of the traf
 BEFORE_AND_AFTER = 0.85
 UNSEEN = 0.5  # the same where no event says so
 GROWN = 0.1  # of the tokens: a revision that has so much more than before is new
+DID_WELL = 0.3  # of the certainty, of one that placed requests before the rate fell, and hit as usual
+FEW = 50  # requests that do not yet show how a revision does
+AS_USUAL = 0.03  # so far below what is usual a hit rate is still that
 EVENTS = frozenset({"policy_published", "rollout_started", "rollout_begun", "rollout_widened", "rollout_completed"})
 Key = tuple[str, int]  # policy and revision
 
@@ -25,10 +28,11 @@ class Rolled:
     usual: float | None  # hit rate of the same task groups before
     beside: float | None  # that of the same policy's other revisions now; None where they place next to nothing
     share: float  # of all tokens
+    did_well: bool  # it placed requests before the rate fell, and hit as usual
 
 
 def rolled(evidence: Evidence) -> list[Rolled]:
-    """Revisions whose part of the tokens grew."""
+    """Revisions whose part of the tokens grew: what may be to blame."""
     by_now, by_before = (grouped(side.routes, _key) for side in (evidence.now, evidence.before))
     all_now, all_before = evidence.now.total.prompt or 1.0, evidence.before.total.prompt or 1.0
     found = []
@@ -36,7 +40,8 @@ def rolled(evidence: Evidence) -> list[Rolled]:
         share = sums.prompt / all_now
         had = by_before.get(key, Sums()).prompt / all_before
         if key[0] and share - had >= GROWN:
-            found.append(Rolled(*key, sums, _usual(evidence, key), _beside(evidence, key), share))
+            usual, beside, did_well = _usual(evidence, key), _beside(evidence, key), _did_well(evidence, key)
+            found.append(Rolled(*key, sums, usual, beside, share, did_well))
     return found
 
 
@@ -45,7 +50,7 @@ def judge(evidence: Evidence) -> Finding | None:
     found = rolled(evidence)
     if not found:
         return None
-    worst = max(found, key=lambda it: it.sums.lost(it.usual))
+    worst = max(found, key=lambda it: it.sums.lost(it.usual) * (DID_WELL if it.did_well else 1.0))
     events = [it for it in evidence.what(*EVENTS) if it.revision == worst.revision and it.policy == worst.policy]
     usual = worst.usual if worst.beside is None else worst.beside
     tokens = max(worst.sums.lost(usual), 0.0)
@@ -64,6 +69,7 @@ def judge(evidence: Evidence) -> Finding | None:
             "revision": worst.revision,
             "share_ratio": round(worst.share, 3),
             "beside_ratio": worst.beside,
+            "did_well_before": worst.did_well,
             "events": [it.summary for it in events],
         },
     )
@@ -78,6 +84,17 @@ def _usual(evidence: Evidence, key: Key) -> float | None:
     return added(route.sums for route in evidence.before.routes if route.group in groups).rate
 
 
+def _did_well(evidence: Evidence, key: Key) -> bool:
+    """Whether its requests from before the rate fell hit as those of the revisions before it."""
+    before = evidence.before.routes
+    own = added(route.sums for route in before if _key(route) == key)
+    groups = {route.group for route in before if _key(route) == key}
+    others = added(route.sums for route in before if _key(route) != key and route.group in groups)
+    if own.requests < FEW or own.rate is None or others.rate is None:
+        return False
+    return own.rate >= others.rate - AS_USUAL
+
+
 def _beside(evidence: Evidence, key: Key) -> float | None:
     others = added(route.sums for route in evidence.now.routes if route.policy == key[0] and route.revision != key[1])
     return others.rate if others.prompt > 5 * LITTLE * evidence.now.total.prompt else None
@@ -85,7 +102,8 @@ def _beside(evidence: Evidence, key: Key) -> float | None:
 
 def _certainty(evidence: Evidence, worst: Rolled, events: list[Happening]) -> float:
     fits = max((evidence.fits(it) for it in events), default=UNSEEN)
-    return (COMPARED if worst.beside is not None else BEFORE_AND_AFTER) * fits
+    certainty = COMPARED if worst.beside is not None else BEFORE_AND_AFTER
+    return certainty * fits * (DID_WELL if worst.did_well else 1.0)
 
 
 def _of_placing(evidence: Evidence) -> float | None:

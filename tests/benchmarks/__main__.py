@@ -20,7 +20,7 @@ BENCHMARKS = {
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
     "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
 }
-TAKE_OPTIONS = {"quality", "soak", "telemetry"}
+TAKE_OPTIONS = {"causes", "quality", "soak", "telemetry"}
 ON_DEMAND = {"soak"}
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.models import Pool
+from controlplane.models import EventKind, Pool
+from controlplane.services.events import record_event
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from routing.schema import (
     LowestCostSettings,
@@ -53,14 +56,15 @@ class Traffic:
         self.tools: dict[str, Callable[[], list[Any]]] = {}
         self.newcomers: Callable[[], tuple[str, dict[str, Any]]] | None = None
         self.newcomers_share = 0.0
-        self.spread = live  # conversations that requests are taken from, the first so many
+        self.spread = live  # conversations that requests are taken from: neighbours,
+        self.drift = 0.0  # of which so many a second are left for the next ones
         self.talks = [self._talk() for _ in range(live)]
 
     def request(self, now_s: float) -> tuple[str, dict[str, Any]]:
         """The next request's task group and body."""
         if self.newcomers is not None and self.rng.random() < self.newcomers_share:
             return self.newcomers()
-        place = self.rng.randrange(min(self.spread, len(self.talks)))
+        place = (self.rng.randrange(min(self.spread, len(self.talks))) + int(self.drift * now_s)) % len(self.talks)
         talk = self.talks[place]
         if len(talk.messages) >= 2 * TURNS:
             talk = self.talks[place] = self._talk()
@@ -85,6 +89,15 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Decoy:
+    """Something else that happens before, and does not do it."""
+
+    words: str
+    begin: Callable[[Fleet, Traffic], None]
+    ahead_s: float
+
+
+@dataclass(frozen=True)
 class Drama:
     """One thing that happens, and how."""
 
@@ -96,7 +109,14 @@ class Drama:
     blocks: int = 1500
     live: int = 40
     spread: int | None = None
+    drift: float = 0.0
     documents: float = 0.0  # usual part of requests with a document each, at the last two replicas
+    decoy: Decoy | None = None
+
+    @property
+    def words(self) -> str:
+        """Its variation, and what else happens."""
+        return f"{self.variation}; {self.decoy.words}" if self.decoy else self.variation
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,7 @@ class Played:
 
 def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None], usual_s: float = USUAL_S) -> Played:
     """Usual traffic, then the drama; everything is in the database when it returns."""
-    rng = random.Random(f"{drama.kind} {drama.variation} {seed}")
+    rng = random.Random(f"{drama.kind} {drama.words} {seed}")
     fleet = Fleet(
         pool,
         drama.settings,
@@ -131,7 +151,10 @@ def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None
     traffic = Traffic(rng, drama.live)
     if drama.documents:
         traffic.newcomers, traffic.newcomers_share = _document(traffic), drama.documents
-    traffic.spread = drama.spread or drama.live
+    traffic.spread, traffic.drift = drama.spread or drama.live, drama.drift
+    if drama.decoy is not None:
+        _run(fleet, traffic, max(usual_s - drama.decoy.ahead_s, 0.0), None)
+        drama.decoy.begin(fleet, traffic)
     _run(fleet, traffic, usual_s, None)
     going_on = drama.begin(fleet, traffic)
     _run(fleet, traffic, usual_s + DROP_S, going_on)
@@ -149,6 +172,7 @@ def _run(fleet: Fleet, traffic: Traffic, until_s: float, going_on: Iterator[None
         fleet.send(body, group, rng.randint(20, 80))
     fleet.advance(until_s)
     fleet.collect()
+    fleet.set_clock()
 
 
 # --- what may happen ---
@@ -201,7 +225,7 @@ def _long_questions(_: Fleet, traffic: Traffic) -> None:
 
 
 def _old_talks(_: Fleet, traffic: Traffic) -> None:
-    """People come back to conversations of before, all of them alike."""
+    """People come back to all conversations of before, not to the latest alone."""
     traffic.spread = len(traffic.talks)
 
 
@@ -226,13 +250,18 @@ def _add(count: int) -> Callable[[Fleet, Traffic], None]:
     return begin
 
 
+def publish(fleet: Fleet, settings: Settings, document: dict[str, Any]) -> None:
+    """Another revision of the pool's policy, at the router at once."""
+    policy = fleet.pool.policies.get(group=None)
+    draft = save_draft(policy, document)
+    publish_revision(draft.pk)
+    fleet.revision, fleet.settings = draft.number, settings
+    fleet.configure()
+
+
 def _publish(settings: Settings, document: dict[str, Any]) -> Callable[[Fleet, Traffic], None]:
     def begin(fleet: Fleet, _: Traffic) -> None:
-        policy = fleet.pool.policies.get(group=None)
-        draft = save_draft(policy, document)
-        publish_revision(draft.pk)
-        fleet.revision, fleet.settings = draft.number, settings
-        fleet.configure()
+        publish(fleet, settings, document)
 
     return begin
 
@@ -277,6 +306,38 @@ def _silence(*, usage: bool) -> Callable[[Fleet, Traffic], None]:
     return begin
 
 
+# --- what happens as well, and does not do it ---
+
+
+def _same_again(fleet: Fleet, _: Traffic) -> None:
+    """Another revision that decides as the one before."""
+    publish(fleet, fleet.settings, {"strategy": fleet.settings.name})
+
+
+def _restart_idle(fleet: Fleet, _: Traffic) -> None:
+    """The replica that hit least restarts."""
+    fleet.restart(min(fleet.replicas, key=lambda it: it.engine.statistics.hits))
+
+
+def _restart_elsewhere(fleet: Fleet, _: Traffic) -> None:
+    """A replica of another pool restarts."""
+    replica = add_replica(create_pool("batch", models=["other"]), name="other-1", url="http://10.9.0.1:8000")
+    summary = "Replica other-1 restarted: its counters began anew."
+    record_event(EventKind.REPLICA_RESTARTED, summary, replica=replica)
+
+
+def _edited(_: Fleet, traffic: Traffic) -> None:
+    """Some prompts get another opening, once and for good."""
+    line = f"Edition {traffic.rng.getrandbits(32)}.\n"
+    traffic.changed, traffic.head = APPS[2:], lambda _: line
+
+
+def _busier(_: Fleet, traffic: Traffic) -> None:
+    traffic.rate = 1.4 * RATE
+
+
+SAME_AGAIN = "a revision that changed nothing, two minutes before"
+LONG_AGO = "a restart, eight minutes before"
 DRAMAS = (
     Drama("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3)),
     Drama("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2)),
@@ -287,8 +348,9 @@ DRAMAS = (
     Drama("workload_changed", "documents, each once", _documents),
     Drama("workload_changed", "long questions, each once", _long_questions),
     Drama("workload_changed", "documents, hashed", _documents, PrefixHashSettings()),
-    Drama("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25),
-    Drama("capacity", "old conversations, hashed", _old_talks, PrefixHashSettings(), blocks=500, live=170, spread=25),
+    Drama("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5),
+    Drama("capacity", "old conversations, hashed", _old_talks, PrefixHashSettings(), blocks=500, live=170, spread=25,
+          drift=0.5),
     Drama("replica_restarted", "one", _restart(1), live=60),
     Drama("replica_restarted", "two", _restart(2), PrefixHashSettings(), live=60),
     Drama("replica_added", "one", _add(1), PrefixHashSettings(), live=60, count=3),
@@ -298,8 +360,28 @@ DRAMAS = (
     Drama("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"})),
     Drama("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings()),
     Drama("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0)),
+    Drama("affinity_given_up", "a surge, by cost", _surge(6.0), LowestCostSettings(alpha=0.1), live=60),
     Drama("index_stale", "caches are cleared", _resets),
     Drama("index_stale", "engines used directly", _bypass, blocks=700),
     Drama("engine_silent", "by metrics", _silence(usage=True), PrefixHashSettings(), documents=0.35),
     Drama("engine_silent", "by metrics and answers", _silence(usage=False), documents=0.35),
+    Drama("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3),
+          decoy=Decoy(SAME_AGAIN, _same_again, 120)),
+    Drama("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2),
+          decoy=Decoy("more requests, a minute before", _busier, 60)),
+    Drama("workload_changed", "documents, each once", _documents, decoy=Decoy(SAME_AGAIN, _same_again, 120)),
+    Drama("workload_changed", "documents, hashed", _documents, PrefixHashSettings(),
+          decoy=Decoy(LONG_AGO, _restart_idle, 480)),
+    Drama("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5,
+          decoy=Decoy(SAME_AGAIN, _same_again, 120)),
+    Drama("replica_restarted", "one", _restart(1), live=60, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
+    Drama("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60,
+          decoy=Decoy("prompts edited four minutes before", _edited, 240)),
+    Drama("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings(),
+          decoy=Decoy("a restart in another pool, a minute before", _restart_elsewhere, 60)),
+    Drama("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"}),
+          decoy=Decoy("prompts edited four minutes before", _edited, 240)),
+    Drama("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0),
+          decoy=Decoy(SAME_AGAIN, _same_again, 120)),
+    Drama("index_stale", "caches are cleared", _resets, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
 )  # fmt: skip

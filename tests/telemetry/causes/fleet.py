@@ -188,6 +188,10 @@ class Fleet:
         replica.engine.submit(sequence)
         self._begin(replica, replica.engine, self.now_s)
 
+    def set_clock(self) -> None:
+        """Let everybody's clock show what the fleet's does."""
+        self._move_to(T0 + timedelta(seconds=self.now_s))
+
     def advance(self, to_s: float) -> None:
         """Let the time until then go by; scrapes come when they are due."""
         while self._scraped_s + SCRAPE_S <= to_s:

@@ -1,0 +1,42 @@
+"""A revision is to blame for what it did, and not for what began while it was there."""
+
+from datetime import timedelta
+
+import pytest
+
+from telemetry.causes.evidence import Evidence, Happening, Route, Side, Sums
+from telemetry.causes.revision import judge
+from tests.telemetry.conftest import T0
+
+HOUR = timedelta(hours=1)
+
+
+def route(revision, requests, rate):
+    return Route("chat", "r1", "p", revision, Sums(requests, 1000 * requests, rate * 1000 * requests))
+
+
+def evidence(*before):
+    """Hit rates fell from 80 % to 50 %, at which time revision 2 places everything."""
+    event = Happening(T0 - timedelta(minutes=2), "policy_published", "Revision 2.", revision=2, policy="p")
+    return Evidence(
+        Side(T0, T0 + HOUR, routes=[route(2, 5000, 0.5)]),
+        Side(T0 - HOUR, T0, routes=before),
+        [event],
+        T0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "did_well", "certainty"),
+    [
+        ([route(1, 5000, 0.8)], False, 0.85),
+        ([route(1, 5000, 0.8), route(2, 300, 0.79)], True, 0.255),  # it began to fall later, with the same revision
+        ([route(1, 5000, 0.8), route(2, 300, 0.6)], False, 0.85),  # it fell with it
+        ([route(1, 5000, 0.8), route(2, 40, 0.79)], False, 0.85),  # too few to show anything
+    ],
+)
+def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did_well, certainty):
+    finding = judge(evidence(*before))
+
+    assert finding.evidence["did_well_before"] is did_well
+    assert finding.certainty == pytest.approx(certainty)
