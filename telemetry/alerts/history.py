@@ -14,7 +14,6 @@ from controlplane.models import Event, EventKind, Pool, Replica, ReplicaState
 from telemetry.alerts.past import (
     ControlNow,
     Past,
-    PredictedStep,
     PressureStep,
     ReplicaStep,
     Source,
@@ -24,10 +23,11 @@ from telemetry.alerts.past import (
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
+from telemetry.storage.answers import answers_by_step
 from telemetry.storage.cold import COLD_S, cold_bands
 from telemetry.storage.roles import rated
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
-from telemetry.storage.watched import predicted_sums, pressure_sums
+from telemetry.storage.watched import pressure_sums
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 KEPT_HOURS = 16  # answers; each is a few floats for each hour of each pool
@@ -85,12 +85,8 @@ class _Loaded:
         self.pressure = self._lists(
             pressed, lambda row: row.replica_id, lambda row: PressureStep(row.kv_usage_ratio, row.preemptions)
         )
-        predicted = predicted_sums(self.names, window) if Source.PREDICTIONS in sources else []
-        self.predictions = self._lists(
-            predicted,
-            lambda row: (row.pool, row.replica),
-            lambda row: PredictedStep(row.requests, row.predicted, row.delivered, row.prompt),
-        )
+        answered = answers_by_step(self.names, window) if Source.ANSWERS in sources else []
+        self.answers = self._lists(answered, lambda row: (row.pool, row.replica), lambda row: row.answers)
         routed = router_sums(self.names, window)[0] if Source.GROUPS in sources else []
         self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)
         self.restarts = self._restarts() if self.wanted.restart_reach_s else {}
@@ -117,7 +113,7 @@ class _Loaded:
             active=frozenset(replica.name for replica in mine if replica.state == ReplicaState.ACTIVE),
             engines={one.name: self.engines[one.pk] for one in mine if one.pk in self.engines},
             pressure={one.name: self.pressure[one.pk] for one in mine if one.pk in self.pressure},
-            predictions={replica: steps for (name, replica), steps in self.predictions.items() if name == pool.name},
+            answers={replica: steps for (name, replica), steps in self.answers.items() if name == pool.name},
             windows={**groups, **whole},
             first_tokens={group: steps for (name, group), steps in self.first_tokens.items() if name == pool.name},
             hours=self._hours(pool),

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from telemetry.metrics.histograms import Buckets
+from telemetry.metrics.reconciling import AnswerSide
 
 Step = TypeVar("Step")
 
@@ -26,7 +27,7 @@ class Source(StrEnum):
     ENGINES = "engines"  # counters of each replica
     PRESSURE = "pressure"  # KV usage and preemptions of each replica
     GROUPS = "groups"  # what routers counted of each task group
-    PREDICTIONS = "predictions"  # what routers predicted and replicas delivered, by replica
+    ANSWERS = "answers"  # what answers of each replica told, and routers had predicted of them
     FIRST_TOKENS = "first_tokens"  # TTFT histograms by task group
     ENGINE_HOURS = "engine_hours"  # counters of the pool, hour by hour, days back
     GROUP_HOURS = "group_hours"  # the same of each task group
@@ -83,16 +84,6 @@ class PressureStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictedStep:
-    """Answers of one replica that had a prediction and a report, in one step; tokens."""
-
-    requests: float
-    predicted: float
-    delivered: float
-    prompt: float
-
-
-@dataclass(frozen=True, slots=True)
 class ControlNow:
     """What is not stored step by step."""
 
@@ -114,7 +105,7 @@ class Past:
     rated: frozenset[str]  # and those whose counters make the pool's hit rate (H19)
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
-    predictions: Mapping[str, Sequence[PredictedStep | None]] = field(default_factory=dict)
+    answers: Mapping[str, Sequence[AnswerSide | None]] = field(default_factory=dict)
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "" is the pool, by engines; else groups
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "" is the pool
     hours: Mapping[str, Mapping[datetime, WindowSum]] = field(default_factory=dict)  # by their start; "" is the pool
@@ -183,9 +174,9 @@ class Seen:
         """A replica's newest step."""
         return self._newest(self.past.pressure.get(replica))
 
-    def predicted(self, replica: str) -> PredictedStep | None:
+    def answers(self, replica: str) -> AnswerSide | None:
         """A replica's newest step."""
-        return self._newest(self.past.predictions.get(replica))
+        return self._newest(self.past.answers.get(replica))
 
     def first_tokens(self, group: str, steps: int) -> list[Buckets]:
         """The TTFT histograms of the last steps of the pool ("") or a task group; those of nothing are left out."""

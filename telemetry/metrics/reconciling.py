@@ -30,10 +30,10 @@ class Agreement(StrEnum):
 class EngineSide:
     """What an engine counted; None is unknown."""
 
-    queries: int | None = None  # tokens
-    hits: int | None = None
-    external_hits: int | None = None
-    requests: int | None = None
+    queries: float | None = None  # tokens
+    hits: float | None = None
+    external_hits: float | None = None
+    requests: float | None = None
     prompt_tokens: int | None = None  # at the first output, of the same readings (H5)
     reports: bool = True  # False: it has no such counters
     decodes: bool = False  # its cache is filled by transfer (H19)
@@ -44,7 +44,7 @@ class EngineSide:
         return hit_rate_ratio(self.queries, self.hits, self.external_hits)
 
     @property
-    def not_eligible_tokens(self) -> int | None:
+    def not_eligible_tokens(self) -> float | None:
         """Prompt tokens that were never looked up: re-admissions, prompt logprobs (H6). About: see H5."""
         if self.queries is None or self.prompt_tokens is None:
             return None
@@ -89,28 +89,35 @@ class Comparison:
     agreement: Agreement
     reason: str
     points: float | None = None
+    rates: tuple[float, float] | None = None  # of that pair, 0 to 1: the engine's or the predicted one, the answers'
+    is_of_prediction: bool = False  # that pair: the prediction and the answers; else the engine and the answers
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    points: float | None  # None: not to be compared, for ``reason``
     agreement: Agreement
     reason: str
+    rates: tuple[float, float] | None = None  # None: not to be compared, for ``reason``
+    is_of_prediction: bool = False
+
+    @property
+    def points(self) -> float | None:
+        return None if self.rates is None else abs(self.rates[0] - self.rates[1]) * 100
 
 
-def compare(engine: EngineSide, answers: AnswerSide) -> Comparison:
+def compare(engine: EngineSide, answers: AnswerSide, *, least_requests: float = LEAST_REQUESTS) -> Comparison:
     """Hold the three against each other. A pair that disagrees counts most, then one that agrees."""
-    pairs = [_counters(engine, answers), _prediction(answers)]
+    pairs = [_counters(engine, answers, least_requests), _prediction(answers, least_requests)]
     known = [pair for pair in pairs if pair.points is not None]
     worst = max(known, key=lambda pair: pair.points or 0.0, default=None)
     if worst is None:
         few = next((pair for pair in pairs if pair.agreement == Agreement.TOO_FEW), pairs[0])
         return Comparison(few.agreement, few.reason)
     missing = "".join(f" {pair.reason}" for pair in pairs if pair.points is None)
-    return Comparison(worst.agreement, worst.reason + missing, worst.points)
+    return Comparison(worst.agreement, worst.reason + missing, worst.points, worst.rates, worst.is_of_prediction)
 
 
-def _counters(engine: EngineSide, answers: AnswerSide) -> _Pair:
+def _counters(engine: EngineSide, answers: AnswerSide, least_requests: float) -> _Pair:
     if engine.decodes:
         return _missing("A decode replica's own counters tell of transfers.")
     if not engine.reports:
@@ -118,33 +125,34 @@ def _counters(engine: EngineSide, answers: AnswerSide) -> _Pair:
     if engine.requests and answers.requests and not answers.answers:
         return _missing("Answers do not say how many tokens were cached.")
     fewest = min(engine.requests or 0, answers.answers or 0)
-    if engine.ratio is None or answers.ratio is None or fewest < LEAST_REQUESTS:
-        return _few(f"Fewer than {LEAST_REQUESTS} requests were counted by both engine and routers.")
+    if engine.ratio is None or answers.ratio is None or fewest < least_requests:
+        return _few(f"Fewer than {least_requests:g} requests were counted by both engine and routers.")
     seen = (answers.answers or 0) / (engine.requests or 1)
     if seen < LEAST_SEEN_RATIO:
         return _few(f"Routers have the answers of only {100 * seen:.0f} % of the engine's requests.")
-    return _judged(engine.ratio, answers.ratio, "engine's counters", "answers")
+    return _judged((engine.ratio, answers.ratio), "engine's counters")
 
 
-def _prediction(answers: AnswerSide) -> _Pair:
+def _prediction(answers: AnswerSide, least_requests: float) -> _Pair:
     if answers.predicted_answers is None:
         return _missing("The strategy predicts no hits.")
-    if (answers.predicted_answers or 0) < LEAST_REQUESTS:
-        return _few(f"Fewer than {LEAST_REQUESTS} answers had a prediction.")
+    if (answers.predicted_answers or 0) < least_requests:
+        return _few(f"Fewer than {least_requests:g} answers had a prediction.")
     if answers.predicted_ratio is None or answers.delivered_ratio is None:
         return _missing("The answers with a prediction had no tokens.")
-    return _judged(answers.predicted_ratio, answers.delivered_ratio, "prediction", "answers")
+    return _judged((answers.predicted_ratio, answers.delivered_ratio), "prediction", is_of_prediction=True)
 
 
-def _judged(one: float, other: float, what: str, against: str) -> _Pair:
-    points = abs(one - other) * 100
+def _judged(rates: tuple[float, float], what: str, *, is_of_prediction: bool = False) -> _Pair:
+    points = abs(rates[0] - rates[1]) * 100
     agreement = Agreement.DISAGREE if points > MOST_POINTS + 1e-9 else Agreement.AGREE
-    return _Pair(points, agreement, f"The {what} and the {against} differ by {points:.1f} points.")
+    said = f"The {what} and the answers differ by {points:.1f} points."
+    return _Pair(agreement, said, rates, is_of_prediction)
 
 
 def _missing(reason: str) -> _Pair:
-    return _Pair(None, Agreement.NOT_REPORTED, reason)
+    return _Pair(Agreement.NOT_REPORTED, reason)
 
 
 def _few(reason: str) -> _Pair:
-    return _Pair(None, Agreement.TOO_FEW, reason)
+    return _Pair(Agreement.TOO_FEW, reason)

@@ -1,29 +1,47 @@
-"""What routers were told by each replica's answers, summed over a window."""
+"""What routers were told by each replica's answers, summed over a window or each of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 from telemetry.metrics.reconciling import AnswerSide
 from telemetry.metrics.windows import Window
-from telemetry.storage.sums import during, rows_of
+from telemetry.storage.sums import STEP, during, rows_of
+
+_SUMS = """sum(requests)::bigint, sum(usage_reported)::bigint,
+    sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
+    sum(cached_tokens) filter (where usage_reported > 0)::bigint, sum(cacheable_tokens)::bigint,
+    sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint,
+    sum(predicted_answers)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
+    sum(predicted_cached_tokens)::bigint"""
+_FROM = """from telemetry_routerreading
+    where at > %(start)s and at <= %(end)s and replica <> '' and requests is not null
+        and (%(pools)s::text[] is null or pool = any(%(pools)s))"""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStep:
+    """One replica's answers over one step."""
+
+    pool: str
+    replica: str
+    start: datetime
+    answers: AnswerSide
 
 
 def answers_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], AnswerSide]:
     """By pool and replica, of some pools by name or of all. One query."""
-    rows = rows_of(
-        """
-        select pool, replica, sum(requests)::bigint, sum(usage_reported)::bigint,
-            sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
-            sum(cached_tokens) filter (where usage_reported > 0)::bigint, sum(cacheable_tokens)::bigint,
-            sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint,
-            sum(predicted_answers)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
-            sum(predicted_cached_tokens)::bigint
-        from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and replica <> '' and requests is not null
-            and (%(pools)s::text[] is null or pool = any(%(pools)s))
-        group by pool, replica
-        """,
-        during(window, whole=True) | {"pools": None if pools is None else list(pools)},
-    )
+    asked = during(window, whole=True) | {"pools": None if pools is None else list(pools)}
+    rows = rows_of(f"select pool, replica, {_SUMS} {_FROM} group by pool, replica", asked)
     return {(row[0], row[1]): AnswerSide(*row[2:]) for row in rows}
+
+
+def answers_by_step(pools: Sequence[str], window: Window) -> list[AnswerStep]:
+    """Per pool, replica and step, ascending; steps without a request are left out. One query."""
+    rows = rows_of(
+        f"select pool, replica, {STEP} as start, {_SUMS} {_FROM} group by pool, replica, start order by pool, replica, start",  # noqa: E501 - constants
+        during(window) | {"pools": list(pools)},
+    )
+    return [AnswerStep(pool, replica, start, AnswerSide(*sums)) for pool, replica, start, *sums in rows]

@@ -1,13 +1,14 @@
 """What the router predicts, what answers report and what the engine counts disagree (H17).
 
 Theory of operation. Of each replica three hit rates can be known: what the router predicted and what the answers
-reported, both of the same answers, and what the engine's own counters say. Any two that are far apart mean that
-placement works on wrong beliefs, or that a counter lies; the verdict names the two that are farthest apart.
+reported, both of the same answers, and what the engine's own counters say of as good as the same requests. They are
+compared as the page of the replica compares them (``metrics/reconciling.py``): the prediction with the answers that had
+one, and the engine with all answers, where routers have those of nearly all of its requests. A pair that is far apart
+means that placement works on wrong beliefs, or that a counter lies; the verdict is that of the pair farthest apart.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Annotated
 
 from msgspec import Meta
@@ -24,10 +25,11 @@ from telemetry.alerts.kinds.base import (
     length,
     percent,
 )
-from telemetry.alerts.past import PredictedStep, ReplicaStep, Seen, Source
+from telemetry.alerts.past import ReplicaStep, Seen, Source
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, over
+from telemetry.metrics.reconciling import Agreement, AnswerSide, EngineSide, compare
 
-_WORDS = {"predicted": "routers predict", "delivered": "answers report", "counted": "the engine counts"}
+_REASONS = {Agreement.TOO_FEW: Reason.LITTLE_TRAFFIC, Agreement.NOT_REPORTED: Reason.NOT_REPORTED}
 
 
 class PredictionGapSettings(WindowSettings, frozen=True):
@@ -43,30 +45,36 @@ class PredictionGapSettings(WindowSettings, frozen=True):
 
 
 def judge(settings: PredictionGapSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so
-    """Compare the three of each replica."""
+    """Compare the three of each replica that routers had answers of."""
     return {
-        name: _replica(settings, seen.predicted(name), seen.engine(name))
+        name: _replica(settings, seen.answers(name), _engine(seen.engine(name), decodes=name not in seen.past.rated))
         for name in seen.past.replicas
-        if name in seen.past.predictions
+        if name in seen.past.answers
     }
 
 
-def _replica(settings: PredictionGapSettings, routed: PredictedStep | None, engine: ReplicaStep | None) -> Verdict:
-    if routed is None or routed.requests < settings.min_requests or not routed.prompt:
-        return no_data(Reason.LITTLE_TRAFFIC, requests=routed.requests if routed else None)
-    rates = {"predicted": routed.predicted / routed.prompt, "delivered": routed.delivered / routed.prompt}
-    if engine is not None and engine.queries and engine.hits is not None:
-        rates["counted"] = engine.hits / engine.queries
-    one, other = max(combinations(rates, 2), key=lambda pair: abs(rates[pair[0]] - rates[pair[1]]))
-    gap = abs(rates[one] - rates[other])
-    figures = {"requests": routed.requests, "between": [one, other], **rates}
-    return over(gap, settings.gap_points / 100, "ratio", **figures)
+def _engine(step: ReplicaStep | None, *, decodes: bool) -> EngineSide:
+    if step is None:
+        return EngineSide(decodes=decodes)
+    reports = step.hits is not None or not step.requests
+    return EngineSide(step.queries, step.hits, requests=step.requests, reports=reports, decodes=decodes)
+
+
+def _replica(settings: PredictionGapSettings, answers: AnswerSide | None, engine: EngineSide) -> Verdict:
+    found = compare(engine, answers or AnswerSide(), least_requests=max(settings.min_requests, 1.0))
+    requests = answers.requests if answers else None
+    if found.points is None or found.rates is None:
+        return no_data(_REASONS[found.agreement], requests=requests)
+    one = "predicted" if found.is_of_prediction else "counted"
+    figures = {"requests": requests, "between": [one, "delivered"], one: found.rates[0], "delivered": found.rates[1]}
+    return over(found.points / 100, settings.gap_points / 100, "ratio", **figures)
 
 
 def sentence(where: Where, settings: PredictionGapSettings, verdict: Verdict) -> str:  # noqa: ARG001 - as above
     """What is wrong."""
     one, other = verdict.figures["between"]
-    told = f"{_WORDS[one]} {percent(verdict.figures[one])} and {_WORDS[other]} {percent(verdict.figures[other])}"
+    whose = "routers predict" if one == "predicted" else "the engine counts"
+    told = f"{whose} {percent(verdict.figures[one])} and answers report {percent(verdict.figures[other])}"
     return f"Hit rates of {where.words} disagree: {told}."
 
 
@@ -79,10 +87,11 @@ KIND = Kind(
     name="prediction_gap",
     label="Prediction gap",
     about="Compares, for each replica, the hit rate that routers predicted, that answers reported, and that the engine "
-    "counted. A gap means that placement works on wrong beliefs: a cache that was reset, a block size that is not what "
-    "the engine uses, or a counter that does not count.",
+    "counted, as its page does. A gap means that placement works on wrong beliefs: a cache that was reset, a block "
+    "size that is not what the engine uses, or a counter that does not count. Where more than a tenth of an engine's "
+    "requests come past the routers it is not held against answers.",
     settings=PredictionGapSettings,
-    sources=frozenset({Source.PREDICTIONS, Source.ENGINES}),
+    sources=frozenset({Source.ANSWERS, Source.ENGINES}),
     unit="ratio",
     judge=judge,
     sentence=sentence,

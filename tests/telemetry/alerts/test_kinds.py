@@ -1,14 +1,16 @@
 """Every kind but the drop, as data in and an answer out: what breaks it, what does not, and when it cannot tell."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from controlplane.errors import InvalidError
 from telemetry.alerts.kinds import KINDS, Where
-from telemetry.alerts.past import ControlNow, PredictedStep, PressureStep
+from telemetry.alerts.past import ControlNow, PressureStep
 from telemetry.alerts.verdict import Answer, Reason
 from telemetry.metrics.histograms import Buckets
+from telemetry.metrics.reconciling import AnswerSide
 from telemetry.models import RuleKind
 from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
 from tests.telemetry.conftest import T0
@@ -41,30 +43,50 @@ def test_a_rule_of_a_task_group_looks_at_that_group_alone():
     assert only(judged("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
 
 
+def answered(delivered, predicted=None, requests=200):
+    """Answers of a replica, all of which told their cached tokens."""
+    tokens = 1_000_000
+    known = AnswerSide(requests, requests, tokens, round(delivered * tokens))
+    if predicted is None:
+        return known
+    return replace(
+        known,
+        predicted_answers=requests,
+        predicted_prompt_tokens=tokens,
+        predicted_tokens=round(predicted * tokens),
+        predicted_cached_tokens=round(delivered * tokens),
+    )
+
+
 @pytest.mark.parametrize(
-    ("predicted", "delivered", "counted", "between"),
+    ("answers_", "engine", "expected", "between"),
     [
-        (0.80, 0.70, 0.70, ("predicted", "delivered")),
-        (0.70, 0.70, 0.00, ("predicted", "counted")),  # a counter that stays 0 while the cache works
-        (0.70, 0.66, 0.70, None),
+        (answered(0.70, 0.80), step(0.70, requests=200), BREACH, "predicted"),
+        (answered(0.70, 0.70), step(0.00, requests=200), BREACH, "counted"),  # a counter stays 0: the cache works
+        (answered(0.70), step(0.00, requests=200), BREACH, "counted"),  # a strategy that predicts nothing
+        (answered(0.66, 0.70), step(0.67, requests=200), OK, "predicted"),
+        (answered(0.70), step(0.00, requests=250), NO_DATA, None),  # a fifth of its requests came past the routers
+        (answered(0.10, 0.90, requests=199), step(0.10, requests=199), NO_DATA, None),
+        (answered(0.70), replace(step(), queries=None, hits=None), NO_DATA, None),
     ],
 )
-def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(predicted, delivered, counted, between):
+def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
     """H17"""
-    routed = PredictedStep(200, predicted * 1e6, delivered * 1e6, 1e6)
-    seen = past(300, replicas=("r1",), predictions={"r1": [routed]}, engines={"r1": [step(counted)]})
+    seen = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
 
     verdict = only(judged("prediction_gap", seen))
 
-    assert verdict.answer is (BREACH if between else OK)
-    if between:
-        assert tuple(verdict.figures["between"]) == between
+    assert verdict.answer is expected
+    assert verdict.figures.get("between", [None])[0] == between
 
 
-def test_a_gap_of_fewer_than_200_requests_says_nothing():
-    seen = past(300, replicas=("r1",), predictions={"r1": [PredictedStep(199, 9e5, 1e5, 1e6)]})
+def test_a_decode_replica_s_counters_are_not_held_against_its_answers():
+    """H19"""
+    parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
+    seen = past(300, replicas=("r1",), **parts)
 
-    assert answers(judged("prediction_gap", seen)) == {"r1": (NO_DATA, Reason.LITTLE_TRAFFIC)}
+    assert only(judged("prediction_gap", seen)).answer is BREACH
+    assert only(judged("prediction_gap", replace(seen, rated=frozenset()))).reason is Reason.NOT_REPORTED
 
 
 def late(share, requests=100):
@@ -220,11 +242,10 @@ def test_there_is_a_kind_for_each_that_a_row_may_have_and_it_speaks_in_sentences
 
 
 def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
-    routed = PredictedStep(200, 9e5, 1e5, 1e6)
     control = ControlNow({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
     cases = {
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
-        "prediction_gap": past(300, predictions={"r1": [routed]}),
+        "prediction_gap": past(300, answers={"r1": [answered(0.1, 0.9)]}),
         "ttft_objective": past(300, count=12, first_tokens={"": [late(0.5)] * 12}),
         "replica_down": past(30, count=2, engines={"r1": [FAILED, FAILED]}),
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),
