@@ -155,16 +155,6 @@ def outside_pytest(more: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | more
 
 
-def only_the_hit_rate(rest: httpx.Client) -> int:
-    """Switch off every rule but the one on falling hit rates; its id."""
-    rules = {rule["kind"]: rule["id"] for rule in rest.get("alert-rules").json()["results"]}
-    for kind, number in rules.items():
-        if kind != "hit_rate_drop":
-            off = rest.patch(f"alert-rules/{number}", json={"enabled": False}, headers={"If-Match": "*"})
-            assert off.status_code == 200, off.text
-    return int(rules["hit_rate_drop"])
-
-
 def slowdown() -> float:
     """How much longer work takes on this machine just now: seconds that pass in a second of CPU, at least 1."""
     begun, used = time.perf_counter(), time.thread_time()

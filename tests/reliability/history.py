@@ -1,7 +1,9 @@
 """Run in the stand's own environment: readings as a scraper would have left them."""
 
+import sys
 from datetime import timedelta
 
+from django.db import close_old_connections
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState
@@ -11,6 +13,14 @@ from tests.telemetry.readings import engine_reading
 
 NEWEST_S = 60  # seconds ahead, so that the last window is full whenever somebody looks
 PAST_S = 120
+
+
+def serve() -> None:
+    """Write what each line of the standard input names, and say so."""
+    for line in sys.stdin:
+        close_old_connections()
+        write(float(line))
+        print("written", flush=True)  # noqa: T201 - whoever wrote the line waits for it
 
 
 def write(ratio: float) -> None:

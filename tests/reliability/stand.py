@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +152,7 @@ class Stand:
                 "WARMPATH_ADMIN_PASSWORD": PASSWORD,
                 "WARMPATH_SCRAPE_INTERVAL_S": "1",
                 "WARMPATH_RECONCILE_INTERVAL_S": "1",
+                "WARMPATH_ALERT_GROUP_WAIT_S": "0",
                 "WARMPATH_DATABASE_TIMEOUT_S": str(STATEMENT_S),
                 "WARMPATH_TRAFFIC": "off",
                 **environment,
@@ -280,6 +283,20 @@ class Stand:
         """The local stack's own children."""
         with _environment(self.environment):
             return plan.control_plane(plan.StackSettings.from_environment(self.folder / "data"))
+
+
+@contextlib.contextmanager
+def standing(**environment: str) -> Iterator[Stand]:
+    """A stand of one's own that has risen, until the end of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="wpr-"))  # a path short enough for a socket
+    folder.chmod(0o755)  # servers run as an account of their own
+    stand = Stand(folder, **environment)
+    try:
+        stand.rise()
+        yield stand
+    finally:
+        stand.end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

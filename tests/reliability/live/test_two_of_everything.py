@@ -10,15 +10,13 @@ import httpx
 import pytest
 
 from tests.conftest import wait_until
-from tests.end_to_end.live_stack import only_the_hit_rate
 from tests.fakes.fake_router import FakeRouter
-from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
+from tests.reliability import skewed
 from tests.reliability.stand import Part, Stand, soon
-from tests.reliability.test_broker_away import QUICK, measured, told, transitions
 
 pytestmark = pytest.mark.timeout(300)
 HOUR_S = 3600
-SKEWED = Path(__file__).with_name("skewed.py")
+SKEWED = Path(skewed.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +35,13 @@ def workers(stand: Stand) -> Iterator[list[Part]]:
         worker.kill()
 
 
-@pytest.fixture(scope="module")
-def rest(stand: Stand) -> Iterator[httpx.Client]:
-    with stand.rest() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def receiver(rest: httpx.Client) -> Iterator[FakeWebhookReceiver]:
-    with receiving() as receiver:
-        edit = rest.patch(f"alert-rules/{only_the_hit_rate(rest)}", json={"settings": QUICK}, headers={"If-Match": "*"})
-        assert edit.status_code == 200, edit.text
-        assert rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}}).status_code == 201
-        yield receiver
-
-
-def test_each_transition_is_one_row_and_one_message(stand, workers, receiver):
-    expected = ["alert.firing", "alert.resolved", "alert.firing"]
-    for number, ratio in enumerate((0.1, 0.8, 0.1), start=1):
-        measured(stand, ratio)
-        soon(lambda wanted=expected[:number]: told(receiver) == wanted, 40, f"{expected[:number]}, each once")
-    assert transitions(stand) == ["alert_firing", "alert_resolved", "alert_firing"]
-    assert stand.ask("select count(*) from telemetry_notification") == 3
+def test_each_transition_is_one_row_and_one_message(workers, fleet):
+    for _ in range(3):
+        fleet.turn()
+        fleet.until_told()
+    fleet.until_delivered()
+    assert fleet.told == fleet.transitions == fleet.expected
+    assert fleet.notifications == len(fleet.expected)
 
 
 def test_each_configuration_is_pushed_once_and_no_router_is_taken_for_lost(stand, workers, rest, monkeypatch):

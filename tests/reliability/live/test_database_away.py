@@ -1,67 +1,23 @@
-"""R15: PostgreSQL restarted, killed, away and frozen, under real web and worker processes."""
+"""R15: PostgreSQL restarted, killed, away and frozen, under real web, worker and router processes.
+
+At full size: ``python -m tests.benchmarks soak --only R15 --full``.
+"""
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
 
 import httpx
 import pytest
 
 from tests.conftest import wait_until
+from tests.reliability.asking import ENDPOINTS, PAGES, Asking
+from tests.reliability.database import GIVES_UP_S, RECOVERS_S, faults, hurt, telling, until_it_answers
 from tests.reliability.stand import STATEMENT_S, Stand, answers, is_within, soon
 
 pytestmark = pytest.mark.timeout(300)
-RECOVERS_S = 5
-ASK_EVERY_S = 0.1
-GIVES_UP_S = STATEMENT_S + 2  # which the client waits beyond what the server is given
-PAGES = ("/", "/policies/", "/events/")
-ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")
-
-
-@pytest.fixture(scope="module")
-def rest(stand: Stand) -> Iterator[httpx.Client]:
-    with stand.rest() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def person(stand: Stand) -> Iterator[httpx.Client]:
-    with stand.browser() as client:
-        yield client
-
-
-class Asking:
-    """What people and scripts see meanwhile, asked for again and again."""
-
-    def __init__(self, rest: httpx.Client, person: httpx.Client) -> None:
-        self.seen: list[tuple[str, int | None, str]] = []
-        self._done = threading.Event()
-        asked = [(rest, list(ENDPOINTS)), (person, list(PAGES))]
-        self._threads = [threading.Thread(target=self._keep_asking, args=one) for one in asked]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(timeout=90)
-
-    @property
-    def statuses(self) -> set[int | None]:
-        return {status for _, status, _ in self.seen}
-
-    def _keep_asking(self, client: httpx.Client, addresses: list[str]) -> None:
-        while not self._done.wait(ASK_EVERY_S):
-            for address in addresses:
-                answer = client.get(address)
-                self.seen.append((address, answer.status_code, answer.headers["content-type"].partition(";")[0]))
 
 
 @contextmanager
@@ -74,15 +30,11 @@ def quiet(stand: Stand, *, gone: int = 1) -> Iterator[None]:
     assert stand.worker.said("Traceback|Error:", since=begun) == []
 
 
-def until_it_answers(rest: httpx.Client) -> None:
-    soon(lambda: answers(lambda: rest.get("pools")) == 200, RECOVERS_S, "the API to answer again")
-
-
 def test_while_it_is_away_everybody_is_told_so_and_afterwards_all_goes_on(stand, rest, person):
     before = stand.ask("select count(*) from controlplane_event")
     with quiet(stand), Asking(rest, person) as asking:
         stand.postgres.kill()
-        wait_until(lambda: {address for address, status, _ in asking.seen if status == 503} >= {*PAGES, *ENDPOINTS},
+        wait_until(lambda: asking.addresses(503) >= {*PAGES, *ENDPOINTS},
                    90, "each address to say that the database is away")  # fmt: skip
         assert httpx.get(f"{stand.url}/healthz", trust_env=False).status_code == 200
         not_ready = httpx.get(f"{stand.url}/readyz", timeout=20, trust_env=False)
@@ -90,21 +42,29 @@ def test_while_it_is_away_everybody_is_told_so_and_afterwards_all_goes_on(stand,
         stand.restart_postgres()
         until_it_answers(rest)
         stand.until_ticks_resume(RECOVERS_S)
-    kinds = {kind for _, status, kind in asking.seen if status == 503}
-    assert asking.statuses == {200, 503}
-    assert kinds == {"application/problem+json", "text/html"}
+    assert set(asking.statuses) == {200, 503}
+    assert asking.kinds(503, ENDPOINTS) == {"application/problem+json"}
+    assert asking.kinds(503, PAGES) == {"text/html"}
     assert stand.ask("select count(*) from controlplane_event") >= before
 
 
-def test_restarts_in_good_order_are_passed_over(stand, rest, person):
-    with Asking(rest, person) as asking:
-        for _ in range(3):
-            stand.postgres.stop()
-            stand.restart_postgres()
-            until_it_answers(rest)
-            stand.until_ticks_resume(RECOVERS_S)
-    assert asking.statuses <= {200, 503}
-    assert stand.worker.said("Traceback") == []
+def test_restarts_are_passed_over_and_each_event_of_a_router_is_stored_once(stand, rest, person):
+    begun = len(stand.worker.lines)
+    with telling(stand, rest) as router:
+        with Asking(rest, person) as asking:
+            for number, fault in enumerate(faults(4, seed=1)):
+                with hurt(stand, fault):
+                    if number == 1:
+                        router.until_waiting()
+                        router.kill()
+                until_it_answers(rest)
+                stand.until_ticks_resume(RECOVERS_S)
+        told = router.counted()
+    assert set(asking.statuses) <= {200, 503}
+    assert stand.worker.said("Traceback", since=begun) == []
+    assert (told.lost, told.repeated) == ([], [])
+    assert told.lives == 2
+    assert told.turns > 1
 
 
 def test_one_that_is_frozen_keeps_nobody_waiting_for_ever(stand, rest, person):

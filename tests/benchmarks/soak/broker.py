@@ -1,0 +1,70 @@
+"""R12 to R14: the broker killed again and again, away for an hour, and flushed, under real web and worker processes.
+
+Each time it is away the fleet falls ill, or recovers; the rule's transitions are counted as rows and at a receiver, and
+each must be there once. The API is read all the while. How long work takes to go on counts from the moment when the
+broker takes connections again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.benchmarks.soak.verdict import Verdict
+from tests.reliability.broker import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, Absence, flush, kill_and_return
+from tests.reliability.stand import is_within, standing
+from tests.reliability.watched import watched
+
+AWAY_S = (8.0, 60.0)  # (R12)
+FLUSHES = 20
+
+
+def measure_kills(verdict: Verdict, kills: int, seed: int) -> None:
+    """R12: so many, seconds to a minute each."""
+    chance = random.Random(seed)
+    _measure(verdict, [chance.uniform(*AWAY_S) for _ in range(kills)], RESUMES_S)
+
+
+def measure_long(verdict: Verdict, seconds: float) -> None:
+    """R13: one absence of so long."""
+    _measure(verdict, [seconds], LONG_RESUMES_S)
+
+
+def measure_flushes(verdict: Verdict) -> None:
+    """R14: everything forgotten, again and again."""
+    with standing() as stand:
+        took = sorted(flush(stand) for _ in range(FLUSHES))
+    well = is_within(took[-1], FLUSHED_S)
+    verdict.holds("work after a flush", f"{_seconds(took)}, of {FLUSHED_S:g}; {FLUSHES} flushes", well)
+
+
+def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
+    with standing() as stand, stand.rest() as rest, watched(stand, rest) as fleet:
+        begun, processes = len(stand.worker.lines), stand.worker.family()
+        absences: list[Absence] = []
+        for away in away_s:
+            absences.append(kill_and_return(stand, rest, fleet, away))
+            verdict.say("away", f"{away:.0f} s, resumed {absences[-1].resumed_s:.1f} s after the return")
+        fleet.until_delivered()
+        _judge_absences(verdict, absences, limit_s)
+        missing = Counter(fleet.expected) - Counter(fleet.transitions)
+        counted = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.told)} messages"
+        verdict.holds("alerts", counted, fleet.transitions == fleet.told == fleet.expected)
+        verdict.holds("worker and beat", "the same processes as before", stand.worker.family() == processes)
+        said, stacks = (len(stand.worker.said(text, since=begun)) for text in ("the broker is away", "Traceback"))
+        verdict.holds(
+            "worker's log", f"{said} times that it is away, {stacks} stacks", (said, stacks) == (len(away_s), 0)
+        )
+
+
+def _judge_absences(verdict: Verdict, absences: Sequence[Absence], limit_s: float) -> None:
+    took = sorted(absence.resumed_s for absence in absences)
+    verdict.holds("ticks resume after", f"{_seconds(took)}, of {limit_s:g}", is_within(took[-1], limit_s))
+    statuses = sum((absence.statuses for absence in absences), Counter[int]())
+    read = ", ".join(f"{many:,} times {status}" for status, many in sorted(statuses.items()))
+    verdict.holds("the API reads", read, set(statuses) == {200})
+
+
+def _seconds(ascending: Sequence[float]) -> str:
+    return f"{ascending[len(ascending) // 2]:.1f} s at the median, {ascending[-1]:.1f} at most"

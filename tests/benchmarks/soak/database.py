@@ -1,0 +1,60 @@
+"""R15: PostgreSQL restarted, killed and away, again and again, under real web, worker and router processes.
+
+Two people ask all the while: a script, which must be told 503 as problem+json and never 500, and somebody with a
+browser. A router has something to tell every few seconds; every few faults it is killed, while it holds what it could
+not tell. Everything it ever wrote to its disk must be stored, and once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.benchmarks.soak.verdict import Verdict
+from tests.reliability.asking import ENDPOINTS, Asking
+from tests.reliability.database import RECOVERS_S, Fault, Told, faults, hurt, telling, until_it_answers
+from tests.reliability.stand import is_within, standing
+
+AWAY_S = 60.0
+GIVE_UP_S = 60.0  # after which waiting for an answer is no use
+KILL_EVERY = 5  # faults, the router is killed
+
+
+def measure(verdict: Verdict, count: int, seed: int) -> None:
+    """So many faults."""
+    chosen = faults(count, seed)
+    with standing() as stand, stand.rest() as rest, stand.browser() as person, telling(stand, rest) as router:
+        begun, answered, ticked = len(stand.worker.lines), [], []
+        with Asking(rest, person) as asking:
+            for number, fault in enumerate(chosen, start=1):
+                with hurt(stand, fault, AWAY_S):
+                    if number % KILL_EVERY == 0:
+                        router.until_waiting()
+                        router.kill()
+                answered.append(until_it_answers(rest, GIVE_UP_S))
+                ticked.append(stand.until_ticks_resume(GIVE_UP_S))
+        told = router.counted()
+        stacks = stand.worker.said("Traceback", since=begun)
+    kinds = Counter(chosen)
+    verdict.say("faults", ", ".join(f"{kinds[fault]} {fault}" for fault in Fault))
+    _judge_asked(verdict, asking)
+    for what, took in (("the API answers after", answered), ("ticks resume after", ticked)):
+        took.sort()
+        figures = f"{took[len(took) // 2]:.1f} s at the median, {took[-1]:.1f} at most, of {RECOVERS_S:g}"
+        verdict.holds(what, figures, is_within(took[-1], RECOVERS_S))
+    _judge_told(verdict, told)
+    verdict.holds("worker's log", f"{len(stacks)} stacks", not stacks)
+
+
+def _judge_asked(verdict: Verdict, asking: Asking) -> None:
+    statuses = asking.statuses
+    seen = ", ".join(f"{many:,} times {status}" for status, many in sorted(statuses.items()))
+    verdict.holds("answers", seen, set(statuses) <= {200, 503} and statuses[503] > 0)
+    kinds = asking.kinds(503, ENDPOINTS)
+    verdict.holds("refusals of the API", ", ".join(sorted(kinds)), kinds == {"application/problem+json"})
+
+
+def _judge_told(verdict: Verdict, told: Told) -> None:
+    counted = f"{told.stored} in {told.lives} lives, {told.turns} turns of a replica among them"
+    verdict.holds("events of the router", counted, told.stored >= told.turns > 0)
+    wrong = f"{len(told.lost)} lost, {len(told.repeated)} stored twice"
+    verdict.holds("exactly once", wrong, not (told.lost or told.repeated))

@@ -1,0 +1,128 @@
+"""A fleet that falls ill and recovers at a word, and a receiver that is told of it.
+
+One rule is left, on falling hit rates. What was told before somebody began to watch is not counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from tests.end_to_end.live_stack import ROOT
+from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
+from tests.reliability.stand import Stand, soon
+
+QUICK = {"window_s": 10, "baseline_s": 60, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
+TOLD_S = 30  # within which a receiver hears of a transition
+FIRING, RESOLVED = "firing", "resolved"
+SERVE = "from tests.reliability.history import serve; serve()"
+
+
+class Watched:
+    """It. ``expected`` are the transitions that must have been told by now."""
+
+    def __init__(self, stand: Stand, receiver: FakeWebhookReceiver, history: subprocess.Popen[str]) -> None:
+        self.expected: list[str] = []
+        self._stand = stand
+        self._receiver = receiver
+        self._history = history
+        self._rows_before = len(self._rows())
+        self._notifications_before = self._notifications()
+
+    @property
+    def told(self) -> list[str]:
+        """What the receiver heard, in order."""
+        return [message.payload["type"].removeprefix("alert.") for message in self._receiver.received]
+
+    @property
+    def transitions(self) -> list[str]:
+        """The rows that were stored."""
+        return [kind.removeprefix("alert_") for kind in self._rows()[self._rows_before :]]
+
+    @property
+    def notifications(self) -> int:
+        """The messages that were stored."""
+        return self._notifications() - self._notifications_before
+
+    def turn(self) -> None:
+        """Fall ill, or recover: the hit rate was 0.8 until just now, and since then is lower or is not."""
+        falls = self.expected[-1:] != [FIRING]
+        self.measure(0.1 if falls else 0.8)
+        self.expected.append(FIRING if falls else RESOLVED)
+
+    def measure(self, ratio: float) -> None:
+        """Let the hit rate be this from now on."""
+        assert self._history.stdin
+        assert self._history.stdout
+        self._history.stdin.write(f"{ratio}\n")
+        self._history.stdin.flush()
+        assert self._history.stdout.readline() == "written\n"
+
+    def until_told(self, within_s: float = TOLD_S) -> None:
+        """Wait until the receiver has heard of each turn, in order and once."""
+        try:
+            soon(lambda: self.told == self.expected, within_s, f"{self.expected}, each once")
+        except BaseException:
+            print(f"told: {self.told}", f"stored: {self.transitions}", *self._stand.worker.lines[-60:], sep="\n")  # noqa: T201 - pytest shows it with the failure
+            raise
+
+    def until_delivered(self) -> None:
+        """Wait until the last message is marked, too."""
+        undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
+        soon(lambda: self._stand.ask(undelivered) == 0, TOLD_S, "the last message to be marked")
+
+    def _notifications(self) -> int:
+        return int(self._stand.ask("select count(*) from telemetry_notification"))
+
+    def _rows(self) -> list[str]:
+        """Of the rule's alerts. Before all others were switched off the replica that is nowhere had some."""
+        statement = """
+            select coalesce(array_agg(event.kind order by event.id), '{}') from controlplane_event event
+            join telemetry_alert alert on alert.id = (event.detail ->> 'alert')::bigint
+            join telemetry_alertrule rule on rule.id = alert.rule_id
+            where event.kind like 'alert%' and rule.kind = 'hit_rate_drop'
+        """
+        return list(self._stand.ask(statement))
+
+
+@contextmanager
+def watched(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
+    """Watch a stand until the end of the block; its fleet is well then, and nobody is told anything more."""
+    with receiving() as receiver, _history(stand) as history:
+        _leave_one_rule(rest)
+        fleet = Watched(stand, receiver, history)
+        fleet.measure(0.8)
+        made = rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}})
+        assert made.status_code == 201, made.text
+        yield fleet
+        if fleet.expected[-1:] == [FIRING]:
+            fleet.turn()
+            fleet.until_told()
+        assert rest.delete(f"channels/{made.json()['id']}", headers={"If-Match": "*"}).status_code == 204
+
+
+def _leave_one_rule(rest: httpx.Client) -> None:
+    """Switch off every rule but the one on falling hit rates of the pool ``default``, which becomes quick."""
+    for rule in rest.get("alert-rules", params={"limit": 1000}).json()["results"]:
+        is_ours = (rule["pool"], rule["kind"]) == ("default", "hit_rate_drop")
+        change = {"settings": QUICK} if is_ours else {"enabled": False}
+        edit = rest.patch(f"alert-rules/{rule['id']}", json=change, headers={"If-Match": "*"})
+        assert edit.status_code == 200, edit.text
+
+
+@contextmanager
+def _history(stand: Stand) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes readings, line by line."""
+    command = [sys.executable, "manage.py", "shell", "--verbosity=0", "-c", SERVE]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=stand.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
