@@ -202,6 +202,7 @@ ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
     300: int(env.number("ROLLUP_5M_RETENTION_DAYS", 60, low=1, high=3650)),
     3600: int(env.number("ROLLUP_1H_RETENTION_DAYS", 400, low=1, high=3650)),
 }
+ROLLUP_RETENTION_DAYS[21_600] = ROLLUP_RETENTION_DAYS[3600]  # so few that one setting does for both
 DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))
 DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, of all routers
 DECISIONS_ROWS_PER_S = env.number("DECISIONS_ROWS_PER_S", 1000, low=1, high=100_000)

@@ -20,7 +20,7 @@ from telemetry.storage.rollups.columns import TABLES
 READINGS = ("telemetry_reading", "telemetry_routerreading")
 DECISIONS = ("telemetry_decision",)
 PARENTS = (*READINGS, *DECISIONS)
-MONTHLY = frozenset(TABLES[300] + TABLES[3600])
+MONTHLY = frozenset(TABLES[300] + TABLES[3600] + TABLES[21_600])
 DAYS_AHEAD = 2
 LOCK_KEY = 0x7770_7061_7274  # any number that no other advisory lock of ours has
 

@@ -22,7 +22,7 @@ from telemetry.storage.rollups.columns import ENGINE_TTFT, ENGINES, ROUTER_TTFT,
 from telemetry.storage.rollups.source import histograms_in, sums_in
 
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
-STEP_NUMBER = "(extract(epoch from start - %(start)s)::double precision / %(step)s)::integer"  # of a step's start
+STEP_NUMBER = "(date_part('epoch', start - %(start)s) / %(step)s)::integer"  # of a step's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def point_state(asked: float | None, *, stale: bool, not_reported: bool = False)
     return PointState.OK if asked > 0 else PointState.NO_TRAFFIC
 
 
-def state_together(rows: Sequence[EngineSums | Hits]) -> PointState:
+def state_together(rows: Sequence[EngineSums]) -> PointState:
     """What a hit rate of several replicas is worth: not reported if nobody that was read reports it."""
     known = [row.queries for row in rows if row.queries is not None]
     told = [row.not_reported for row in rows if row.not_reported is not None]
@@ -139,9 +139,9 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
 
 
 class Hits(NamedTuple):
-    """What a hit rate of a replica needs of one step; a chart of a large fleet holds tens of thousands."""
+    """What a hit rate of a replica, or of several, needs of one step; a chart of many holds tens of thousands."""
 
-    replica_id: int
+    key: int  # the replica's id, or the number of those that are told together
     step: int  # of the window's, from 0
     queries: int | None
     hits: int | None
@@ -157,6 +157,31 @@ class Hits(NamedTuple):
 
 def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
     """Per replica and step, in no order. Two queries at most."""
+    return _hits(
+        f"select replica_id, {STEP_NUMBER}, queries, hits, external_hits, stale, not_reported from by_step",  # noqa: S608 - no part of it comes from outside
+        replica_ids,
+        window,
+    )
+
+
+def hit_sums_together(several: Sequence[Sequence[int]], window: Window) -> list[Hits]:
+    """Per step and number of a list of replicas, in no order; who does not know the queries adds nothing (H3)."""
+    replicas = [(pk, number) for number, ids in enumerate(several) for pk in ids]
+    return _hits(
+        f"""
+        select number, {STEP_NUMBER}, sum(queries)::bigint, sum(hits)::bigint,
+            (sum(external_hits) filter (where queries is not null))::bigint, bool_or(stale), bool_and(not_reported)
+        from by_step join unnest(%(ids)s::bigint[], %(numbers)s::integer[]) as one(replica_id, number)
+            using (replica_id)
+        group by number, start
+        """,  # noqa: S608 - no part of it comes from outside
+        [pk for pk, _ in replicas],
+        window,
+        numbers=[number for _, number in replicas],
+    )
+
+
+def _hits(select: str, replica_ids: Sequence[int], window: Window, **parameters: list[int]) -> list[Hits]:
     source = sums_in(ENGINES, window, ("queries", "hits", "external_hits", "stale_scrapes", "not_reported"))
     rows = rows_of(
         f"""
@@ -166,9 +191,9 @@ def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
                 bool_and(not_reported) as not_reported
             from {source.sql} readings where replica_id = any(%(ids)s::bigint[]) group by 1, 2
         )
-        select replica_id, {STEP_NUMBER}, queries, hits, external_hits, stale, not_reported from by_step
+        {select}
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | source.parameters | {"ids": list(replica_ids)},
+        during(window) | source.parameters | parameters | {"ids": list(replica_ids)},
     )
     return [Hits(*row) for row in rows]
 

@@ -41,7 +41,7 @@ def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]
     rates: dict[int, dict[int, tuple[float | None, PointState]]] = defaultdict(dict)
     for row in sums.hit_sums([replica.pk for replica in replicas], cells):
         value = hit_rate_ratio(row.queries, row.hits, row.external_hits)
-        rates[row.replica_id][row.step] = (value, row.state)
+        rates[row.key][row.step] = (value, row.state)
     cold = _cold_cells([replica.pk for replica in replicas], cells)
     return {replica.name: _strip(rates[replica.pk], cold[replica.pk]) for replica in replicas}
 

@@ -15,7 +15,7 @@ from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import first_tokens, series
-from telemetry.services.figures.series import NOTHING, Point, line_of
+from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
 from telemetry.services.figures.subjects import Kind, Subject
 from telemetry.storage import sums
 from telemetry.storage.additions import (
@@ -48,12 +48,11 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     """Total reuse, the local cache alone where others supplied some (H4), and what could be reached (H7)."""
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
-    rows, starts = defaultdict[datetime, list[sums.Hits]](list), window.starts()
-    for row in sums.hit_sums(_ids(subject), window):
-        rows[starts[row.step]].append(row)
-    lines = [line_of("Hit rate", window, {start: _reuse(of_step) for start, of_step in rows.items()})]
-    if any(row.external_hits for of_step in rows.values() for row in of_step):
-        local = {start: _reuse(of_step, external=False) for start, of_step in rows.items()}
+    starts = window.starts()
+    rows = {starts[row.step]: row for row in sums.hit_sums_together([_ids(subject)], window)}
+    lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()})]
+    if any(row.external_hits for row in rows.values()):
+        local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
         lines.append(line_of("Local cache alone", window, local))
     return lines + _ceiling(_routed(subject, window, "cacheable_tokens", "ceiling_prompt_tokens"), window)
 
@@ -63,12 +62,6 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
     for row in sums.engine_sums(_ids(subject), window):
         found[row.start].append(row)
     return found
-
-
-def _reuse(rows: list[sums.Hits], *, external: bool = True) -> Point:
-    hits = _total(row.hits for row in rows)
-    more = _total(row.external_hits for row in rows) if external else None
-    return hit_rate_ratio(_total(row.queries for row in rows), hits, more), sums.state_together(rows)
 
 
 def _total(values: Iterable[int | None]) -> int | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.models import Replica
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
@@ -31,34 +30,30 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
     """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without what connectors supplied (H4)."""
     window = still_kept(window)
     replicas = replicas_of(pools)
-    points: dict[int, dict[int, Point]] = defaultdict(dict)
-    for row in sums.hit_sums([replica.pk for replica in replicas], window):
-        value = hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
-        points[row.replica_id][row.step] = (value, row.state)
-    return _lines(replicas, window, points)
+    rows = sums.hit_sums([replica.pk for replica in replicas], window)
+    points = ((row.key, row.step, hit_rate_of(row, local=local), row.state) for row in rows)
+    return _lines({replica.pk: replica.name for replica in replicas}, window, points)
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     """Hit rate of each pool: sums over its replicas, decode replicas left out (H19), then divided (H2)."""
     window = still_kept(window)
     replicas = replicas_of(pools)
-    counted = {replica.pk: replica.pool.name for replica in rated(replicas)}
-    rows: dict[str, dict[int, list[sums.Hits]]] = {replica.pool.name: defaultdict(list) for replica in replicas}
-    for row in sums.hit_sums(list(counted), window):
-        rows[counted[row.replica_id]][row.step].append(row)
-    split = {replica.pool.name for replica in replicas if replica.pk not in counted}
-    lines = [
-        _line(name, window.starts(), {step: _together(of_step) for step, of_step in steps.items()})
-        for name, steps in sorted(rows.items())
-    ]
+    counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
+    for replica in rated(replicas):
+        counted[replica.pool.name].append(replica.pk)
+    names = sorted(counted)
+    rows = sums.hit_sums_together([counted[name] for name in names], window)
+    points = ((row.key, row.step, hit_rate_of(row), row.state) for row in rows)
+    lines = _lines(dict(enumerate(names)), window, points)
+    every = Counter(replica.pool.name for replica in replicas)
+    split = {name for name in names if every[name] > len(counted[name])}
     return [replace(line, note=WITHOUT_DECODE) if line.label in split else line for line in lines]
 
 
-def _together(rows: list[sums.Hits]) -> Point:
-    known = [row for row in rows if row.queries is not None]
-    queries = sum(row.queries or 0 for row in known) if known else None
-    hits = sum((row.hits or 0) + (row.external_hits or 0) for row in known)
-    return hit_rate_ratio(queries, hits), sums.state_together(rows)
+def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:
+    """Total reuse; ``local``: without what connectors supplied (H4)."""
+    return hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
 
 
 def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
@@ -130,11 +125,12 @@ def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage")
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
     window = still_kept(window)
     replicas = replicas_of(pools)
-    points: dict[int, dict[int, Point]] = defaultdict(dict)
-    for pk, step, value, stale in sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what]):
-        missing = PointState.STALE if stale else PointState.UNKNOWN
-        points[pk][step] = (value, PointState.OK if value is not None else missing)
-    return _lines(replicas, window, points)
+    rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what])
+    points = (
+        (pk, step, value, PointState.OK if value is not None else PointState.STALE if stale else PointState.UNKNOWN)
+        for pk, step, value, stale in rows
+    )
+    return _lines({replica.pk: replica.name for replica in replicas}, window, points)
 
 
 def line_of(label: str, window: Window, points: Mapping[datetime, Point]) -> Series:
@@ -143,17 +139,18 @@ def line_of(label: str, window: Window, points: Mapping[datetime, Point]) -> Ser
     return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps])
 
 
-def _lines(replicas: list[Replica], window: Window, points: Mapping[int, Mapping[int, Point]]) -> list[Series]:
-    """A line for each replica."""
+def _lines(
+    names: Mapping[int, str], window: Window, points: Iterable[tuple[int, int, float | None, PointState]]
+) -> list[Series]:
+    """A line for each name, of (its key, number of the step, value, state); tens of thousands where there are many."""
     starts = window.starts()
-    return [_line(replica.name, starts, points.get(replica.pk, {})) for replica in replicas]
-
-
-def _line(label: str, starts: list[datetime], points: Mapping[int, Point]) -> Series:
-    """Every step of a window, of points by number of the step."""
-    found = [points.get(step, NOTHING) for step in range(len(starts))]
-    values = [(start, value) for start, (value, _) in zip(starts, found, strict=True)]
-    return Series(label, values, [state for _, state in found])
+    gaps, states = [(start, None) for start in starts], [PointState.UNKNOWN] * len(starts)
+    lines = {key: Series(name, [*gaps], [*states]) for key, name in names.items()}
+    for key, step, value, state in points:
+        line = lines[key]
+        line.points[step] = (starts[step], value)
+        line.states[step] = state
+    return list(lines.values())
 
 
 def still_kept(window: Window) -> Window:

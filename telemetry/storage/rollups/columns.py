@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RESOLUTIONS_S = (60, 300, 3600)  # each a multiple of the one before, of which it is made
-SUFFIXES = {60: "1m", 300: "5m", 3600: "1h"}
+RESOLUTIONS_S = (60, 300, 3600, 21_600)  # each a multiple of the one before, of which it is made
+SUFFIXES = {60: "1m", 300: "5m", 3600: "1h", 21_600: "6h"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Making rollups: minutes of readings, 5 minutes of minutes, hours of those; each bin once, and anew where marked.
+"""Making rollups: minutes of readings, 5 minutes of minutes, hours, 6 hours; each bin once, and anew where marked.
 
 Theory of operation. One worker at a time, by an advisory lock. A run closes the minutes that are over, rolls up what
 each resolution lacks, in chunks that are transactions of their own, and then makes marked bins anew, which marks the
@@ -23,9 +23,9 @@ from telemetry.storage.rollups.late import FINEST_S, close, mark
 from telemetry.storage.rollups.source import rolled_through
 
 GRACE_S = 15.0  # after a minute's end: scrapes of it are still on their way
-CHUNK_BINS = {60: 10, 300: 72, 3600: 48}  # that one transaction makes
+CHUNK_BINS = {60: 10, 300: 72, 3600: 48, 21_600: 28}  # that one transaction makes
 REPAIRS = 200  # bins of a resolution in one run
-FINER = {60: None, 300: 60, 3600: 300}
+FINER = {60: None, 300: 60, 3600: 300, 21_600: 3600}
 BIN = "date_bin(make_interval(secs => %(res)s), at - interval '1 microsecond', timestamptz '2000-01-01Z')"
 BIN_END = f"{BIN} + make_interval(secs => %(res)s)"
 
@@ -99,7 +99,7 @@ def _repair(resolution_s: int, readings_since: datetime) -> int:
             if start >= readings_since:
                 _make(resolution_s, start, repair.at)
                 repaired += 1
-                if coarser is not None:
+                if coarser is not None and (through := reached[coarser]) and repair.at <= through:
                     mark(coarser, [up(repair.at, coarser)])
             repair.delete()
     return repaired

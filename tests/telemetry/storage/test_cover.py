@@ -33,7 +33,7 @@ def test_the_parts_of_a_span_touch_and_never_overlap(start, length_s, through, s
 
 
 def test_a_long_span_is_read_from_hours_with_finer_bins_at_its_edges():
-    through = {60: T0 + timedelta(minutes=58), 300: T0 + timedelta(minutes=55), 3600: T0}
+    through = {60: T0 + timedelta(minutes=58), 300: T0 + timedelta(minutes=55), 3600: T0, 21_600: None}
     start = T0 - timedelta(hours=30, minutes=7, seconds=30)
 
     parts = cover(start, T0 + timedelta(hours=1), RESOLUTIONS_S, through)
@@ -52,7 +52,7 @@ def test_a_long_span_is_read_from_hours_with_finer_bins_at_its_edges():
         pytest.param(3600, 60, 7, [], id="an alert's windows, which end now"),
         pytest.param(6 * 3600, 120, 0, [60], id="six hours"),
         pytest.param(86_400, 900, 0, [60, 300], id="a day"),
-        pytest.param(30 * 86_400, 43_200, 0, [60, 300, 3600], id="thirty days"),
+        pytest.param(30 * 86_400, 43_200, 0, [60, 300, 3600, 21_600], id="thirty days"),
         pytest.param(30 * 86_400, 10_800, 7, [60, 300], id="thirty days, from no round time"),
         pytest.param(7 * 86_400, 60, 7, [60], id="a week of an alert's windows"),
     ],

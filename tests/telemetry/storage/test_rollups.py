@@ -25,6 +25,7 @@ from tests.telemetry.readings import engine_reading, gap, route_reading, router_
 pytestmark = pytest.mark.django_db
 KEPT_S = 3 * 86_400.0
 HOURS = Window(T0, T0 + timedelta(hours=4), 3600)
+SIX_HOURS = Window(T0, T0 + timedelta(hours=6), 6 * 3600)
 MINUTES = Window(T0, T0 + timedelta(hours=1), 60)
 
 
@@ -73,6 +74,7 @@ def answers(replicas, window):
         "engines": sums.engine_sums(ids, window),
         "engines, whole": sums.engine_sums(ids, window, whole=True),
         "hits": sorted(sums.hit_sums(ids, window)),
+        "hits together": sorted(sums.hit_sums_together([ids, ids[:1]], window)),
         "routers": sums.router_sums(["chat"], window),
         "routers, whole": sums.router_sums(None, window, whole=True),
         "gauges": [
@@ -91,16 +93,23 @@ def read_from(window, whole=False):
     return {part.resolution_s for part in source.parts_of(window, whole=whole)}
 
 
-@pytest.mark.parametrize("window", [HOURS, MINUTES], ids=["from hours", "from minutes"])
-def test_rollups_answer_as_the_readings_did(replicas, router, window):
+@pytest.mark.parametrize(
+    ("window", "resolution_s"),
+    [
+        pytest.param(SIX_HOURS, 21_600, id="from 6 hours"),
+        pytest.param(HOURS, 3600, id="from hours"),
+        pytest.param(MINUTES, 60, id="from minutes"),
+    ],
+)
+def test_rollups_answer_as_the_readings_did(replicas, router, window, resolution_s):
     some_hours(replicas, router)
     before = answers(replicas, window)
     assert read_from(window) == {None}
 
-    rolled = roll()
+    rolled = roll(hours=6.5 if window is SIX_HOURS else 5)
 
     assert rolled.behind_s == 0
-    assert read_from(window) == ({3600} if window is HOURS else {60})
+    assert read_from(window) == {resolution_s}
     assert answers(replicas, window) == before
 
 
