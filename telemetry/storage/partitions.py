@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 
 from django.db import connection, transaction
 from psycopg import sql
 
-from telemetry.storage.rollups.columns import TABLES
+from telemetry.storage.rollups.columns import RESOLUTIONS_S, TABLES
+from telemetry.storage.rollups.source import rolled_through
 
 READINGS = ("telemetry_reading", "telemetry_routerreading")
 DECISIONS = ("telemetry_decision",)
 PARENTS = (*READINGS, *DECISIONS)
 MONTHLY = frozenset(TABLES[300] + TABLES[3600] + TABLES[21_600])
 DAYS_AHEAD = 2
+WAITS_DAYS = 7  # beyond their time, for rollups that are behind: a disk is not filled for them
 LOCK_KEY = 0x7770_7061_7274  # any number that no other advisory lock of ours has
 
 
@@ -43,15 +46,26 @@ def maintain(
 ) -> Maintenance:
     """Make the partitions of today and the days ahead, drop those that ended before the time that is kept.
 
-    ``rollup_days`` is what is kept of each resolution.
+    ``rollup_days`` is what is kept of each resolution. What is still to be rolled up stays, for a week at most.
     """
     today = now.astimezone(UTC).date()
     created = ensure_days(today + timedelta(days=ahead) for ahead in range(days_ahead + 1))
     oldest = (now - timedelta(hours=decisions_h)).astimezone(UTC).date()
-    dropped = drop_before(today - timedelta(days=retention_days), READINGS) + drop_before(oldest, DECISIONS)
+    reached = rolled_through()
+    kept_from = _first_needed(today - timedelta(days=retention_days), reached[RESOLUTIONS_S[0]])
+    dropped = drop_before(kept_from, READINGS) + drop_before(oldest, DECISIONS)
+    coarser = dict(pairwise(RESOLUTIONS_S))
     for resolution_s, days in rollup_days.items():
-        dropped += drop_before(today - timedelta(days=days), TABLES[resolution_s])
+        first = today - timedelta(days=days)
+        needed = _first_needed(first, reached[coarser[resolution_s]]) if resolution_s in coarser else first
+        dropped += drop_before(needed, TABLES[resolution_s])
     return Maintenance(created, dropped)
+
+
+def _first_needed(first_kept: date, reached: datetime | None) -> date:
+    """The first day to keep where the next resolution was rolled up so far; None: not at all."""
+    latest = first_kept - timedelta(days=WAITS_DAYS)
+    return latest if reached is None else max(latest, min(first_kept, reached.astimezone(UTC).date()))
 
 
 @transaction.atomic
