@@ -98,7 +98,7 @@ class Router:
         self.health = HealthBook()
         self.slow_starts = SlowStarts(self.health)
         self.breakers = Breakers(self.health, self.loop.time, self._returned)
-        self.checks = HealthChecks(self.health, self._came_up)
+        self.checks = HealthChecks(self.health, self._came_up, self._progress_at)
         self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
         self.all_gates = Gates()
         self.gates: Gates | None = None  # None: no limit is configured
@@ -187,6 +187,10 @@ class Router:
     def _came_up(self, replica: ReplicaId) -> None:
         self.breakers.came_up(replica)
         self._join(replica)
+
+    def _progress_at(self, replica: str) -> float:
+        link = self.serving.links.get(replica) if self.serving else None
+        return link.progress_at if link else 0.0
 
     def _join(self, replica: ReplicaId) -> None:
         """Its cache is empty: warm it up where the pool says so, else let it start slowly as it is."""

@@ -68,7 +68,7 @@ class FakeReplica:
         self.script: Script = script or answering()
         self.calls: list[Call] = []
         self.connections = 0
-        self.health_status = 200
+        self.health_status: int | None = 200  # None: it takes the question and says nothing
         self.probes = 0
         self.port = 0
         self.tls: ssl.SSLContext | None = None  # plain HTTP
@@ -104,7 +104,7 @@ class FakeReplica:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"GET /health "):
-                    await self._answer_probe(writer)
+                    await self._answer_probe(reader, writer)
                     continue
                 if not number:
                     self.connections += 1
@@ -120,8 +120,11 @@ class FakeReplica:
             self._writers.discard(writer)
             writer.close()
 
-    async def _answer_probe(self, writer: asyncio.StreamWriter) -> None:
+    async def _answer_probe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.probes += 1
+        if self.health_status is None:
+            await reader.read()
+            return
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % self.health_status)
         writer.close()
 

@@ -5,6 +5,9 @@ one says nothing about new ones. ``failures`` bad findings in a row make a repli
 it up; a replica never asked counts as up. A request that cannot connect is a bad finding too, and makes the task ask
 again at once, so a false alarm lasts one round trip. A replica that is down is no candidate, even if all are: then
 clients get a 503 that names the pool. It is asked on, at the same interval, so no pool stays dark on old news.
+
+A replica with too much to do may be late with its health check while its answers come. Such a silence is no finding:
+under overload it would strike all replicas at once, and take the whole pool down for being busy.
 """
 
 from __future__ import annotations
@@ -58,9 +61,12 @@ class Target:
 class HealthChecks:
     """The findings of this router, and the tasks that make them. Verdicts go to the book that placement reads."""
 
-    def __init__(self, book: HealthBook, came_up: Callable[[ReplicaId], None]) -> None:
+    def __init__(
+        self, book: HealthBook, came_up: Callable[[ReplicaId], None], progress_at: Callable[[str], float]
+    ) -> None:
         self._book = book
         self._came_up = came_up  # hears of each replica that was down and is up again
+        self._progress_at = progress_at  # when a replica's answers last brought a byte, in loop time
         self._findings: dict[str, Finding] = {}
         self._targets: dict[str, Target] = {}  # by name, as the findings and the tasks
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -112,15 +118,16 @@ class HealthChecks:
         self._book.tell_adapters(ReplicaId(name), None)
 
     async def _keep_asking(self, target: Target) -> None:
-        finding = self._findings[target.name]
+        finding, time = self._findings[target.name], asyncio.get_running_loop().time
         for turn in count():
             finding.ask_now.clear()
+            began_at = time()
             reason = await probe(target)
             if reason is None:
                 if target.adapters and (not turn % held_adapters.EVERY or not finding.is_up):
                     await self._learn_adapters(target)
                 self._found_good(target)
-            else:
+            elif reason != _silence(target.check) or self._progress_at(target.name) < began_at:
                 self._found_bad(target, reason)
             try:
                 async with asyncio.timeout(target.check.interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - no secret
@@ -158,7 +165,7 @@ async def probe(target: Target) -> str | None:
         async with asyncio.timeout(target.check.timeout_s):
             status = await _ask(target.address, target.check.path)
     except TimeoutError:
-        return f"no answer within {target.check.timeout_s:g} s"
+        return _silence(target.check)
     except OSError as error:
         return reason_of(error)
     except UnicodeError:  # of a host that no resolver takes
@@ -166,6 +173,10 @@ async def probe(target: Target) -> str | None:
     except (EOFError, asyncio.LimitOverrunError, ValueError):
         return "its answer is not HTTP"
     return None if 200 <= status < 300 else f"health check answered {status}"
+
+
+def _silence(check: HealthCheck) -> str:
+    return f"no answer within {check.timeout_s:g} s"
 
 
 async def _ask(address: Address, path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -181,6 +182,32 @@ async def test_without_any_replica_up_the_answer_names_the_pool(two: list[FakeRe
             'warmpath_router_requests_total{pool="chat",group="",replica="",policy="",revision="",reason="",'
             'outcome="router_error"} 1' in text
         )
+
+
+async def test_a_replica_too_busy_for_its_health_check_is_up_while_its_answers_come(replica: FakeReplica) -> None:
+    stops = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        while not stops.is_set():
+            await call.send(chunk(sse({"n": 1})))
+            await asyncio.sleep(0.01)
+        await call.wait_gone()
+
+    replica.script = script
+    health = HealthCheck(failures=1, interval_s=0.02, timeout_s=0.3)
+    async with routed(config([replica], health=health)) as harness, asyncio.TaskGroup() as group:
+        asked = group.create_task(harness.chat())
+        await replica.wait_calls(1)
+        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        replica.health_status, before = None, replica.probes
+        await harness.until(lambda: replica.probes >= before + 4, "some checks to pass in silence")
+        assert harness.router.health.is_up("replica-0")
+
+        stops.set()
+        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "it to be down, now it is silent")
+        assert "no answer within" in (harness.router.checks.finding("replica-0").reason or "")
+        asked.cancel()
 
 
 async def test_a_replica_that_comes_back_is_used_again(replica: FakeReplica) -> None:
