@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ def one_line(value: Any) -> str:
 
 
 def lines(alert: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What an operator asks first of one alert, as (label, value); what is unknown is left out."""
+    """What an operator asks first of one alert, as (label, value), each label once; what is unknown is left out."""
     return [(label, one_line(value)) for label, value in _lines(alert) if value not in (None, "")]
 
 
@@ -39,20 +39,21 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     unit = str(alert.get("unit") or "ratio")
     for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline"), ("Ceiling", "ceiling")):
         yield label, figure(alert.get(name, alert.get(f"{name}_ratio")), unit)
-    yield from _detail(alert.get("detail") or {})
-    for cause in list(alert.get("causes") or [])[:MOST_CAUSES]:
-        yield "Cause", _cause(cause)
+    detail: Mapping[str, Any] = alert.get("detail") or {}
+    yield from _places(detail)
+    for place, cause in enumerate(list(alert.get("causes") or [])[:MOST_CAUSES], 1):
+        yield f"Cause {place}" if place > 1 else "Cause", cause_line(cause)
+    change = detail.get("last_change") or {}
+    yield "Last change", f"{change['summary']} ({moment(change['at'])})" if change else None
     yield "Since", moment(alert.get("fired_at") or alert.get("started_at"))
     yield "Ended", moment(alert.get("resolved_at"))
 
 
-def _detail(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _places(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     extra = detail.get("extra_recomputed_tokens")
     yield "Computed anew", f"{extra:,} tokens" if isinstance(extra, int) else None
     for label, name in (("Replicas", "top_replicas"), ("Task groups", "top_groups")):
         yield label, ", ".join(_place(one) for one in detail.get(name) or [])
-    change = detail.get("last_change") or {}
-    yield "Last change", f"{change['summary']} ({moment(change['at'])})" if change else None
 
 
 def _place(line: Mapping[str, Any]) -> str:
@@ -60,9 +61,10 @@ def _place(line: Mapping[str, Any]) -> str:
     return f"{line['name']} ({rate})" if rate else str(line["name"])
 
 
-def _cause(cause: Mapping[str, Any]) -> str:
+def cause_line(cause: Mapping[str, Any]) -> str:
+    """What it is, how sure that is, and what to do."""
     confidence = cause.get("confidence")
-    sure = f" ({confidence:.0%} sure)" if isinstance(confidence, float | int) else ""
+    sure = f" ({confidence * 100:.0f} % sure)" if isinstance(confidence, float | int) else ""
     return f"{cause.get('summary', cause.get('kind', ''))}{sure} {cause.get('advice') or ''}".strip()
 
 
@@ -90,8 +92,3 @@ def links(data: Mapping[str, Any], site: str) -> list[tuple[str, str]]:
     if not named and data.get("path"):
         named = [("Open in Warmpath", data["path"])]
     return [(label, f"{site}{path}") for label, path in named if site and str(path).startswith("/")]
-
-
-def summaries(alerts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each alert."""
-    return [one_line(alert.get("summary")) for alert in alerts]

@@ -27,7 +27,7 @@ def _alert(alert: Mapping[str, Any], now: datetime, site: str) -> dict[str, Any]
         "labels": labels_of(alert),
         "annotations": {
             "summary": one_line(alert.get("summary")),
-            "description": "\n".join(f"{label}: {value}" for label, value in lines(alert)),
+            "description": "\n".join(f"{label}: {value}" for label, value in [*lines(alert), *shown]),
         },
         "startsAt": alert.get("fired_at") or alert.get("started_at") or now.isoformat(),
         "endsAt": ends or now.isoformat(),

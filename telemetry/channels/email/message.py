@@ -43,9 +43,13 @@ def _shown(message: Message, site: str) -> Mapping[str, Any]:
         "title": title(message.data),
         "summary": one_line(message.data.get("summary")),
         "several": len(message.alerts) > 1,
-        "alerts": [{"summary": one_line(alert.get("summary")), "lines": lines(alert)} for alert in message.alerts],
+        "alerts": [_alert(alert, site) for alert in message.alerts],
         "links": links(message.data, site),
     }
+
+
+def _alert(alert: Mapping[str, Any], site: str) -> dict[str, Any]:
+    return {"summary": one_line(alert.get("summary")), "lines": lines(alert), "links": links(alert, site)}
 
 
 def _rendered(name: str, shown: Mapping[str, Any], *, escape: bool) -> str:

@@ -39,19 +39,22 @@ def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
     body = slack(receiver, message())
 
     assert body["text"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
-    header, fields, links = body["blocks"]
+    header, fields, cause, change, links = body["blocks"]
     assert header["text"]["type"] == "plain_text"
     assert len(header["text"]["text"]) <= 150
     assert len(fields["fields"]) <= 10
     shown = [field["text"] for field in fields["fields"]]
     assert "*Value*\n20.1 %" in shown
     assert "*Pool*\nchat" in shown
-    assert any(line.startswith("*Cause*\nRevision 7 moved homes. (90% sure)") for line in shown)
+    assert cause["text"]["text"] == "*Cause*\nRevision 7 moved homes. (90 % sure) Revert it."
+    assert change["text"]["text"].startswith("*Last change*\nPolicy p went live.")
     assert "<https://warmpath.example/alerts/7/|Open the alert>" in links["text"]["text"]
 
 
 def test_a_room_is_told_several_alerts_tests_and_notices(receiver):
-    assert "• Alert 1.\n• Alert 2." in slack(receiver, several(1, 2))["blocks"][1]["text"]["text"]
+    _, first, second, _ = slack(receiver, several(1, 2))["blocks"]
+    assert first["text"]["text"].startswith("• <https://warmpath.example/alerts/1/|Alert 1.>\n*Cause* Revision 7")
+    assert second["text"]["text"].startswith("• <https://warmpath.example/alerts/2/|Alert 2.>")
     assert slack(receiver, TEST)["text"] == "[TEST] A test."
     assert slack(receiver, NOTICE)["text"] == "[NOTICE] Channel ops was disabled."
 

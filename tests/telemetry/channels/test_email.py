@@ -71,7 +71,7 @@ def test_a_mail_says_what_an_alert_says_as_text_and_as_html():
         "Value: 20.1 %",
         "Baseline: 79.0 %",
         "Replicas: r1 (10.0 %)",
-        "Revision 7 moved homes. (90% sure) Revert",
+        "Revision 7 moved homes. (90 % sure) Revert",
     ):
         assert words in text
     assert "Ceiling" not in text  # it is not known

@@ -1,0 +1,88 @@
+"""What an operator needs is in every channel's message: figures, places, the last change, causes and ways on."""
+
+import json
+
+import pytest
+
+from telemetry.channels.alertmanager.message import posted
+from telemetry.channels.email.message import mail_of
+from telemetry.channels.pagerduty.message import events_of
+from telemetry.channels.slack.message import LONGEST_FIELD, LONGEST_SECTION, MOST_FIELDS, blocks_of
+from tests.telemetry.channels.told import ISO, message, several
+from tests.telemetry.conftest import T0
+
+SITE = "https://warmpath.example"
+PLACES = [{"name": f"place-{number}", "hit_rate_ratio": number / 10, "recomputed_tokens": 1} for number in range(1, 7)]
+FULL = {
+    "labels": {"pool": "chat", "group": "coding", "replica": "r9", "severity": "critical"},
+    "value": 0.201, "limit": 0.64, "baseline": 0.79, "ceiling_ratio": 0.985, "unit": "ratio",
+    "detail": {
+        "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3], "top_groups": PLACES[3:],
+        "last_change": {"at": ISO, "kind": "policy_published", "summary": "Policy p went live."},
+    },
+    "causes": [
+        {"kind": kind, "confidence": sure, "summary": f"It is {kind}.", "advice": f"Mend {kind}."}
+        for kind, sure in (("revision", 0.9), ("capacity", 0.4), ("index_stale", 0.1))
+    ],
+    "links": {
+        "alert": "/alerts/7/", "silence": "/alerts/silences/new/?alert=7",
+        "pool": "/?pool=chat&from=2031-03-04T11%3A00&to=2031-03-04T12%3A00",
+    },
+}  # fmt: skip
+NEEDED = [
+    "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 %", "532,580 tokens",
+    *(f"place-{number} ({number}0.0 %)" for number in range(1, 7)), "Policy p went live. (2031-03-04",
+    "It is revision. (90 % sure) Mend revision.", "It is capacity. (40 % sure) Mend capacity.",
+    "It is index_stale. (10 % sure) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
+]  # fmt: skip
+
+
+def slack(told):
+    return json.dumps(blocks_of(told, SITE), ensure_ascii=False)
+
+
+def mail(told, part="plain"):
+    written = mail_of(told, sender="w@example.org", recipients=["a@example.org"], site=SITE)
+    return written.get_body((part,)).get_content().replace("&amp;", "&")
+
+
+def pager(told):
+    return json.dumps(events_of(told, routing_key="k", source="wp", site=SITE), ensure_ascii=False)
+
+
+def manager(told):
+    return json.dumps(posted(told.alerts, T0, SITE), ensure_ascii=False)
+
+
+CHANNELS = {"slack": slack, "mail": mail, "html": lambda told: mail(told, "html"), "pager": pager, "manager": manager}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_nothing_that_an_operator_needs_is_left_out(channel):
+    said = CHANNELS[channel](message(**FULL))
+
+    assert [words for words in NEEDED if words not in said] == []
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_of_several_alerts_each_has_its_likeliest_cause_and_its_page(channel):
+    said = CHANNELS[channel](several(7, 8))
+
+    assert [
+        said.count(words) >= times for words, times in (("Revision 7 moved homes.", 2), (f"{SITE}/alerts/8/", 1))
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_slack_is_given_no_more_than_it_takes():
+    long = "&" * 2000
+    causes = [{"summary": long, "advice": long, "confidence": 1.0}] * 3
+    blocks = blocks_of(message(**{**FULL, "causes": causes, "rule": long}), SITE)["blocks"]
+
+    assert len(blocks) <= 50
+    for block in blocks[1:]:
+        assert len(block.get("fields", [])) <= MOST_FIELDS
+        assert all(len(field["text"]) <= LONGEST_FIELD for field in block.get("fields", []))
+        assert len(block.get("text", {}).get("text", "")) <= LONGEST_SECTION
