@@ -37,6 +37,8 @@ from routing.workers.orders import Orders, Snapshot
 from routing.workers.sequence import Sequence
 
 LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
+LONGEST_LOOK_S = 5.0  # the same where looking takes long
+LOOK_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
 SILENT_S = 30.0  # after which a worker that does not answer is killed
 FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
 LAST_PAUSE_S = 5.0
@@ -273,9 +275,12 @@ class Supervisor:
                 await asyncio.gather(*(_or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
 
     async def _keep_looking(self) -> None:
+        time, pause_s = asyncio.get_running_loop().time, LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
+            began_at = time()
             await self.look()
+            pause_s = pause_after(time() - began_at)
 
     async def look(self, timeout_s: float = ANSWER_S) -> None:
         """See how everybody is; who has been silent for too long is killed."""
@@ -336,6 +341,11 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             defect(logger, error, "supervisor")
+
+
+def pause_after(took_s: float) -> float:
+    """Seconds until the next look, by how long this one took."""
+    return min(LONGEST_LOOK_S, max(LOOK_S, took_s / LOOK_SHARE))
 
 
 async def _or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:

@@ -19,11 +19,21 @@ from routing.proxy.listening import bind
 from routing.schema import dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.member import Member
-from routing.workers.supervisor import SILENT_S, Supervisor
+from routing.workers.supervisor import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, SILENT_S, Supervisor, pause_after
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config
 
 DEADLINE_S = 20.0
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.001, LOOK_S * LOOK_SHARE, 0.05, 0.09])
+def test_looking_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
+    assert took_s <= LOOK_SHARE * pause_after(took_s)
+    assert pause_after(took_s) == LOOK_S or took_s > LOOK_S * LOOK_SHARE
+
+
+def test_a_worker_that_is_silent_is_looked_at_often_enough_to_be_found_out() -> None:
+    assert pause_after(60.0) == LONGEST_LOOK_S < SILENT_S / 3
 
 
 @asynccontextmanager
