@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from telemetry.metrics.rates import ReadingState
+from django.conf import settings
+
+from controlplane.models import Event, EventKind
 from telemetry.metrics.windows import Window
-from telemetry.models import Reading
 
 COLD_S = 120.0  # after a restart a cache is filling, and its figures mislead
 
@@ -27,19 +28,19 @@ class ColdBand:
 
 
 def cold_bands(replica_ids: Sequence[int], window: Window, *, warm_up_s: float = COLD_S) -> list[ColdBand]:
-    """Ascending by start; restarts shortly before the window count. One query over the readings of the window."""
+    """Ascending by start; restarts shortly before the window count. One query, over events: they outlive readings.
+
+    A restart is noticed at the end of the interval that it lies in, of which the whole is cold.
+    """
     if not replica_ids:
         return []
-    warm_up = timedelta(seconds=warm_up_s)
-    near = Reading.objects.filter(at__gt=window.start - warm_up, at__lte=window.end, replica_id__in=replica_ids)
-    restarts = (
-        near.filter(state=ReadingState.RESET.value)
-        .values_list("replica_id", "at", "interval_s")
-        .order_by("at", "replica_id")
-        .distinct()
+    warm_up, interval = timedelta(seconds=warm_up_s), timedelta(seconds=settings.SCRAPE_INTERVAL_S)
+    near = Event.objects.filter(
+        kind=EventKind.REPLICA_RESTARTED,
+        replica_id__in=replica_ids,
+        at__gt=window.start - warm_up,
+        at__lt=window.end + interval,
     )
-    bands = [
-        ColdBand(pk, max(at - timedelta(seconds=interval_s or 0.0), window.start), min(at + warm_up, window.end))
-        for pk, at, interval_s in restarts
-    ]
+    restarts = near.order_by("at", "replica_id").values_list("replica_id", "at")
+    bands = [ColdBand(pk, max(at - interval, window.start), min(at + warm_up, window.end)) for pk, at in restarts]
     return [band for band in bands if band.start < band.end]

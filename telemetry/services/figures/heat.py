@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from controlplane.models import Event, EventKind, Replica
+from controlplane.models import Replica
 from telemetry.metrics.rates import hit_rate_ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.storage import sums
-from telemetry.storage.cold import COLD_S
+from telemetry.storage.cold import cold_bands
 
 CELLS = 36
 LEVELS = 10
@@ -49,16 +49,8 @@ def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]
 def _cold_cells(replica_ids: Sequence[int], cells: Window) -> dict[int, set[int]]:
     """The cells in which a cache was filling anew."""
     found: dict[int, set[int]] = defaultdict(set)
-    warm_up = timedelta(seconds=COLD_S)
-    restarts = Event.objects.filter(
-        kind=EventKind.REPLICA_RESTARTED,
-        replica__in=replica_ids,
-        at__gt=cells.start - warm_up,
-        at__lte=cells.end,
-    ).values_list("replica_id", "at")
-    for replica_id, at in restarts:
-        first, last = (_cell(moment, cells) for moment in (at, at + warm_up))
-        found[replica_id or 0] |= set(range(max(first, 0), last + 1))
+    for band in cold_bands(replica_ids, cells):
+        found[band.replica_id] |= set(range(_cell(band.start, cells), _cell(band.end, cells) + 1))
     return found
 
 

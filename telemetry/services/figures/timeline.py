@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db.models import Q
 
-from controlplane.models import Event, EventKind
+from controlplane.models import Event
 from controlplane.services.events import OBSERVED
 from telemetry.metrics.windows import Window
 from telemetry.services.figures.subjects import Kind, Subject
-from telemetry.storage.cold import COLD_S
+from telemetry.storage.cold import cold_bands
 
 LIMIT = 500  # a chart cannot show more
 
@@ -37,8 +37,4 @@ def cold_stretches(subject: Subject, window: Window) -> list[tuple[datetime, dat
     """
     if subject.replica is None:
         return []
-    warm_up = timedelta(seconds=COLD_S)
-    restarts = Event.objects.filter(
-        kind=EventKind.REPLICA_RESTARTED, replica=subject.replica, at__gt=window.start - warm_up, at__lte=window.end
-    )
-    return [(at, at + warm_up) for at in restarts.order_by("at").values_list("at", flat=True)]
+    return [(band.start, band.end) for band in cold_bands([subject.replica.pk], window)]

@@ -4,12 +4,16 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.models import EventKind
+from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.past import Source
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import overview, series
+from telemetry.services.figures.subjects import Subject
+from telemetry.services.figures.timeline import cold_stretches
 from telemetry.storage.cold import COLD_S, cold_bands
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, scraped
@@ -17,6 +21,10 @@ from tests.telemetry.readings import engine_reading, scraped
 pytestmark = pytest.mark.django_db
 MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
 AT = T0 + timedelta(seconds=5)
+
+
+def restart_noticed(replica, at):
+    record_event(EventKind.REPLICA_RESTARTED, "Its cache is cold.", pool=replica.pool, replica=replica, at=at)
 
 
 def whole_window(pool):
@@ -74,22 +82,24 @@ def test_a_cold_band_reaches_from_the_restart_to_the_end_of_the_warm_up(replicas
     """H18"""
     restarted, before, never = replicas
     for replica, at in ((restarted, T0 + timedelta(seconds=20)), (before, T0 - timedelta(seconds=COLD_S - 30))):
-        engine_reading(replica, at, state=ReadingState.RESET, interval_s=5.0, queries=10, hits=0)
-    engine_reading(restarted, T0 + timedelta(seconds=20), engine="1", state=ReadingState.RESET, queries=10, hits=0)
+        restart_noticed(replica, at)
     engine_reading(never, AT, queries=10, hits=0)
 
     bands = {band.replica_id: (band.start, band.end) for band in cold_bands([r.pk for r in replicas], MINUTE)}
+    drawn = {one.pk: cold_stretches(Subject.of_replica(one), MINUTE) for one in replicas}
 
     assert bands == {
         restarted.pk: (T0 + timedelta(seconds=15), MINUTE.end),
         before.pk: (T0, T0 + timedelta(seconds=30)),
     }
+    assert drawn == {pk: [bands[pk]] if pk in bands else [] for pk in drawn}
 
 
 def test_what_is_counted_in_a_cold_band_is_no_part_of_what_rules_look_at(pool, replicas):
     """H18"""
     cold, warm, _ = replicas
     scraped(cold, AT, restarted_at=AT)
+    restart_noticed(cold, AT)
     engine_reading(cold, AT, state=ReadingState.RESET, queries=1000, hits=0)
     engine_reading(warm, AT, queries=1000, hits=900)
 

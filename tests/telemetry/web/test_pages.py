@@ -136,7 +136,7 @@ def test_a_restarted_replica_is_shaded_cold_on_its_own_charts_alone(visitor, fle
         return [shape for shape in layout["shapes"] if shape["type"] == "rect"]
 
     (cold,) = shaded("replica=gpu-4")
-    assert (cold["x0"], cold["x1"]) == ("2031-03-04T11:58:00", "2031-03-04T12:00:00")
+    assert (cold["x0"], cold["x1"]) == ("2031-03-04T11:57:55", "2031-03-04T12:00:00")
     assert shaded("pool=chat") == shaded("replica=gpu-1") == []
 
 
