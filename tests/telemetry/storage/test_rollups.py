@@ -1,6 +1,7 @@
 """Rollups against the readings they were made of: the same answers, whatever came late, twice or not at all."""
 
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 from django.db import connection
@@ -18,7 +19,7 @@ from telemetry.storage.partitions import drop_before, partitions_of
 from telemetry.storage.rollups import source
 from telemetry.storage.rollups.columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, histograms
 from telemetry.storage.rollups.cover import Part
-from telemetry.storage.rollups.roll import roll_up
+from telemetry.storage.rollups.roll import CHUNK_BINS, roll_up
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
 
@@ -236,8 +237,16 @@ kinds = st.sampled_from(["traffic", "silence", "failed"])
 scrapes = st.lists(st.tuples(st.integers(0, 3 * 3600 // 5), kinds, st.integers(0, 1)), min_size=1, max_size=12)
 
 
-@pytest.mark.timeout(300)  # hours are rolled up minute by minute, several times
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module")
+def large_chunks():
+    """So that an example is a few statements; what a chunk of the usual size makes, the tests above hold."""
+    with patch.dict(CHUNK_BINS, {60: 300, 300: 60}):
+        yield
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("large_chunks")
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(early=scrapes, late=scrapes, until_min=st.integers(30, 200))
 def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(replicas, early, late, until_min):
     """Late ones and duplicates (R19), runs in between and a window that ends anywhere."""
