@@ -24,9 +24,11 @@ BIG = frozenset(
         "routerreport",
         "reading",
         "routerreading",
+        "decision",
         "notification",
         "deliveryattempt",
         "alert",
+        "alertstep",
     }
 )
 Rule = Callable[[Operation], str | None]

@@ -7,15 +7,14 @@ from django.db.models import Index, Q, UniqueConstraint
 from django.db.models.functions import Now
 
 from controlplane.database.operations import BuildIndex, BuildUnique
+from tests.contracts.last_release import LAST_RELEASE
 from tests.contracts.migration_rules import BIG, RULES, faults
-
-FIRST_RELEASE = {"controlplane": 16, "telemetry": 3}  # the newest migrations of 0.1.0; later ones keep the rules
 
 
 def later_ones():
     loader = MigrationLoader(None)
     for (app, name), migration in sorted(loader.disk_migrations.items()):
-        if app in FIRST_RELEASE and int(name[:4]) > FIRST_RELEASE[app]:
+        if app in LAST_RELEASE and name > LAST_RELEASE[app]:
             yield migration
 
 

@@ -1,9 +1,13 @@
 """What tests of the control plane's reliability begin with."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from controlplane.models import Pool, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
+from tests.reliability.migrating import before
 
 
 @pytest.fixture
@@ -16,3 +20,10 @@ def pool(db) -> Pool:
 def policy(pool: Pool) -> RoutingPolicy:
     """The pool's own policy."""
     return pool.policies.get(group=None)
+
+
+@pytest.fixture(scope="session")
+def earlier(postgres: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database as it was before the migrations that are tried under load: its name, to be copied."""
+    with before(postgres, tmp_path_factory.mktemp("before")) as name:
+        yield name

@@ -3,8 +3,8 @@
 Each row prints what it found, and says WRONG where that is not as it must be; if anything is, the whole ends with 1. By
 default each takes a minute or so. The goals' own figures are options, and ``--full`` sets them all: 1,000 kills in a
 write (R2), 500 process kills (R6), 100,000 aborts (R9), 20 kills of the broker and an hour without it (R12, R13), 50
-restarts and kills of PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 5,000 streams, and
-longer times.
+restarts and kills of PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 10 million
+rows under migrations (R22), 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.benchmarks.soak import (
     database,
     illnesses,
     kills,
+    migrations,
     outbox,
     overload,
     prefixes,
@@ -45,6 +46,7 @@ ROWS: dict[str, Row] = {
     "R15": lambda verdict, given: database.measure(verdict, given.restarts, given.seed),
     "R16": lambda verdict, given: outbox.measure(verdict, given.deliveries, given.seed),
     "R21": lambda verdict, given: prefixes.measure(verdict, given.prefixes),
+    "R22": lambda verdict, given: migrations.measure(verdict, given.rows),
     "streams": lambda verdict, given: streams.measure(verdict, given.streams, given.stream_seconds),
 }
 OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # name, type, default, full, help
@@ -58,6 +60,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--deliveries", int, 200, 1000, "messages whose delivering process is killed (R16)"),
     ("--overload-seconds", float, 40.0, 240.0, "how long there is too much to do, the peak included (R10)"),
     ("--prefixes", int, 8_000_000, 50_000_000, "prefixes that nobody has seen before (R21)"),
+    ("--rows", int, 200_000, 10_000_000, "of each table that is migrated while it is read and written (R22)"),
     ("--streams", int, 2000, 5000, "streams at once"),
     ("--stream-seconds", float, 20.0, 60.0, "how long they go on"),
 )

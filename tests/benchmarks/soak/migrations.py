@@ -1,0 +1,39 @@
+"""R22: migrations on tables of millions of rows, while others read and write them without a pause."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.benchmarks.soak.verdict import Verdict
+from tests.benchmarks.telemetry.stand import SERVER
+from tests.reliability.migrating import LONGEST_S, TABLES, Using, before, fill, migrate, url_of
+from tests.reliability.stand import is_within
+
+
+def measure(verdict: Verdict, rows: int) -> None:
+    """So many rows in each table."""
+    from controlplane.stack.postgres import EmbeddedPostgres
+    from tests.conftest import running
+
+    with tempfile.TemporaryDirectory(prefix="wpb-") as name, ExitStack() as stack:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = EmbeddedPostgres(folder / "postgres", folder / "pg")
+        server.prepare()
+        stack.enter_context(running(server.child(*SERVER)))
+        database = url_of(server.socket_dir, stack.enter_context(before(server.socket_dir, folder)))
+        fill(database, rows)
+        verdict.say("tables", f"{len(TABLES)} of {rows:,} rows each")
+        with ExitStack() as using:
+            users = [using.enter_context(Using(database, table)) for table in TABLES]
+            begun = time.monotonic()
+            migrate(database, folder, within_s=3000)
+            took_s = time.monotonic() - begun
+        verdict.say("migrations", f"{took_s:.0f} s")
+        for user in users:
+            longest_s = max(user.took)
+            figures = f"{len(user.took):,} reads and writes, {longest_s:.2f} s at most, of {LONGEST_S:g}"
+            verdict.holds(user.table.name.partition("_")[2], figures, is_within(longest_s, LONGEST_S))

@@ -1,0 +1,131 @@
+"""Migrations on tables with rows, while others read and write those (R22)."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import psycopg
+
+from tests.end_to_end.live_stack import ROOT, outside_pytest
+
+LONGEST_S = 1.0  # that anybody waits (R22)
+BEFORE = (("controlplane", "0008"), ("telemetry", "0003"))  # migrations after these run under load
+HOUR = "date_trunc('hour', now())"
+
+
+class Table(NamedTuple):
+    """One that grows with traffic or with time, and what people and routers do with it. ``many`` takes a count."""
+
+    name: str
+    many: str
+    write: str
+    read: str
+
+
+EVENTS = Table(
+    "controlplane_event",
+    "insert into controlplane_event (at, kind, summary, detail)"
+    " select now(), 'router_lost', 'x', '{{}}' from generate_series(1, {rows})",
+    "insert into controlplane_event (at, kind, summary, detail) values (now(), 'router_lost', 'x', '{}')",
+    "select summary from controlplane_event order by at desc, id desc limit 50",
+)
+_KEY = 'at, router_id, pool, "group", replica, policy, revision, state, requests'
+ROUTER_READINGS = Table(
+    "telemetry_routerreading",
+    f"insert into telemetry_routerreading ({_KEY}) select {HOUR} - n * interval '1 us', 1, 'p', 'g', 'r', 'y', 1, 'ok',"
+    " 1 from generate_series(1, {rows}) n",
+    f"insert into telemetry_routerreading ({_KEY}) values (clock_timestamp(), 2, 'p', 'g', 'r', 'y', 1, 'ok', 1)",
+    "select sum(requests) from telemetry_routerreading where at > clock_timestamp() - interval '1 s'",
+)
+TABLES = (EVENTS, ROUTER_READINGS)
+
+
+@contextmanager
+def before(socket_dir: Path, folder: Path) -> Iterator[str]:
+    """A database as it was before the migrations that are tried; its name."""
+    name = f"before_{secrets.token_hex(4)}"
+    with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
+        server.execute(f"create database {name}")
+        for app, newest in BEFORE:
+            migrate(url_of(socket_dir, name), folder, app, newest)
+        with psycopg.connect(url_of(socket_dir, name), autocommit=True) as database:
+            database.execute(
+                "create table if not exists telemetry_routerreading_all partition of telemetry_routerreading default"
+            )
+        yield name
+        server.execute(f"drop database {name} with (force)")
+
+
+@contextmanager
+def copied(socket_dir: Path, database: str) -> Iterator[str]:
+    """The URL of a copy of a database of that server."""
+    name = f"migrating_{secrets.token_hex(4)}"
+    with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
+        server.execute(f"create database {name} template {database}")
+        yield url_of(socket_dir, name)
+        server.execute(f"drop database {name} with (force)")
+
+
+def url_of(socket_dir: Path, name: str) -> str:
+    """Of a database of that server."""
+    return f"postgresql://postgres@/{name}?host={socket_dir}"
+
+
+def fill(database: str, rows: int) -> None:
+    """So many rows into each table."""
+    with psycopg.connect(database, autocommit=True) as server:
+        for table in TABLES:
+            server.execute(table.many.format(rows=rows))  # type: ignore[arg-type]  # our own text
+            server.execute(f"vacuum analyze {table.name}")  # type: ignore[arg-type]  # as above
+
+
+def migrating(database: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """``manage.py migrate`` under way; it says what it does to its standard error."""
+    environment = {"DJANGO_SETTINGS_MODULE": "controlplane.settings.dev", "WARMPATH_DATABASE_URL": database,
+                   "WARMPATH_DATA_DIR": str(folder)}  # fmt: skip
+    command = [sys.executable, "manage.py", "migrate", *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=outside_pytest(environment), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def migrate(database: str, folder: Path, *arguments: str, within_s: float = 250) -> None:
+    """The same, until it is done."""
+    with migrating(database, folder, *arguments) as process:
+        _, said = process.communicate(timeout=within_s)
+    assert process.returncode == 0, said
+
+
+class Using:
+    """Somebody who reads and writes one table all the time, and how long each time took, until the end of the block."""
+
+    def __init__(self, database: str, table: Table = EVENTS) -> None:
+        self.table = table
+        self.took: list[float] = []
+        self._database = database
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._use)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=60)
+
+    def _use(self) -> None:
+        with psycopg.connect(self._database, autocommit=True) as server:
+            while not self._done.wait(0.01):
+                begun = time.monotonic()
+                server.execute(self.table.write)  # type: ignore[arg-type]  # our own text
+                server.execute(self.table.read).fetchall()  # type: ignore[arg-type]  # as above
+                self.took.append(time.monotonic() - begun)
