@@ -66,7 +66,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "controlplane.web.navigation.navigation",
-                "telemetry.web.context.firing_alerts",
+                "telemetry.web.context.telemetry_pulse",
             ],
             "builtins": ["controlplane.web.tags", "telemetry.web.tags", "telemetry.web.decision_tags"],
         },

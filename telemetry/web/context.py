@@ -6,17 +6,23 @@ from typing import Any
 
 from django.db.models import Q
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
 from telemetry.models import AlertState
 from telemetry.services.alerts.listing import open_alerts
+from telemetry.services.own.pulse import pulse
 
 FIRES = Q(state=AlertState.FIRING, muted__isnull=True)
 
 
-def firing_alerts(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: how many alerts fire unmuted. One query, where a page shows it to somebody signed in."""
-    count = SimpleLazyObject(lambda: visible(asker_of(request), open_alerts()).filter(FIRES).count())
-    return {"firing_alerts": count if hasattr(request, "user") and request.user.is_authenticated else 0}
+def telemetry_pulse(request: HttpRequest) -> dict[str, Any]:
+    """Context processor: how many alerts fire unmuted, and what telemetry is late with. One query, where a page shows
+    it to somebody signed in.
+    """
+    if not (hasattr(request, "user") and request.user.is_authenticated):
+        return {}
+    now = timezone.now()
+    return {"pulse": SimpleLazyObject(lambda: pulse(visible(asker_of(request), open_alerts()).filter(FIRES), now))}

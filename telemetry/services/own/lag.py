@@ -1,4 +1,4 @@
-"""How far scraping and evaluating are behind their time. Charts of a late telemetry look like a quiet fleet."""
+"""How far scraping is behind its time. Charts of a late telemetry look like a quiet fleet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from django.conf import settings
 from django.db.models import Min
 
-from telemetry.models import AlertRule, ScrapeShard
+from telemetry.models import ScrapeShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +31,10 @@ def scrape_lags(now: datetime) -> list[ShardLag]:
     ]
 
 
-def scrape_lag_s(now: datetime) -> float | None:
-    """How far the shard that is worst off is behind its time; None before the first scrape. One query."""
-    return max((shard.lag_s for shard in scrape_lags(now)), default=None)
-
-
 def refused_since() -> datetime | None:
     """Since when the database has had no room for readings; None: it takes them. One query."""
     since: datetime | None = ScrapeShard.objects.aggregate(at=Min("refused_since"))["at"]
     return since
-
-
-def evaluation_lag_s(now: datetime) -> float | None:
-    """How overdue the evaluation of the rule that waits longest is; None where no rule was ever evaluated. One query.
-
-    Rules are evaluated as often as the fleet is scraped, and every 5 s at most.
-    """
-    oldest: datetime | None = AlertRule.objects.filter(enabled=True).aggregate(at=Min("evaluated_at"))["at"]
-    every_s = max(settings.SCRAPE_INTERVAL_S, 5)
-    return None if oldest is None else max(0.0, (now - oldest).total_seconds() - every_s)
 
 
 def _lag_s(shard: ScrapeShard, now: datetime) -> float:

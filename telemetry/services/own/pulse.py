@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Min
+from django.db.models import Count, DateTimeField, FloatField, Max, Min, QuerySet, Value
 
+from telemetry.models import Alert, AlertRule, ScrapeShard
 from telemetry.services.notifications.outbox import due
-from telemetry.services.own.lag import evaluation_lag_s, scrape_lag_s
 
 INTERVALS = 3  # behind by more than so many, and it does not keep up
 DELIVERY_EVERY_S = 5  # as beat knocks
+SCRAPING, EVALUATING, DELIVERING, FIRING = "scraping", "evaluating alert rules", "delivering messages", "firing"
 
 
-def delivery_lag_s(now: datetime) -> float | None:
-    """How long the message that could go out longest has been waiting; None where none is. One query."""
-    oldest: datetime | None = due(now).aggregate(at=Min("next_at"))["at"]
-    return None if oldest is None else (now - oldest).total_seconds()
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What every page says of telemetry."""
+
+    firing: int  # alerts, of those that were asked for
+    late: list[str]  # what is more than ``INTERVALS`` intervals late, in words; [] where all is well
+
+
+def pulse(firing: QuerySet[Alert], now: datetime) -> Pulse:
+    """How many of these alerts there are, and what is late. One query."""
+    every_s = settings.SCRAPE_INTERVAL_S
+    found = {what: (at, figure) for what, at, figure in _asked(firing, now) if figure is not None}
+    alerts = int(found.pop(FIRING, (None, 0))[1])
+    work = (
+        (SCRAPING, every_s, every_s),  # how often it is done, and when after its time it is overdue
+        (EVALUATING, max(every_s, 5), max(every_s, 5)),
+        (DELIVERING, DELIVERY_EVERY_S, 0),
+    )
+    lags = [(what, each, _lag_s(*found.get(what, (None, 0.0)), now, grace)) for what, each, grace in work]
+    return Pulse(alerts, [f"{what} is {lag:.0f} s late" for what, each, lag in lags if lag > INTERVALS * each])
+
+
+def _lag_s(at: datetime | None, known_s: float, now: datetime, grace_s: float) -> float:
+    return known_s if at is None else max(known_s, (now - at).total_seconds() - grace_s)
 
 
 def falling_behind(now: datetime) -> list[str]:
-    """What is more than ``INTERVALS`` intervals late, in words; [] where all is well. Three queries."""
-    every_s = settings.SCRAPE_INTERVAL_S
-    lags = (
-        ("scraping", scrape_lag_s(now), every_s),
-        ("evaluating alert rules", evaluation_lag_s(now), max(every_s, 5)),
-        ("delivering messages", delivery_lag_s(now), DELIVERY_EVERY_S),
+    """What is more than ``INTERVALS`` intervals late, in words; [] where all is well. One query."""
+    return pulse(Alert.objects.none(), now).late
+
+
+def _asked(firing: QuerySet[Alert], now: datetime) -> Any:
+    """(what, the oldest time at which its work was due, its lag in seconds or its number)."""
+    none, nothing = Value(None, DateTimeField()), Value(0.0, FloatField())
+    shards = _row(ScrapeShard.objects.all(), SCRAPING).annotate(at=Min("due_at"), figure=Max("lag_s"))
+    rules = _row(AlertRule.objects.filter(enabled=True, evaluated_at__isnull=False), EVALUATING)
+    messages = _row(due(now), DELIVERING)
+    alerts = _row(firing, FIRING).annotate(at=none, figure=Count("pk", output_field=FloatField()))
+    return shards.union(
+        rules.annotate(at=Min("evaluated_at"), figure=nothing),
+        messages.annotate(at=Min("next_at"), figure=nothing),
+        alerts,
+        all=True,
     )
-    return [f"{what} is {lag:.0f} s late" for what, lag, each in lags if lag is not None and lag > INTERVALS * each]
+
+
+def _row(rows: QuerySet[Any], what: str) -> Any:
+    return rows.order_by().annotate(what=Value(what)).values_list("what")

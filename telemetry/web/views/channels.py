@@ -8,7 +8,6 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -29,7 +28,6 @@ from telemetry.services.notifications.channels import (
 )
 from telemetry.services.notifications.deliveries import deliveries, narrowed
 from telemetry.services.notifications.heartbeats import heartbeat, target
-from telemetry.services.own.pulse import falling_behind
 from telemetry.web.channel_forms import ChannelForm
 
 NEWEST = 20  # messages below the list
@@ -48,7 +46,6 @@ def channel_list(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {
         "deliveries": newest,
         "channels": rows,
-        "late": falling_behind(timezone.now()),
         "heartbeat": heartbeat(),
     }
     if context["heartbeat"]:

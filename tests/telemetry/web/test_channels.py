@@ -31,7 +31,7 @@ def test_a_url_that_cannot_be_used_is_refused_beside_its_field(visitor):
 
 
 def test_the_list_shows_where_it_goes_and_no_secret(visitor, channel, django_assert_num_queries):
-    with django_assert_num_queries(9):  # four of them ask whether telemetry keeps up
+    with django_assert_num_queries(6):
         text = visitor.get("/channels/").text
 
     assert "http://127.0.0.1" in text

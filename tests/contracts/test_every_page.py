@@ -1,0 +1,56 @@
+"""No page can be forgotten: each route that answers with one stands in the list that tests walk through."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from urllib.parse import urlsplit
+
+from django.urls import Resolver404, URLPattern, get_resolver, resolve
+
+from controlplane.access.rules import OPEN, RULES
+from tests.end_to_end.every_page import ANYWHERE, ON_THE_WAY, of_rows
+
+# Answers to GET that nobody looks at by itself: parts of pages, files, and doors that lead elsewhere.
+NO_PAGES = {
+    "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
+    "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
+    "telemetry:events-csv", "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
+    "controlplane:audit-csv",
+    "healthz", "readyz", "telemetry:metrics",
+    "account_inactive", "account_set_password", "openid_connect_callback", "single_sign_on_disconnect",
+}  # fmt: skip
+
+
+def walked() -> set[str]:
+    rows = defaultdict(lambda: "1", delivered=str(uuid.UUID(int=1)), waiting=str(uuid.UUID(int=2)))
+    found = set()
+    for path in [*ANYWHERE, *of_rows(rows), *ON_THE_WAY]:
+        try:
+            found.add(resolve(urlsplit(path).path).view_name)
+        except Resolver404:
+            assert path == "/no-such-page/", f"{path} is no page"
+    return found
+
+
+def routes() -> set[str]:
+    """The names of all routes outside the API."""
+    found, left = set(), [("", pattern) for pattern in get_resolver().url_patterns]
+    while left:
+        space, pattern = left.pop()
+        if isinstance(pattern, URLPattern):
+            found.add(f"{space}{pattern.name}" if pattern.name else "")
+        else:
+            inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
+            left += [(inner, one) for one in pattern.url_patterns]
+    return {name for name in found if name and not name.startswith(("api:", "telemetry-api:"))}
+
+
+def test_every_route_that_shows_a_page_is_walked_through():
+    shown = {name for name, methods in RULES.items() if "GET" in methods and ":" in name} | OPEN
+    pages = {
+        name for name in shown & (routes() | {"healthz", "readyz"}) if not name.startswith(("api:", "telemetry-api:"))
+    }
+
+    assert pages - NO_PAGES - walked() == set()
+    assert NO_PAGES - pages == set(), "these are gone"

@@ -1,0 +1,49 @@
+"""A telemetry that does not keep up says so on every page: its charts look like a quiet fleet."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from telemetry.models import AlertRule, ScrapeShard, ScrapeState
+from telemetry.services.alerts.rules import ensure_default_rules
+from tests.end_to_end.every_page import ANYWHERE
+
+# Nothing that was measured is there.
+NOT_IN_THE_FRAME = {"/no-such-page/", "/pools/none/", "/accounts/confirm/", "/accounts/logout/"}
+
+
+@pytest.mark.parametrize(("late_s", "words"), [(16, ""), (21, "scraping is 16 s late")])
+def test_every_page_says_when_scraping_is_late(visitor, noon, settings, late_s, words):
+    settings.SCRAPE_INTERVAL_S = 5
+    ScrapeShard.objects.create(number=0, due_at=noon - timedelta(seconds=late_s), lag_s=0.01)
+
+    for path in ANYWHERE if words else ["/fleet/"]:
+        answer = visitor.get(path)
+        expected = bool(words and path not in NOT_IN_THE_FRAME and answer.status_code == 200)
+        assert ("Telemetry is late:" in answer.text) == expected, path
+    assert words in visitor.get("/fleet/").text
+
+
+def test_it_says_each_thing_that_is_late_and_what_is_safe(visitor, noon, fleet):
+    ensure_default_rules(fleet)
+    AlertRule.objects.update(evaluated_at=noon - timedelta(minutes=3))
+    ScrapeShard.objects.create(number=0, due_at=noon - timedelta(seconds=1), lag_s=90.0)
+
+    text = visitor.get("/routers/").text
+
+    assert "scraping is 90 s late, evaluating alert rules is 17" in text
+    assert "Requests are not affected" in text
+    AlertRule.objects.update(enabled=False)
+    assert "evaluating" not in visitor.get("/routers/").text
+
+
+def test_a_page_that_says_that_nothing_is_read_says_it_once(visitor, noon, fleet):
+    ScrapeShard.objects.create(number=0, due_at=noon - timedelta(minutes=5), lag_s=0.0)
+    ScrapeState.objects.update(at=noon - timedelta(minutes=5), ok_at=noon - timedelta(minutes=5))
+
+    text = visitor.get("/").text
+
+    assert "Nothing was read from replicas since" in text
+    assert "Telemetry is late" not in text
