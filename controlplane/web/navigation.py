@@ -50,7 +50,7 @@ _SECTIONS = (
             ("Routers", "controlplane:routers", "r"),
             ("Configurations", "controlplane:configurations", "n"),
             ("Channels", "telemetry:channels", "c"),
-            ("Metrics servers", "telemetry:metrics-servers", "m"),
+            ("Metrics servers", "telemetry:metrics-servers", "s"),
         ),
     ),
     (

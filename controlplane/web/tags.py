@@ -68,7 +68,7 @@ def seconds(value: float | None) -> str:
     """Seconds in the unit that reads best: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min."""
     if value is None:
         return NOTHING
-    if value < 1:
+    if 0 < value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 60:
         return f"{value:.0f} s" if value == int(value) else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
@@ -207,6 +207,25 @@ def ago(at: datetime | None, none: str = "never") -> SafeString | str:
     return format_html(
         '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{shown:%H:%M:%S}"
     )
+
+
+_MOMENTS = {
+    "day": "%d %b %Y",
+    "minute": "%d %b %H:%M",
+    "long": "%-d %b %Y %H:%M",
+    "second": "%H:%M:%S",
+    "full": "%d %b %Y %H:%M:%S",
+}
+
+
+@register.simple_tag
+def moment(at: datetime | None, form: str = "minute", none: str = NOTHING) -> SafeString | str:
+    """A time to the day, minute or second, in UTC, which scripts retell in the reader's zone; it always says which."""
+    if at is None:
+        return none
+    shown = at.astimezone(UTC)
+    stamp = shown.isoformat(timespec="seconds")
+    return format_html('<time datetime="{}" data-at="{}">{} UTC</time>', stamp, form, f"{shown:{_MOMENTS[form]}}")
 
 
 @register.simple_tag(takes_context=True)

@@ -4,8 +4,10 @@ import { legend } from "./legend.js";
 import { themed } from "./plot-theme.js";
 import { table } from "./series-table.js";
 import { hidden, instant, keepHidden, keepTable, stamp, tables } from "./view-state.js";
+import { offset, told, zoneName } from "./zone.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false, showTips: false };
+const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false, showTips: false };
+const SETTLED_MS = 150;
 const NARROW = matchMedia("(width < 40rem), (pointer: coarse)");
 
 export class Chart {
@@ -16,13 +18,15 @@ export class Chart {
     this.every = Number(section.dataset.every);
     this.slug = section.dataset.chart;
     this.hidden = hidden(this.slug);
-    this.figure = null;
-    this.range = null; // what the reader zoomed to
+    this.answer = null; // the figure as the server told it, in UTC
+    this.figure = null; // the same in the reader's zone
+    this.range = null; // what the reader zoomed to, in UTC
     this.zoomed = () => {};
     this.listen();
   }
 
   listen() {
+    this.note("Loading");
     this.part("zoom").hidden = false;
     this.part("zoom-in").addEventListener("click", () => this.zoomTo(this.middle()));
     this.part("zoom-out").addEventListener("click", () => document.dispatchEvent(new Event("zoomundo")));
@@ -30,6 +34,10 @@ export class Chart {
     this.part("table-toggle").setAttribute("role", "button");
     this.showTable(tables().has(this.slug));
     this.part("table-toggle").addEventListener("click", (event) => this.toggleTable(event));
+    new ResizeObserver(() => {
+      clearTimeout(this.resizing);
+      this.resizing = setTimeout(() => this.fit(), SETTLED_MS);
+    }).observe(this.plot);
     this.plot.addEventListener("pointerenter", () => (this.pointed = true));
     this.plot.addEventListener("pointerleave", () => (this.pointed = false));
   }
@@ -44,15 +52,35 @@ export class Chart {
     try {
       const answer = await fetch(this.section.dataset.src, { headers: { Accept: "application/json" } });
       if (answer.redirected) return location.reload();
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      this.figure = await answer.json();
-      await this.draw();
+      if (!answer.ok) return this.failed(`the server answered with status ${answer.status}`);
+      this.answer = await answer.json();
+      this.toldAt = Date.now();
+      await this.rezone();
+      this.stale("");
     } catch (error) {
-      if (!this.figure) this.note("The figures could not be fetched; the next try is in a moment.");
+      this.failed("the control plane cannot be reached");
       document.dispatchEvent(new CustomEvent("livestate", { detail: "error" }));
     } finally {
       this.loading = false;
     }
+  }
+
+  // The figure on the wall clock of the reader's zone: one clock for the whole chart, that of its end.
+  async rezone() {
+    if (!this.answer) return;
+    const end = instant(this.answer.layout.xaxis.range[1]);
+    this.offset = offset(end);
+    this.zone = zoneName(end);
+    this.figure = onClock(this.answer, (at) => this.toClock(at));
+    await this.draw();
+  }
+
+  toClock(at) {
+    return this.offset ? stamp(instant(at) + this.offset) : at;
+  }
+
+  toUtc(at) {
+    return this.offset ? stamp(instant(at) - this.offset) : at;
   }
 
   // Whether it is on the screen, or nearly: what nobody looks at is not asked for again.
@@ -61,12 +89,18 @@ export class Chart {
     return bottom > -200 && top < innerHeight + 200;
   }
 
+  // Its panel grew or shrank: a neighbour's legend came, the window was resized.
+  fit() {
+    const drawn = this.plot._fullLayout;
+    if (drawn && (drawn.width !== this.plot.clientWidth || drawn.height !== this.plot.clientHeight)) this.draw();
+  }
+
   async draw() {
     if (!this.figure) return;
     const { data, layout, meta } = this.figure;
     const shown = data.map((trace) => ({ ...trace, visible: !this.hidden.has(trace.name) }));
-    const drawn = themed(structuredClone(layout), this.plot.clientWidth - layout.margin.l - layout.margin.r);
-    if (this.range) drawn.xaxis.range = [...this.range];
+    const drawn = themed(structuredClone(layout), this.plot.clientWidth - layout.margin.l - layout.margin.r, this.zone);
+    if (this.range) drawn.xaxis.range = this.range.map((at) => this.toClock(at));
     if (NARROW.matches) drawn.dragmode = false;
     drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90));
     drawn.xaxis.tickangle = 0;
@@ -79,6 +113,19 @@ export class Chart {
     this.note(meta.empty ? `Nothing to draw: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.sentence);
     this.fillTable();
+  }
+
+  // The others go on: each chart says for itself what it could not do.
+  failed(why) {
+    const next = this.every ? "The next try is in a moment." : "Reload the page to try again.";
+    if (this.figure) this.stale(`Not fresh: ${why}. Shown is what was told at ${told(this.toldAt, "second")}. ${next}`);
+    else this.note(`This chart's figures could not be fetched: ${why}. ${next}`);
+  }
+
+  stale(text) {
+    const place = this.part("stale");
+    place.hidden = !text;
+    place.textContent = text;
   }
 
   note(text) {
@@ -96,7 +143,7 @@ export class Chart {
   relayouted(change) {
     const from = change["xaxis.range[0]"] ?? change["xaxis.range"]?.[0];
     const to = change["xaxis.range[1]"] ?? change["xaxis.range"]?.[1];
-    if (from && to && !this.settled) this.zoomTo([from, to]);
+    if (from && to && !this.settled) this.zoomTo([this.toUtc(from), this.toUtc(to)]);
   }
 
   zoomTo(range) {
@@ -109,13 +156,13 @@ export class Chart {
     this.part("zoom-out").hidden = this.part("zoom-use").hidden = !range;
     if (!this.figure) return;
     this.settled = true; // our own change, not the reader's
-    await window.Plotly.relayout(this.plot, { "xaxis.range": [...(range ?? this.figure.layout.xaxis.range)] });
+    await window.Plotly.relayout(this.plot, { "xaxis.range": range?.map((at) => this.toClock(at)) ?? [...this.figure.layout.xaxis.range] });
     this.settled = false;
     if (!range) this.load();
   }
 
   middle() {
-    const [from, to] = (this.range ?? this.figure.layout.xaxis.range).map(instant);
+    const [from, to] = (this.range ?? this.answer.layout.xaxis.range).map(instant);
     const quarter = (to - from) / 4;
     return [stamp(from + quarter), stamp(to - quarter)];
   }
@@ -142,6 +189,21 @@ export class Chart {
 
   fillTable() {
     const place = this.part("table");
-    if (!place.hidden && this.figure) place.replaceChildren(table(this.figure));
+    if (!place.hidden && this.figure) place.replaceChildren(table(this.figure, this.zone));
   }
+}
+
+// A figure with another time wherever it has one.
+function onClock({ data, layout, meta }, clock) {
+  const moved = (one, names) => ({ ...one, ...Object.fromEntries(names.filter((name) => name in one).map((name) => [name, clock(one[name])])) });
+  return {
+    meta,
+    data: data.map((trace) => ({ ...moved(trace, ["x0"]), ...(trace.x && { x: trace.x.map((at) => at && clock(at)) }) })),
+    layout: {
+      ...layout,
+      xaxis: { ...layout.xaxis, range: layout.xaxis.range.map(clock) },
+      shapes: (layout.shapes ?? []).map((one) => moved(one, ["x0", "x1"])),
+      annotations: (layout.annotations ?? []).map((one) => moved(one, ["x"])),
+    },
+  };
 }

@@ -23,13 +23,14 @@ document.addEventListener("zoomundo", () => {
   show(null);
 });
 window.addEventListener("themechange", () => each((chart) => chart.draw()));
+window.addEventListener("zonechange", () => each((chart) => chart.rezone()));
 
 // Links that change one thing of this page keep the rest of what the reader did to it.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='?']");
   if (!link) return;
   const url = new URL(link.href), now = new URL(location.href).searchParams;
-  for (const name of ["hide", "table"]) {
+  for (const name of ["hide", "table", "tz"]) {
     url.searchParams.delete(name);
     for (const value of now.getAll(name)) url.searchParams.append(name, value);
   }

@@ -6,14 +6,14 @@ const FORMS = {
   count: (value) => value.toLocaleString("en", { maximumFractionDigits: 1 }),
 };
 
-export function table({ data, meta }) {
+export function table({ data, meta }, zone) {
   const lines = data.filter((trace) => trace.meta === "line");
   const wrap = element("div", { className: "chart-table table-wrap", tabIndex: 0 });
   wrap.setAttribute("role", "region");
   wrap.setAttribute("aria-label", `${meta.title}, as a table`);
   const grid = element("table");
   const head = grid.createTHead().insertRow();
-  head.append(element("th", { scope: "col", textContent: "From (UTC)" }));
+  head.append(element("th", { scope: "col", textContent: `From (${zone})` }));
   for (const line of lines) head.append(element("th", { scope: "col", className: "num", textContent: line.name }));
   const body = grid.createTBody();
   const steps = times(lines[0]);

@@ -1,6 +1,7 @@
 // The page's time range by keys: t c copies it, t v goes to the one that was copied, here or in another tab. The clipboard
 // holds {"from", "to"} as JSON; where it cannot be read, the copy that this browser keeps is used.
 import { instant, stamp, zoom } from "./view-state.js";
+import { choice } from "./zone.js";
 
 const KEPT = "warmpath-range";
 
@@ -12,7 +13,9 @@ export function startTimeRange() {
   const button = bar.querySelector("[data-copy-link]");
   button.hidden = false;
   button.addEventListener("click", async () => {
-    await put(location.href);
+    const url = new URL(location.href);
+    url.searchParams.set("tz", choice());
+    await put(url.href);
     say(button, "Copied");
   });
 }

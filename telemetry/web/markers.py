@@ -61,7 +61,7 @@ def markers(events: Iterable[Event], window: Window) -> list[Marker]:
 def _marker(events: list[Event]) -> Marker:
     first = min(events, key=lambda event: list(KINDS).index(EventKind(event.kind)))
     label, tone = KINDS[EventKind(first.kind)]
-    lines = [f"{event.at:%H:%M:%S} {event.summary}" for event in events[:TOLD]]
+    lines = [f"{event.at:%H:%M:%S} UTC {event.summary}" for event in events[:TOLD]]
     if len(events) > TOLD:
         lines.append(f"and {len(events) - TOLD} more")
     return Marker(first.at, _named(first, label), COLOURS[tone], "\n".join(lines), len(events))

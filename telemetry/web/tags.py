@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from django import template
@@ -13,6 +14,7 @@ from controlplane.web.tags import percent
 from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
 from telemetry.services.figures.heat import CELLS, Strip
+from telemetry.services.figures.reconciliation import Reconciled
 from telemetry.web.sentences import absence, figure_words
 
 register = template.Library()
@@ -46,6 +48,16 @@ _AGREEMENTS = {
 def agreement_badge(agreement: str) -> SafeString:
     """What came of holding three hit rates against each other (H17)."""
     return format_html('<span class="badge {1}">{0}</span>', *_AGREEMENTS[agreement])
+
+
+@register.simple_tag
+def notes_of(rows: Iterable[Reconciled]) -> list[tuple[str, list[str]]]:
+    """What must be known of some engines, each sentence once, with the replicas that it is about."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.notes.notes:
+            found.setdefault(note, []).append(row.replica)
+    return list(found.items())
 
 
 @register.simple_tag
@@ -100,6 +112,6 @@ def lasted(episode: Episode, now: datetime) -> float:
 
 
 @register.filter
-def iso_moment(text: str | None) -> str:
-    """A time that JSON holds, for people; "" for none."""
-    return f"{datetime.fromisoformat(text).astimezone(UTC):%d %b %H:%M} UTC" if text else ""
+def from_json(text: str | None) -> datetime | None:
+    """A time that JSON holds; None for none."""
+    return datetime.fromisoformat(text) if text else None

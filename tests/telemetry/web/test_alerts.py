@@ -18,7 +18,7 @@ def test_an_open_alert_says_how_far_where_and_what_changed_last(visitor, fleet, 
     assert "31.0 %, 33.0 points below its baseline" in text
     assert "396,000" in text  # tokens computed anew
     assert "Last change before it" in text
-    assert "gpu-1:" in text
+    assert ">gpu-1</a>:" in text
     assert "summaries:" in text
     assert '<span class="badge bad">firing</span>' in text
 
