@@ -134,3 +134,52 @@ def full(site, operator):
         warming={"gpu-8": {"prefixes_done": 12, "prefixes": 40, "tokens_done": 45_000, "tokens": 120_000}}
     )
     return pool
+
+
+@pytest.fixture
+def everything(full, operator):
+    """Rows for every page that there is: their ids, by what the addresses of ``every_page`` call them."""
+    from controlplane.models import Router
+    from controlplane.services.fleet.client_keys import create_client_key
+    from telemetry.models import Channel, Notification
+    from telemetry.services.metrics_servers import create_server
+    from telemetry.services.notifications.channels import create_channel, disable_channel, test_send
+    from telemetry.services.notifications.heartbeats import set_heartbeat
+    from telemetry.services.notifications.outbox import deliver_due
+    from telemetry.web.places import place_of
+    from tests.alert_history import alerts_of_every_state
+    from tests.decision_history import decisions_at_work
+    from tests.fakes.fake_webhook_receiver import Reply, receiving
+    from tests.fleet_history import rollouts_of_every_kind
+
+    now, policy, router = timezone.now(), full.policies.get(group=None), Router.objects.get()
+    rows = {
+        "pool": full.pk,
+        "policy": policy.pk,
+        "router": router.pk,
+        "person": operator.pk,
+        "project": full.project_id,
+    }
+    rows |= {"request": place_of(decisions_at_work(full, router, now))}
+    rows |= rollouts_of_every_kind(policy, operator)
+    rows |= alerts_of_every_state(full, operator)
+    with receiving() as receiver:
+        receiver.replies = [Reply(500, body=b"<html>no such thing: " + b"x" * 300), Reply(200, body=b"ok")]
+        hook = create_channel("on-call chat", config={"url": receiver.url}, matchers=["severity=critical,warning"])
+        mail = {"recipients": "on-call@example.org, night@example.org", "sender": "w@example.org", "host": "smtp.x.org"}
+        dead = create_channel("night shift", kind="email", config=mail)
+        test_send(hook)
+        test_send(hook)
+        deliver_due()
+        set_heartbeat(url=receiver.url, every_s=60)
+    disable_channel(dead, reason="a message was tried 10 times and never arrived", now=now)
+    Channel.objects.filter(name="on-call").update(failed_at=now, error="status 500: try later")
+    key, _text = create_client_key(full.project, "nightly-batch", by=operator)
+    server = create_server(name="cluster", url="http://10.0.0.9:9090")
+    sent = Notification.objects.filter(channel=hook)
+    return rows | {
+        "own_policy": full.policies.exclude(group=None).first().pk, "group": full.groups.first().pk,
+        "replica": full.replicas.first().pk, "source": full.sources.first().pk, "key": key.pk, "server": server.pk,
+        "rule": full.alert_rules.get(kind="hit_rate_drop").pk, "channel": hook.pk, "dead_channel": dead.pk,
+        "delivered": sent.filter(state="delivered").first().pk, "waiting": sent.exclude(state="delivered").first().pk,
+    }  # fmt: skip

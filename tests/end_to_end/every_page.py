@@ -49,6 +49,7 @@ ANYWHERE = (
     "/client-keys/admission/",
     "/fleet/limits/",
     "/tokens/",
+    "/sessions/",
     "/audit/",
     "/accounts/password/change/",
     "/accounts/confirm/",

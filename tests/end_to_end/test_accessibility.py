@@ -1,227 +1,123 @@
-"""Every page, light and dark, narrow and wide, empty and full: no axe violation, nothing sideways, no complaint."""
+"""Every page, light and dark, narrow and wide, empty, full and refusing: no axe violation, nothing sideways or cut."""
 
 from __future__ import annotations
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from django.utils import timezone
-from playwright.sync_api import expect
+from django.db import OperationalError
 
-from controlplane.models import Router
-from telemetry.services.notifications.channels import create_channel, disable_channel
-from telemetry.services.notifications.channels import test_send as send_a_test
-from telemetry.services.notifications.heartbeats import set_heartbeat
-from telemetry.services.notifications.outbox import deliver_due
-from tests.alert_history import alerts_of_every_state
-from tests.fakes.fake_webhook_receiver import Reply, receiving
-from tests.fleet_history import rollouts_of_every_kind
+from controlplane.models import Role
+from controlplane.services.access.people import add_person, set_role
+from tests.end_to_end.every_page import ANYWHERE, of_rows
+from tests.end_to_end.looking import SIZES, THEMES, look, look_at
 
-AXE = Axe().axe_script
-RULES = {
-    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
-    "resultTypes": ["violations"],  # of what passes nobody asks for every element
-}
-EVERYWHERE = (
-    "/",
-    "/?range=1h&by=group",
-    "/charts/hit-rate/?range=5m",
-    "/prompts/",
-    "/ladder/",
-    "/ladder/?range=1h&group=coding",
-    "/prefixes/",
-    "/prefixes/?range=1h",
-    "/requests/",
-    "/requests/?range=1h&order=slowest",
-    "/search/?q=gpu",
-    "/pools/none/",
-    "/alerts/",
-    "/alerts/?kind=load_skew&after=yesterday",
-    "/alerts/rules/new/?kind=ttft_objective",
-    "/alerts/silences/",
-    "/alerts/silences/new/",
-    "/events/",
-    "/events/?kind=replica_up&kind=replica_down&after=yesterday",
-    "/channels/",
-    "/channels/new/",
-    "/channels/new/?kind=email",
-    "/channels/new/?kind=alertmanager",
-    "/channels/heartbeat/",
-    "/deliveries/",
-    "/deliveries/?state=failed",
-    "/metrics-servers/",
-    "/metrics-servers/new/",
-    "/policies/",
-    "/rollouts/",
-    "/fleet/",
-    "/fleet/pools/new/",
-    "/routers/",
-    "/configurations/",
-    "/configurations/compare/",
-    "/task-groups/",
-    "/people/",
-    "/people/new/",
-    "/projects/new/",
-    "/client-keys/",
-    "/client-keys/admission/",
-    "/fleet/limits/",
-    "/tokens/",
-    "/sessions/",
-    "/audit/",
-    "/accounts/password/change/",
-    "/accounts/confirm/",
-    "/accounts/second-factor/",
-    "/accounts/second-factor/set-up/",
-    "/accounts/logout/",
-    "/no-such-page/",
+pytestmark = pytest.mark.timeout(300)
+EXPECTED = ("404 (Not Found)", "422 (", "403 (Forbidden)", "400 (Bad Request)", "status of 500", "status of 503")
+
+
+@pytest.fixture(params=SIZES)
+def page(site, complaints, request):
+    """Somebody signed in, who listens; what pages answer that refuse is no complaint."""
+    page = site.open(viewport=SIZES[request.param])
+    complaints.listen(page)
+    yield page
+    complaints.heard[:] = [text for text in complaints.heard if not any(code in text for code in EXPECTED)]
+
+
+def test_pages_of_an_empty_installation(page):
+    assert look_at(page, ANYWHERE) == {}
+
+
+def test_pages_of_a_fleet_at_work(page, everything):
+    assert look_at(page, ANYWHERE) == {}
+
+
+def test_pages_of_rows(page, everything):
+    assert look_at(page, of_rows(everything)) == {}
+
+
+# Forms that are sent as they should not be: the address, what is filled in, and the button.
+REFUSED = (
+    ("/policies/{policy}/edit/?strategy=prefix_hash", {"Load factor": "0.5"}, "Save the draft and review"),
+    ("/policies/{policy}/revert/1/", {"Why": "", "Type chat to confirm": "Chat"}, "Revert to revision 1"),
+    ("/fleet/pools/new/", {"Name": "No Name!"}, "Add the pool"),
+    ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add the replica"),
+    ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add the task group"),
+    ("/alerts/silences/new/", {"For alerts with": "nonsense"}, "Silence them"),
+    ("/alerts/rules/{rule}/", {"Window": "soon"}, "Save"),
+    ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add the channel"),
+    ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
+    ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add the server"),
+    ("/people/new/", {}, "Add"),
+    ("/projects/new/", {"Name": "No Name!"}, "Add"),
+    ("/client-keys/", {"Name": "No Name!"}, "Make it"),
+    ("/tokens/", {"Name": ""}, "Make it"),
+    ("/accounts/password/change/", {}, "Change"),
 )
-VIEWS = [(width, theme) for width in (360, 1280) for theme in ("light", "dark")]
-SIZES = {360: {"width": 360, "height": 740}, 1280: {"width": 1280, "height": 800}}
 
 
-# Scripts that return what is wrong with a page's layout, or nothing.
-LAYOUT = {
-    "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
-    "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
-    ".filter((row) => row.offsetHeight > 110).map((row) => row.innerText)",
-    "the current page is out of sight in the strip": "[...document.querySelectorAll('nav [aria-current]')]"
-    ".filter((link) => link.getBoundingClientRect().right > innerWidth).map((link) => link.innerText)",
-}
+def test_forms_that_are_refused(page, everything):
+    wrong = {}
+    for path, filled, button in REFUSED:
+        page.goto(path.format_map(everything))
+        main = page.get_by_role("main")
+        for label, text in filled.items():
+            main.get_by_label(label).first.fill(text)
+        main.locator("form").evaluate_all("forms => forms.forEach((form) => { form.noValidate = true })")
+        main.get_by_role("button", name=button).first.click()
+        page.locator(".error:not(#late), .errorlist").first.wait_for()
+        if found := look(page):
+            wrong[path] = found
+
+    assert wrong == {}
 
 
-def violations(page):
-    """What axe finds: each rule, and up to three elements that break it."""
-    page.evaluate(AXE)
-    found = page.evaluate("rules => axe.run(document, rules).then(results => results.violations)", RULES)
-    return [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in found]
-
-
-def look_at(page, paths, complaints):
-    """Visit each page; what is wrong with it, by page."""
-    found = {}
-    complaints.listen(page)
-    for path in paths:
-        page.goto(path, wait_until="load")
-        if page.locator("[data-chart]").count():
-            expect(page.locator(".js-plotly-plot")).to_have_count(page.locator("[data-chart]").count())
-        wrong = violations(page)
-        wrong += [(name, seen) for name, script in LAYOUT.items() if (seen := page.evaluate(script))]
-        if wrong:
-            found[path] = wrong
-    complaints.heard[:] = [text for text in complaints.heard if "404 (Not Found)" not in text]  # asked for above
-    return found
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_an_empty_installation(site, complaints, width, theme):
-    page = site.open(viewport=SIZES[width], theme=theme)
-
-    assert look_at(page, EVERYWHERE, complaints) == {}
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_a_fleet_at_work(site, full, complaints, width, theme):
-    policy, group, replica = full.policies.get(group=None), full.groups.first(), full.replicas.first()
-    rule, router = full.alert_rules.first(), Router.objects.get()
-    page = site.open(viewport=SIZES[width], theme=theme)
-    of_rows = (
-        "/pools/chat/",
-        "/pools/chat/groups/coding/",
-        "/pools/chat/groups/-/",
-        f"/replicas/{replica.name}/",
-        f"/policies/{policy.pk}/",
-        f"/policies/{policy.pk}/edit/",
-        f"/routers/{router.pk}/",
-        f"/routers/{router.pk}/remove/",
-        "/configurations/2/",
-        "/configurations/compare/?from=1&to=2",
-        f"/policies/{policy.pk}/revisions/",
-        f"/policies/{policy.pk}/revisions/?state=retired",
-        f"/policies/{policy.pk}/compare/?from=1&to=2",
-        f"/policies/{policy.pk}/revert/1/",
-        f"/task-groups/{group.pk}/",
-        f"/task-groups/new/{full.pk}/",
-        f"/fleet/replicas/{replica.pk}/state/draining/",
-        f"/fleet/replicas/{replica.pk}/remove/",
-        f"/fleet/pools/{full.pk}/replicas/new/",
-        f"/fleet/pools/{full.pk}/",
-        f"/fleet/replicas/{replica.pk}/",
-        f"/fleet/pools/{full.pk}/sources/new/?kind=kubernetes",
-        f"/fleet/sources/{full.sources.first().pk}/",
-        f"/fleet/sources/{full.sources.first().pk}/remove/",
-        f"/alerts/rules/{rule.pk}/",
-        f"/people/{policy.draft().author_id}/",
-    )
-
-    assert look_at(page, EVERYWHERE + of_rows, complaints) == {}
-
-
-@pytest.fixture
-def receiver():
-    with receiving() as server:
-        yield server
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_channels_at_work(site, receiver, complaints, width, theme):
-    hook = create_channel("on-call chat", config={"url": receiver.url}, matchers=["severity=critical,warning"])
-    mail = {
-        "recipients": "on-call@example.org, night-shift@example.org",
-        "sender": "w@example.org",
-        "host": "smtp.x.org",
-    }
-    other = create_channel("night shift", kind="email", config=mail)
-    receiver.replies = [Reply(500, body=b"<html>no such thing: " + b"x" * 300), Reply(200, body=b"ok")]
-    messages = [send_a_test(hook), send_a_test(hook), send_a_test(hook)]
-    deliver_due()
-    disable_channel(other, reason="a message was tried 10 times and never arrived", now=timezone.now())
-    set_heartbeat(url=receiver.url, every_s=60)
-    page = site.open(viewport=SIZES[width], theme=theme)
-    paths = ("/channels/", f"/channels/{hook.pk}/", f"/channels/{other.pk}/", "/channels/heartbeat/", "/deliveries/")
-    ends = (f"/channels/{hook.pk}/remove/", *(f"/deliveries/{one.pk}/" for one in messages))
-
-    assert look_at(page, paths + ends, complaints) == {}
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_rollouts(site, full, complaints, width, theme):
-    policy = full.policies.get(group=None)
-    rollouts = rollouts_of_every_kind(policy, policy.draft().author)
-    moves = [f"/rollouts/{rollouts['paused']}/{move}/" for move in ("resume", "promote", "abort")]
-    paths = ["/rollouts/", f"/policies/{policy.pk}/", *(f"/rollouts/{pk}/" for pk in rollouts.values()), *moves]
-    page = site.open(viewport=SIZES[width], theme=theme)
-
-    assert look_at(page, paths, complaints) == {}
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_alerts(site, full, complaints, width, theme):
-    alerts = alerts_of_every_state(full, full.policies.get(group=None).draft().author)
-    paths = ["/alerts/", "/alerts/silences/", *(f"/alerts/{pk}/" for pk in alerts.values())]
-    paths.append(f"/alerts/silences/new/?alert={alerts['firing']}")
-    page = site.open(viewport=SIZES[width], theme=theme)
-    assert look_at(page, paths, complaints) == {}
-
-    page.goto(f"/alerts/rules/{full.alert_rules.get(kind='hit_rate_drop').pk}/")
+def test_a_rule_that_was_tried(page, everything):
+    page.goto(f"/alerts/rules/{everything['rule']}/")
     page.get_by_role("button", name="What would it have done?").click()
-    page.get_by_text("Would have fired").wait_for()
-    assert violations(page) == []
+    page.locator("#preview-title").wait_for()
+
+    assert look(page) == []
 
 
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_that_refuse(site, full, complaints, width, theme):
-    page = site.open(viewport=SIZES[width], theme=theme)
-    complaints.listen(page)
-    page.goto(f"/policies/{full.policies.get(group=None).pk}/edit/?strategy=prefix_hash")
-    page.get_by_label("Load factor").fill("0.5")
-    page.get_by_role("button", name="Save the draft").click()
-    page.get_by_text("Expected a number of at least 1.0.").first.wait_for()
-
-    assert violations(page) == []
-    complaints.heard[:] = [text for text in complaints.heard if "422" not in text]  # the refusal's own status
+# What may go wrong at the server: what the view raises, and what the page says.
+FAULTS = (
+    (ValueError("x"), "Something failed here"),
+    (OperationalError("x"), "The database does not answer"),
+)
 
 
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_the_sign_in_page(site, complaints, width, theme):
-    page = site.new_context(viewport=SIZES[width], color_scheme=theme, base_url=site.url).new_page()
+def test_errors(page, site, monkeypatch):
+    wrong = {}
+    for fault, title in FAULTS:
 
-    assert look_at(page, ["/accounts/login/"], complaints) == {}
+        def fail(*_args, fault=fault):
+            raise fault
+
+        monkeypatch.setattr("telemetry.web.views.search.search", fail)
+        page.goto("/search/?q=gpu")
+        page.get_by_role("heading", name=title).wait_for()
+        wrong[title] = look(page)
+    set_role(person := add_person("vera", password="a long enough password"), Role.VIEWER, None)
+    seen = page.context.new_page()
+    seen.context.clear_cookies()
+    seen.goto("/accounts/login/?next=/people/")
+    wrong["sign in"] = look(seen)
+    seen.get_by_label("Username").fill(person.username)
+    seen.get_by_label("Password").fill("not hers")
+    seen.get_by_role("button", name="Sign in").click()
+    seen.get_by_role("alert").first.wait_for()
+    wrong["wrong password"] = look(seen)
+    seen.get_by_label("Username").fill(person.username)
+    seen.get_by_label("Password").fill("a long enough password")
+    seen.get_by_role("button", name="Sign in").click()
+    seen.get_by_role("heading", name="You may not do that").wait_for()
+    wrong["forbidden"] = look(seen)
+
+    assert {title: found for title, found in wrong.items() if found} == {}
+
+
+def test_the_theme_of_the_cookie_is_the_one_that_is_shown(site):
+    for theme in THEMES:
+        page = site.open(theme=theme, color_scheme="light")
+        page.goto("/fleet/")
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == theme

@@ -14,7 +14,7 @@ from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from telemetry.services.guards import judge_rollouts
 from telemetry.storage.partitions import ensure_days
-from tests.end_to_end.test_accessibility import violations
+from tests.end_to_end.looking import look
 from tests.telemetry.readings import route_reading
 
 WELL, SLOWLY = {50: 50, 52: 45, 54: 5}, {50: 20, 95: 80}  # TTFT by bucket
@@ -46,13 +46,12 @@ def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_from_the_first_pool_to_going_back(site, complaints, theme):
-    page = site.open(theme=theme, viewport={"width": 1280, "height": 800})
+def test_from_the_first_pool_to_going_back(site, complaints):
+    page = site.open(viewport={"width": 1280, "height": 800})
     complaints.listen(page)
 
     def looked_at() -> None:
-        assert violations(page) == []
+        assert look(page) == []
 
     page.goto("/fleet/")
     page.get_by_role("link", name="Add a pool").first.click()

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import gzip
 import re
-import time
 
 import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
 from telemetry.models import Reading, ScrapeState
+from tests.end_to_end.looking import eventually
 
 MOST_SCRIPT_BYTES = 450_000  # gzipped, OPERATORS 2.4
 
 
 def wait_for_charts(page) -> None:
     expect(page.locator(".js-plotly-plot")).to_have_count(6)
-
-
-def eventually(page, expression: str, timeout_s: float = 10) -> None:
-    """Poll the page (``wait_for_function`` would need ``unsafe-eval``, which the CSP denies)."""
-    deadline = time.monotonic() + timeout_s
-    while not page.evaluate(expression):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s} s for {expression}")
-        page.wait_for_timeout(50)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from tests.alert_history import CAUSE
 from tests.fleet_history import warm_fleet
 
 CHARTS = 6
@@ -107,9 +108,13 @@ def test_search_opens_on_a_key_walks_by_arrows_and_is_a_page_without_scripts(sit
     expect(plain.get_by_role("columnheader", name="Hit rate")).to_be_visible()
 
 
-def test_from_an_alert_the_replica_and_the_change_are_at_most_three_clicks_away(site, full):
+def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_most_three_clicks_away(site, full):
     page, clicks = site.open(), 0
+    full.alerts.update(causes=[CAUSE])
     page.goto(f"/alerts/{full.alerts.get().pk}/")  # where the link of a message leads
+    expect(page.get_by_role("heading", name="Why, the likeliest first")).to_be_visible()  # the cause has a name at once
+    expect(page.locator(".causes li").first).to_contain_text("changes at byte 412")
+    expect(page.locator(".causes li").first).to_contain_text("Move the date")
 
     page.get_by_role("link", name="Pool chat at that time").click()
     clicks += 1

@@ -12,8 +12,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.rollouts.steering import advance_rollouts
 from controlplane.services.routers import announce, record_ack
-
-MOST_TABS = 60
+from tests.end_to_end.keyboard import tab_to
 
 
 @pytest.fixture
@@ -28,20 +27,6 @@ def acknowledge() -> None:
     newest = ConfigSnapshot.objects.defer("sealed").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
-
-
-def tab_to(page, name: str) -> None:
-    """Press Tab until what has the focus is named so; it must show that it has the focus."""
-    for _ in range(MOST_TABS):
-        page.keyboard.press("Tab")
-        focused = page.evaluate(
-            "() => { const e = document.activeElement; return [e.labels?.[0]?.innerText ?? e.innerText ?? '',"
-            " getComputedStyle(e).outlineStyle] }"
-        )
-        if focused[0].strip().startswith(name):
-            assert focused[1] != "none", f"{name} has the focus and does not show it"
-            return
-    pytest.fail(f"{MOST_TABS} tabs did not reach {name!r}")
 
 
 def test_with_the_keyboard_alone(site, policy, complaints):
@@ -70,6 +55,19 @@ def test_with_the_keyboard_alone(site, policy, complaints):
 
     expect(page.get_by_role("status").first).to_contain_text("Revision 2 is live")
     assert policy.live().settings["load_factor"] == 1.5
+    acknowledge()
+    page.reload()
+
+    tab_to(page, "Revert to this")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/revert/1/$"))
+    tab_to(page, "Why")
+    page.keyboard.type("TTFT doubled")
+    tab_to(page, "Type chat to confirm")
+    page.keyboard.type("chat")
+    tab_to(page, "Revert to revision 1")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
 
 
 def test_acknowledgements_show_up_by_themselves(site, policy, complaints):

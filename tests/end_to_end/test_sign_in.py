@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from controlplane.settings import oidc
-from tests.end_to_end.test_accessibility import LAYOUT, SIZES, VIEWS, violations
+from tests.end_to_end.looking import SIZES, look
 from tests.fakes.identity_provider import PASSWORD, running_provider
 
 OURS = "a long enough password"
@@ -76,44 +76,42 @@ def test_somebody_sets_up_a_second_factor_and_comes_in_with_it(site, complaints)
     other.wait_for_url("**/people/new/")
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_the_pages_on_the_way(site, operator, provider, complaints, view):
-    width, theme = view
-    page = site.open(viewport=SIZES[width], theme=theme)
+@pytest.mark.parametrize("width", SIZES)
+def test_the_pages_on_the_way(site, operator, provider, complaints, width):
+    page = site.open(viewport=SIZES[width])
     complaints.listen(page)
     wrong = {}
 
-    def look(where):
-        found = violations(page) + [(name, seen) for name, script in LAYOUT.items() if (seen := page.evaluate(script))]
-        if found:
+    def seen(where):
+        if found := look(page):
             wrong[where] = found
 
     page.goto("/accounts/second-factor/set-up/")
     page.get_by_label("Code", exact=True).fill("000000")
     page.get_by_role("button", name="Set it up").click()
-    look("a wrong code")
+    seen("a wrong code")
     secret = page.get_by_label("Key, to type").input_value()
     page.get_by_label("Code", exact=True).fill(code_of(secret))
     page.get_by_role("button", name="Set it up").click()
     page.get_by_text("they are not shown again").wait_for()
-    look("recovery codes")
+    seen("recovery codes")
     for path in ("", "recovery-codes/", "recovery-codes/new/", "remove/"):
         page.goto(f"/accounts/second-factor/{path}")
-        look(f"second factor {path}")
+        seen(f"second factor {path}")
     for path in ("/accounts/confirm/code/", f"/accounts/oidc/{provider.name}/", "/accounts/single-sign-on/cancelled/"):
         page.goto(path)
-        look(path)
+        seen(path)
     page.goto(f"/people/{operator.pk}/")
-    look("a person with a second factor")
-    stranger = site.new_context(viewport=SIZES[width], color_scheme=theme, base_url=site.url).new_page()
+    seen("a person with a second factor")
+    stranger = site.new_context(viewport=SIZES[width], base_url=site.url).new_page()
     stranger.goto("/accounts/login/")
     page, entering = stranger, page
-    look("sign-in with a provider")
+    seen("sign-in with a provider")
     page.get_by_label("Username").fill("olga")
     page.get_by_label("Password").fill(OURS)
     page.get_by_role("button", name="Sign in", exact=True).click()
     page.get_by_label("Code from your app").wait_for()
-    look("code")
+    seen("code")
     entering.close()
     complaints.heard[:] = [text for text in complaints.heard if "403 (Forbidden)" not in text]  # what cancelled answers
 

@@ -1,0 +1,46 @@
+"""What a router decided over some minutes, collected and replayed, for tests that look at pages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from controlplane.models import Pool, Router
+from telemetry.models import Decision
+from telemetry.services.lab.curves import update_curve
+from telemetry.services.lab.replays import replay_pools
+from tests.fleet_history import GROUPS
+from tests.telemetry.lab.traces import HASH_TOKENS, traffic
+from tests.telemetry.stored_decisions import decided
+
+CANDIDATES = [
+    {"replica": "gpu-2", "running": 1, "waiting_tokens": 10, "hit_tokens": 0, "cost": 1010.0},
+    {"replica": "gpu-1", "running": 4, "waiting_tokens": 40, "hit_tokens": 800, "cost": 240.0},
+]
+
+
+def decisions_at_work(pool: Pool, router: Router, until: datetime, *, count: int = 60) -> Decision:
+    """Requests of all task groups over the ten minutes until then, with their ladder and their curve; the last one."""
+    groups, replicas = sorted(GROUPS), [replica.name for replica in pool.replicas.order_by("pk")]
+    requests = traffic(count, replicas=len(replicas), prompts=5, sessions=8, placed="random")
+    for seq, one in enumerate(requests):
+        last = decided(
+            router,
+            until - timedelta(seconds=600 * (count - seq) / count),
+            seq,
+            group=groups[int(one.group[1:]) + 1],
+            replica=replicas[int(one.replica[1:])],
+            blocks=[block >> 1 for block in one.blocks],
+            positions=None,
+            block_count=one.block_count,
+            prompt_tokens_estimate=one.block_count * HASH_TOKENS,
+            prompt_tokens=one.prompt_tokens,
+            cached_tokens=one.cached_tokens if seq % 5 else None,
+            hit_tokens=one.cached_tokens,
+            status=200 if seq % 20 else 503,
+            retries=seq % 3 == 0,
+            candidates=CANDIDATES,
+            sample_ratio=1.0,
+        )
+    replay_pools(until)
+    update_curve(pool, until)
+    return last

@@ -1,0 +1,138 @@
+"""What one lives with: faults of one chart, refreshes that wait, clocks, keys, copied links, no scripts."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from telemetry.models import Alert, Silence
+from tests.end_to_end.looking import drawn, eventually
+
+WIDE = {"width": 1280, "height": 900}
+
+
+def test_one_chart_that_fails_says_so_and_leaves_the_others(site, full):
+    page, broken = site.open(viewport=WIDE), [True]
+    page.clock.install()
+    page.route(
+        "**/charts/ttft/figure/**",
+        lambda route: route.fulfill(status=500, body="") if broken[0] else route.continue_(),
+    )
+    page.goto("/")
+    expect(page.locator(".js-plotly-plot")).to_have_count(5)
+    chart, stale = page.locator("[data-chart=ttft]"), page.locator("[data-stale]:not([hidden])")
+    expect(chart).to_contain_text("This chart's figures could not be fetched: the server answered with status 500.")
+    expect(page.locator("[data-live-text]")).to_have_text("Live")
+
+    broken[0] = False
+    page.clock.run_for(20_000)
+    expect(page.locator(".js-plotly-plot")).to_have_count(6)
+    expect(chart).not_to_contain_text("could not be fetched")
+
+    broken[0] = True
+    page.clock.run_for(20_000)
+    expect(stale).to_have_count(1)
+    expect(stale).to_contain_text(re.compile(r"Not fresh: .* Shown is what was told at \d\d:\d\d:\d\d UTC"))
+    broken[0] = False
+    page.clock.run_for(20_000)
+    expect(stale).to_have_count(0)
+
+
+def test_times_are_told_in_the_zone_that_was_chosen_and_say_which(site, full, complaints):
+    page = site.open(viewport=WIDE, timezone_id="Asia/Kolkata")
+    complaints.listen(page)
+    clock = "document.querySelector('[data-chart=hit-rate] [data-plot]').layout.annotations.at(-1).text"
+    end = "Date.parse(document.querySelector('[data-chart=hit-rate] [data-plot]').layout.xaxis.range[1] + 'Z')"
+    page.goto("/?range=20m")
+    drawn(page)
+    utc = page.evaluate(end)
+    assert page.evaluate(clock) == "UTC"
+
+    page.get_by_role("button", name="local time").click()
+    expect(page.get_by_role("button", name="local time")).to_have_attribute("aria-pressed", "true")
+    eventually(page, f"{clock} === 'GMT+5:30'")
+    assert -1000 <= page.evaluate(end) - utc - 5.5 * 3_600_000 <= 60_000
+    chart = page.locator("[data-chart=hit-rate]")
+    chart.get_by_role("button", name="Show as table").click()
+    expect(chart.get_by_role("columnheader", name="From (GMT+5:30)")).to_be_visible()
+    chart.get_by_role("button", name="Zoom in").click()
+    (zoom,) = parse_qs(urlsplit(page.url).query)["zoom"]
+    now = timezone.now().replace(tzinfo=None).isoformat()
+    assert zoom.split("~")[0] < zoom.split("~")[1] < now, "addresses hold UTC whatever is shown"
+
+    page.goto("/alerts/silences/new/")  # remembered, on any page
+    expect(page.get_by_role("button", name="local time")).to_have_attribute("aria-pressed", "true")
+    page.goto("/charts/hit-rate/")
+    expect(page.locator("time[data-at]").first).to_have_text(re.compile(r"GMT\+5:30$"))
+    page.goto("/charts/hit-rate/?tz=utc")  # a link may say which
+    expect(page.locator("time[data-at]").first).to_have_text(re.compile(r"UTC$"))
+
+
+def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
+    page = site.open()
+    page.goto("/fleet/")
+    keys = page.eval_on_selector_all("[data-go]", "links => links.map((link) => [link.dataset.go, link.pathname])")
+    assert len({key for key, _ in keys}) == len(keys) == page.locator("nav[aria-label=Pages] a").count()
+    page.keyboard.press("?")
+    told = page.locator("#keys dt").evaluate_all("rows => rows.map((row) => row.innerText.replaceAll(/\\s+/g, ''))")
+    assert sorted(told) == sorted([*(f"g{key}" for key, _ in keys), "?", "/", "p", "tz", "tc", "tv", "Esc"])
+    page.keyboard.press("Escape")
+    for key, path in keys:
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.wait_for_url(f"**{path}", wait_until="commit")
+        page.locator("[data-live], main h1").first.wait_for()
+
+
+def test_a_copied_link_brings_back_what_was_seen(site, full):
+    page = site.open(viewport=WIDE)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto("/pools/chat/?range=20m")
+    drawn(page)
+    page.locator("[data-chart=ttft] [data-table-toggle]").click()
+    page.locator("[data-chart=hit-rate]").get_by_role("button", name="Zoom in").click()
+    page.locator("[data-copy-link]").click()
+    expect(page.locator("[data-copy-link]")).to_have_text("Copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert {"range", "table", "zoom", "tz"} <= set(parse_qs(urlsplit(link).query))
+    axis = "document.querySelector('[data-chart=ttft] [data-plot]').layout.xaxis.range.map(String)"
+    seen = page.evaluate(axis)
+
+    page.goto(link)
+    drawn(page)
+    assert page.evaluate(axis) == seen
+    expect(page.locator("[data-chart=ttft] [data-table] table")).to_be_visible()
+
+
+def test_without_scripts_alerts_are_taken_silenced_and_looked_back_at(site, full):
+    page = site.open(java_script_enabled=False)
+    page.goto("/alerts/")
+    alert = Alert.objects.get()
+    page.get_by_role("link", name="Look into it").click()
+    page.get_by_label("Note").fill("on it")
+    page.get_by_role("button", name="I take it").click()
+    expect(page.get_by_text("olga is at it")).to_be_visible()
+    page.get_by_role("button", name="Let it go").click()
+    page.get_by_role("link", name="Silence it").click()
+    page.get_by_label("Why").fill("")
+    page.get_by_role("button", name="Silence them").click()
+    expect(page.locator(".field .error")).to_be_visible()
+    page.get_by_label("Why").fill("we move a rack")
+    page.get_by_role("button", name="Which are these now?").click()
+    expect(page.get_by_role("link", name=alert.summary)).to_be_visible()
+    page.get_by_role("button", name="Silence them").click()
+    expect(page.get_by_role("cell", name="we move a rack", exact=True)).to_be_visible()
+    page.get_by_role("button", name="End it").click()
+    assert Silence.objects.get().ends_at <= timezone.now()
+    page.goto("/?sort=-hit_rate_ratio")
+    page.get_by_role("link", name="TTFT p50").first.click()
+    expect(page).to_have_url(re.compile("sort="))
+    page.get_by_text("From, to").click()
+    page.get_by_label("The last").fill("45m")
+    page.get_by_role("button", name="Show").first.click()
+    expect(page).to_have_url(re.compile("range=45m"))
+    expect(page.locator(".zone")).to_contain_text("Times are in UTC.")
+    expect(page.locator("[data-note]").first).to_contain_text("Charts need scripts")

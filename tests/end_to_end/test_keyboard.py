@@ -1,0 +1,60 @@
+"""By keys alone: an alert, a silence; no page keeps the focus."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from telemetry.models import Silence
+from tests.end_to_end.keyboard import tab_to, tabs_to_the_end
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_an_alert_is_taken_and_silenced(site, full, complaints):
+    page = site.open(viewport={"width": 1280, "height": 800})
+    complaints.listen(page)
+    page.goto("/fleet/")
+    page.keyboard.type("ga")
+    page.wait_for_url("**/alerts/")
+    tab_to(page, "Look into it")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/alerts/\d+/$"))
+    tab_to(page, "Note")
+    page.keyboard.type("a replica is being added")
+    tab_to(page, "I take it")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("olga is at it")).to_be_visible()
+    tab_to(page, "Silence it")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/silences/new/**")
+    tab_to(page, "Why")
+    page.keyboard.type("a replica is being added")
+    tab_to(page, "Which are these now?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="1 alert is like that now")).to_be_visible()
+    tab_to(page, "Silence them")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/alerts/silences/")
+
+    assert Silence.objects.get().comment == "a replica is being added"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_page_keeps_the_focus_and_each_stop_shows_it(site, full, width):
+    page = site.open(viewport={"width": width, "height": 800})
+    for path in (
+        "/",
+        "/pools/chat/",
+        "/alerts/",
+        "/events/",
+        "/fleet/",
+        f"/policies/{full.policies.get(group=None).pk}/edit/",
+    ):
+        page.goto(path)
+        expect(page.locator(".js-plotly-plot")).to_have_count(page.locator("[data-chart]").count())
+        names = tabs_to_the_end(page)
+        assert names[0] == "Skip to the content"
+        assert len(names) > 25
