@@ -1,4 +1,4 @@
-"""Pools and projects."""
+"""Pools."""
 
 from __future__ import annotations
 
@@ -117,10 +117,3 @@ class PoolSettingsForm(SectionedForm):
     def __init__(self, *args: Any, pool: Pool, **kwargs: Any) -> None:
         super().__init__(*args, row=pool, **kwargs)
         self.initial.setdefault("description", pool.description)
-
-
-class ProjectForm(Form):
-    """A new project."""
-
-    name = forms.CharField(max_length=30, help_text="Lower-case letters, digits and -. It never changes.")
-    description = forms.CharField(required=False, max_length=1000, help_text="Whose pools these are.")

@@ -17,7 +17,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import ApiToken, Role, Scope
 from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.web.doors import refusals_as_messages, signed_in
-from controlplane.web.forms.people import TokenForm
+from controlplane.web.forms.tokens import TokenForm
 
 
 @never_cache
