@@ -16,6 +16,7 @@ from .viewsets import (
     pools,
     projects,
     replicas,
+    revisions,
     rollouts,
     routers,
     sources,
@@ -31,7 +32,7 @@ addresses.register("replica-sources", sources.SourceViewSet, "replica-source")
 addresses.register("discovered-replicas", discovered_replicas.DiscoveredReplicaViewSet, "discovered-replica")
 addresses.register("task-groups", task_groups.TaskGroupViewSet, "task-group")
 addresses.register("policies", policies.PolicyViewSet, "policy")
-addresses.register("revisions", policies.RevisionViewSet, "revision")
+addresses.register("revisions", revisions.RevisionViewSet, "revision")
 addresses.register("rollouts", rollouts.RolloutViewSet, "rollout")
 addresses.register("routers", routers.RouterViewSet, "router")
 addresses.register("configurations", configurations.ConfigurationViewSet, "configuration")

@@ -1,4 +1,4 @@
-"""Doors to policies and their revisions."""
+"""Doors to policies, and to the strategies that they may name."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from dataclasses import asdict
 
 from django.db.models import Prefetch
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.exchange import Exchange
-from controlplane.api.filters import RevisionFilter
-from controlplane.api.pagination import RevisionPages
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.rollouts import RolloutSerializer
-from controlplane.errors import InvalidError, NotADraftError
+from controlplane.errors import NotADraftError
 from controlplane.models import PolicyRevision, RevisionState, RoutingPolicy
 from controlplane.services.policies import lifecycle as policies
 from controlplane.services.policies.comparisons import (
-    effects_of_revisions,
     effects_of_settings,
     present_fleet,
     warnings_of_settings,
@@ -31,9 +28,8 @@ from controlplane.services.policies.revisions import revert_policy
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 from controlplane.services.rollouts.plans import make_plan
 
-from .doors import NAME, NUMBER, Door, parsed
+from .doors import NAME, Door, parsed
 
-COMPARED = (("from", "A revision's id: what would be replaced."), ("to", "The id of another of the same policy."))
 CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.TRIAL, RevisionState.DRAFT))
 
 
@@ -124,37 +120,6 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
         if draft is None:
             raise NotADraftError(f"Policy {policy.name} has no draft.")
         return draft
-
-
-class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[PolicyRevision]):
-    """Policy revisions. Read-only: a change is a new draft."""
-
-    queryset = PolicyRevision.objects.select_related("policy", "author")
-    serializer_class = s.RevisionSerializer
-    filterset_class = RevisionFilter
-    pagination_class = RevisionPages
-    lookup_value_regex = NUMBER
-
-    @extend_schema(
-        parameters=[OpenApiParameter(name, int, required=True, description=text) for name, text in COMPARED],
-        responses=s.ComparisonSerializer,
-        filters=False,
-    )
-    @action(detail=False, methods=["get"], pagination_class=None)
-    def compare(self, request: Request) -> Response:
-        """What one revision of a policy does instead of another, in the fleet as it is now; 422 for two policies'."""
-        asked = s.RevisionsAsked(data=request.query_params, context={"request": request})
-        asked.is_valid(raise_exception=True)
-        before, after = asked.validated_data["from"], asked.validated_data["to"]
-        if before.policy_id != after.policy_id:
-            raise InvalidError("$.to", f"a revision of {after.policy.name}; the other one is of {before.policy.name}")
-        answer = {
-            "before": before.number,
-            "after": after.number,
-            "changes": diff_settings(before.settings, after.settings),
-            "effects": effects_of_revisions(before, after),
-        }
-        return Response(s.ComparisonSerializer(answer).data)
 
 
 class CatalogueView(Exchange):
