@@ -76,6 +76,7 @@ class Rules:
     networks: tuple[Network, ...]  # allowed though private, at any port
     allow_public: bool
     public_ports: frozenset[int] | None = None  # of public addresses; None: any
+    authorities: str | None = None  # a PEM file of those that certificates may be of besides the system's
 
     def refusal(self, text: str, port: int | None = None) -> str | None:
         """Why an address is refused; None when it may be connected to, at this port where one is given."""
@@ -97,8 +98,8 @@ class Rules:
 
 
 def fleet_rules() -> Rules:
-    """Replicas and routers: within ``WARMPATH_FLEET_NETWORKS``."""
-    return Rules(tuple(settings.FLEET_NETWORKS), allow_public=False)
+    """Replicas and routers: within ``WARMPATH_FLEET_NETWORKS``, and believed by ``WARMPATH_FLEET_CA_FILE`` too."""
+    return Rules(tuple(settings.FLEET_NETWORKS), allow_public=False, authorities=settings.FLEET_CA_FILE or None)
 
 
 def webhook_rules() -> Rules:

@@ -80,7 +80,7 @@ class GuardedTransport(httpx.HTTPTransport):
     ) -> None:
         super().__init__(verify=system_tls(), trust_env=False)
         self._pool = httpcore.ConnectionPool(
-            ssl_context=tls or system_tls(),
+            ssl_context=tls or verifying(rules.authorities),
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
@@ -105,7 +105,7 @@ class _OneEach(httpcore.AsyncConnectionPool):
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         super().__init__()
-        self.backend = GuardedAsyncBackend(rules, resolver)
+        self.backend, self.tls = GuardedAsyncBackend(rules, resolver), verifying(rules.authorities)
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
         """Answer one request; the connection goes when its answer is closed."""
@@ -114,7 +114,7 @@ class _OneEach(httpcore.AsyncConnectionPool):
         headers = [(name, value) for name, value in request.headers if name.lower() != b"connection"]
         request.headers = [*headers, (b"Connection", b"close")]
         connection = httpcore.AsyncHTTPConnection(
-            request.url.origin, ssl_context=system_tls(), network_backend=self.backend, keepalive_expiry=0
+            request.url.origin, ssl_context=self.tls, network_backend=self.backend, keepalive_expiry=0
         )
         try:
             return await connection.handle_async_request(request)
@@ -223,7 +223,15 @@ def lookup(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
     return _lookups.submit(resolver, host, port)
 
 
-@cache
 def system_tls() -> ssl.SSLContext:
     """Verifies certificates; ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may name authorities of the operator's own."""
-    return httpx.create_ssl_context(trust_env=True)
+    return verifying(None)
+
+
+@cache
+def verifying(authorities: str | None) -> ssl.SSLContext:
+    """The same, with those of a file besides; read once, because a system has hundreds."""
+    context = httpx.create_ssl_context(trust_env=True)
+    if authorities is not None:
+        context.load_verify_locations(cafile=authorities)
+    return context

@@ -210,6 +210,7 @@ DECISIONS_ROWS_PER_S = env.number("DECISIONS_ROWS_PER_S", 1000, low=1, high=100_
 FLEET_NETWORKS = env.networks(
     "FLEET_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,fc00::/7"
 )
+FLEET_CA_FILE = env.authorities("FLEET_CA_FILE")  # whose certificates replicas and routers may have; "": the system's
 DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # the folder whose files of targets may be read; "": none may
 # Private networks that alert channels may reach, at any port; public addresses are always allowed, at the usual ports.
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")

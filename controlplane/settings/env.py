@@ -5,6 +5,7 @@ Every ``WARMPATH_<NAME>`` may be given as ``WARMPATH_<NAME>_FILE`` instead, the 
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,6 +67,17 @@ def networks(name: str, default: str = "") -> list[Network]:
     return [
         _converted(name, word, ipaddress.ip_network, "a network such as 10.0.0.0/8") for word in words(name, default)
     ]
+
+
+def authorities(name: str) -> str:
+    """The path of a PEM file of certificates, or ""; ImproperlyConfigured for a file that has none."""
+    path = text(name, "")
+    try:
+        if path:
+            ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ImproperlyConfigured(f"{PREFIX}{name}: cannot use {path}: {error.strerror or error}") from None
+    return path
 
 
 def database(url: str, *, pool: int = 0) -> dict[str, Any]:

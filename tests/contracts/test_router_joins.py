@@ -13,7 +13,6 @@ import httpx
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.egress import system_tls
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
@@ -104,9 +103,7 @@ def test_a_router_joins_and_runs_what_is_published(router):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_known(
-    live_server, tmp_path, settings, monkeypatch
-):
+def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_known(live_server, tmp_path, settings):
     authority = Authority(tmp_path)
     certificate = authority.issue("router")
     tls = ["--admin-tls-cert", str(certificate.path), "--admin-tls-key", str(certificate.key)]
@@ -118,12 +115,10 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
         stranger = Router.objects.get()
         assert (stranger.running_number, "certificate verify failed" in stranger.last_error) == (None, True)
 
-        monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-        system_tls.cache_clear()
+        settings.FLEET_CA_FILE = str(authority.path)
         Router.objects.update(push_after=None)
         reconcile_routers()
         assert Router.objects.get().running_number == ConfigSnapshot.objects.first().number
-    system_tls.cache_clear()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -62,6 +62,8 @@ def test_in_production_no_neighbour_of_this_host_can_set_its_cookies():
         ("WARMPATH_ROUTER_ADMIN_TOKEN", "short"),
         ("WARMPATH_REQUIRE_TOTP_FOR", "king"),
         ("WARMPATH_OIDC_ISSUER", "http://id.example"),
+        ("WARMPATH_FLEET_CA_FILE", "/nowhere.pem"),
+        ("WARMPATH_FLEET_CA_FILE", __file__),
         ("WARMPATH_OIDC_GROUP_ROLES", "platform"),
         ("WARMPATH_DATABASE_OWNER_URL", "sqlite:///x"),
     ],

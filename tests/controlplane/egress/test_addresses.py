@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from controlplane.egress import Rules, mail_rules, webhook_rules
+from controlplane.egress import Rules, fleet_rules, mail_rules, provider_rules, webhook_rules
 from controlplane.egress.transport import EgressRefusedError, checked, resolve
 
 FLEET = Rules(
@@ -122,3 +122,9 @@ def test_public_addresses_are_reached_at_usual_ports_and_named_networks_at_any(s
         assert all("port" in rules.refusal("8.8.8.8", port) for port in (22, 6379, 5432, 9200))
         assert rules.refusal("10.1.2.3", 9093) is None
         assert rules.refusal("127.0.0.1", usual[0])
+
+
+def test_the_fleets_own_authorities_count_for_the_fleet_alone(settings):
+    settings.FLEET_CA_FILE = "/fleet.pem"
+    made = [rules().authorities for rules in (fleet_rules, webhook_rules, mail_rules, provider_rules)]
+    assert made == ["/fleet.pem", None, None, None]
