@@ -70,9 +70,11 @@ def serving(url, token, folder, *options):
     environment = {**os.environ, "WARMPATH_ROUTER_ADMIN_TOKEN": token}
     command = [*ROUTER, "--control-plane", url, "--state-dir", str(folder), *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    yield process
-    process.terminate()
-    process.wait(timeout=20)
+    try:
+        yield process
+    finally:  # or it would announce itself to the next test
+        process.terminate()
+        process.wait(timeout=20)
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def router(live_server, tmp_path, settings):
 @pytest.mark.django_db(transaction=True)
 def test_a_router_joins_and_runs_what_is_published(router):
     policy = create_pool("default").policies.get()
-    wait_until(Router.objects.exists, 15, "the router to announce itself", alive=router)
+    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
 
     reconcile_routers()
     known = Router.objects.get()
@@ -109,7 +111,7 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
     tls = ["--admin-tls-cert", str(certificate.path), "--admin-tls-key", str(certificate.key)]
     create_pool("default")
     with serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path / "state", *tls) as process:
-        wait_until(Router.objects.exists, 15, "the router to announce itself", alive=process)
+        wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
         assert Router.objects.get().admin_url.startswith("https://127.0.0.1:")
         reconcile_routers()
         stranger = Router.objects.get()
@@ -125,7 +127,7 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
 def test_a_router_says_where_it_would_place_a_request_and_the_prompt_is_kept_nowhere(router, admin_user, caplog):
     pool = create_pool("default", strategy="prefix_hash")
     add_replica(pool, name="r1", url="http://127.0.0.1:9")
-    wait_until(Router.objects.exists, 15, "the router to announce itself", alive=router)
+    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
     reconcile_routers()
     _, text = create_token(admin_user, name="test", scopes=["write"])
     api = APIClient()
@@ -151,7 +153,7 @@ def test_a_client_is_let_in_by_its_key_within_its_limits_and_the_engine_hears_it
     pool = create_pool("default", models=["llama"])
     add_replica(pool, name="r1", url=engine, api_key="sk-engine")
     key, text = create_client_key(pool.project, "agents")
-    wait_until(Router.objects.exists, 15, "the router to announce itself", alive=router)
+    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
 
     def sent(secret=None):
         reconcile_routers()
