@@ -85,12 +85,16 @@ class Candidates:
         return self._whole or self
 
     def prepare(self) -> Iterator[None]:
-        """Make what is else made when it is first asked for; stops where others may have their turn."""
+        """Make what is else made when it is first asked for; stops where others may have their turn.
+
+        Where there is nobody, nobody asks.
+        """
+        if not self.loads:
+            return
         for make in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.is_even):
             make()
             yield
-        if self.loads:
-            self.least_loaded()
+        self.least_loaded()
 
     @cached_property
     def members(self) -> list[Member]:

@@ -60,6 +60,15 @@ async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in
         assert {"members", "mask", "by_name"} <= vars(serving.placement.decide(asked, health).candidates).keys()
 
 
+async def test_a_pool_that_has_no_replicas_yet_is_taken(two: list[FakeReplica]) -> None:
+    async with routed(config([])) as harness:
+        assert (await harness.chat()).status == 503
+        assert (await harness.push(config(two), revision=2))[0] == 200
+        assert (await harness.chat()).status == 200
+        assert (await harness.push(config([]), revision=3))[0] == 200
+        assert (await harness.chat()).status == 503
+
+
 async def test_an_older_one_never_replaces_a_newer_one(two: list[FakeReplica]) -> None:
     async with routed(config(two[:1]), revision=5) as harness:
         for snapshot, revision in ((config(two[1:]), 4), (config(two[1:]), 5)):
