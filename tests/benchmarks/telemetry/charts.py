@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.benchmarks.telemetry.stand import standing
+from tests.benchmarks.telemetry.stand import server_s, standing
 
 if TYPE_CHECKING:
     from telemetry.metrics.windows import Window
@@ -99,19 +97,13 @@ def _took(call: Callable[[Window], object], window: Window) -> Took:
 
     with connection.cursor() as cursor:
         cursor.execute("set max_parallel_workers_per_gather = 0")  # a worker's CPU would be nobody's
-    server = Path(f"/proc/{connection.connection.info.backend_pid}/stat")
     call(window)
-    elapsed_s, cpu_s = [], time.process_time() + _server_s(server)
+    elapsed_s, cpu_s = [], time.process_time() + server_s()
     for _ in range(TIMES):
         begun = time.perf_counter()
         call(window)
         elapsed_s.append(time.perf_counter() - begun)
-    return Took(1000 * min(elapsed_s), 1000 * (time.process_time() + _server_s(server) - cpu_s) / TIMES)
-
-
-def _server_s(stat: Path) -> float:
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return Took(1000 * min(elapsed_s), 1000 * (time.process_time() + server_s() - cpu_s) / TIMES)
 
 
 def _fill(now: datetime) -> str:

@@ -44,7 +44,22 @@ def standing(*, broker: bool = False) -> Iterator[Stand]:
             "WARMPATH_DATABASE_URL": f"postgresql://postgres@/warmpath?host={server.socket_dir}",
             "WARMPATH_REDIS_URL": f"redis+socket://{folder}/valkey/socket?virtual_host=0",
         }
-        yield Stand(folder, environment)
+        try:
+            yield Stand(folder, environment)
+        finally:
+            from django.db import connections
+
+            connections.close_all()  # another stand has another server
+
+
+def server_s() -> float:
+    """CPU that PostgreSQL took so far for this process's connection."""
+    from django.db import connection
+
+    connection.ensure_connection()
+    stat = Path(f"/proc/{connection.connection.info.backend_pid}/stat")
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _migrate(socket_dir: Path) -> str:
