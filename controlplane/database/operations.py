@@ -23,6 +23,18 @@ class BuildIndex(AddIndexConcurrently):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
 
 
+class AddFieldOnce(migrations.AddField):
+    """``AddField`` that may be run again, for a migration with ``atomic = False`` that was cut short after it."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Add the column where it is not there yet."""
+        meta = to_state.apps.get_model(app_label, self.model_name)._meta  # noqa: SLF001 - as Django's own
+        with schema_editor.connection.cursor() as cursor:
+            columns = schema_editor.connection.introspection.get_table_description(cursor, meta.db_table)
+        if meta.get_field(self.name).column not in {column.name for column in columns}:
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+
 class BuildUnique(NotInTransactionMixin, migrations.AddConstraint):
     """A ``UniqueConstraint`` whose index is built as ``BuildIndex`` builds one."""
 

@@ -3,6 +3,7 @@
 import django.contrib.postgres.fields
 from django.db import migrations, models
 
+from controlplane.database.operations import AddFieldOnce
 from telemetry.storage.keys import ReplaceKey
 
 KEY = ("at", "router_id", "pool", "group", "replica", "policy", "revision")
@@ -16,27 +17,27 @@ COUNTS = (
 
 
 class Migration(migrations.Migration):
-    atomic = False  # the indexes of the new key are built beside writers
+    atomic = False  # the indexes of the new key are built beside writers; each step may come again
 
     dependencies = [
         ("telemetry", "0006_alert_uniques"),
     ]
 
     operations = [
-        migrations.AddField(
+        AddFieldOnce(
             model_name="reading",
             name="not_reported",
             field=django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), null=True, size=None),
         ),
         *(
-            migrations.AddField(
+            AddFieldOnce(
                 model_name="routerreading",
                 name=name,
                 field=models.BigIntegerField(null=True),
             )
             for name in COUNTS
         ),
-        migrations.AddField(
+        AddFieldOnce(
             model_name="routerreading",
             name="reuse",
             field=models.TextField(db_default=""),

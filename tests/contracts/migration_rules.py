@@ -14,7 +14,8 @@ from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
 from django.db.models import Value
 
-from controlplane.database.operations import BuildIndex, BuildUnique
+from controlplane.database.operations import AddFieldOnce, BuildIndex, BuildUnique
+from telemetry.storage.keys import ReplaceKey
 
 BIG = frozenset(
     {
@@ -31,6 +32,7 @@ BIG = frozenset(
         "alertstep",
     }
 )
+AGAIN = (BuildIndex, BuildUnique, AddFieldOnce, ReplaceKey)  # may be run again
 Rule = Callable[[Operation], str | None]
 
 
@@ -116,6 +118,9 @@ def faults(migration: migrations.Migration) -> Iterator[str]:
         for rule in RULES:
             if fault := rule(operation):
                 yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {fault}"
+        last = operation is migration.operations[-1]
+        if not (migration.atomic or last or isinstance(operation, AGAIN)):
+            yield f"{migration.app_label}.{migration.name}: {operation.describe()}: is done twice if a later one fails"
         if isinstance(operation, BuildIndex | BuildUnique) and migration.atomic:
             yield f"{migration.app_label}.{migration.name}: {operation.describe()}: needs atomic = False"
 

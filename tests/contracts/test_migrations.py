@@ -6,7 +6,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.models import Index, Q, UniqueConstraint
 from django.db.models.functions import Now
 
-from controlplane.database.operations import BuildIndex, BuildUnique
+from controlplane.database.operations import AddFieldOnce, BuildIndex, BuildUnique
 from tests.contracts.last_release import LAST_RELEASE
 from tests.contracts.migration_rules import BIG, RULES, faults
 
@@ -65,6 +65,13 @@ def test_what_would_is_found(operation):
 @pytest.mark.parametrize(("operation", "atomic"), GOOD.values(), ids=GOOD)
 def test_what_would_not_is_left_alone(operation, atomic):
     assert with_operations(operation, atomic=atomic) == []
+
+
+def test_what_a_later_failure_would_have_done_twice_is_found():
+    add = {"model_name": "event", "name": "x", "field": models.IntegerField(null=True)}
+    build = BuildIndex("event", INDEX)
+    assert with_operations(migrations.AddField(**add), build, atomic=False)
+    assert with_operations(AddFieldOnce(**add), build, atomic=False) == []
 
 
 def test_every_rule_says_why():
