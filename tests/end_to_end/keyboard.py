@@ -9,7 +9,8 @@ MOST_TABS = 90
 FOCUSED = """() => {
     const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
     return {
-        name: (e.labels?.[0]?.innerText ?? e.getAttribute("aria-label") ?? e.innerText ?? "").trim(),
+        name: (e.labels?.[0]?.innerText ?? e.getAttribute("aria-label") ?? e.textContent ?? "")
+            .replace(/\\s+/g, " ").trim(),
         rings: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
         inView: box.bottom > 0 && box.top < innerHeight && box.width > 0,
         nowhere: e === document.body,

@@ -1,4 +1,4 @@
-"""By keys alone: an alert, a silence; no page keeps the focus."""
+"""By keys alone: signing in, finding a replica, figures and their tables, an alert, a silence; no trap."""
 
 from __future__ import annotations
 
@@ -11,6 +11,47 @@ from telemetry.models import Silence
 from tests.end_to_end.keyboard import tab_to, tabs_to_the_end
 
 pytestmark = pytest.mark.timeout(240)
+
+
+def test_from_signing_in_to_the_figures_of_a_replica(site, full, complaints):
+    page = site.new_context(base_url=site.url, viewport={"width": 1280, "height": 800}).new_page()
+    page.goto("/routers/")
+    complaints.listen(page)
+    tab_to(page, "Username")
+    page.keyboard.type("olga")
+    tab_to(page, "Password")
+    page.keyboard.type("a long enough password")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Routers")).to_be_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # the first stop leads past the rail
+    assert page.evaluate("document.activeElement.id") == "main"
+
+    page.keyboard.press("/")
+    page.keyboard.type("gpu-7")
+    expect(page.locator("#search-found a")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/replicas/gpu-7/")
+    tab_to(page, "last 1h")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**range=1h")
+    expect(page.locator(".js-plotly-plot")).to_have_count(page.locator("[data-chart]").count())
+
+    tab_to(page, "Zoom in")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("zoom="))
+    page.keyboard.press("t")
+    page.keyboard.press("z")
+    expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(0)
+    tab_to(page, "Show as Table")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-table]:not([hidden]) table")).to_have_count(1)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    tab_to(page, "Close", most=3)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 def test_an_alert_is_taken_and_silenced(site, full, complaints):
