@@ -68,12 +68,9 @@ def test_nothing_that_an_operator_needs_is_left_out(channel):
 def test_of_several_alerts_each_has_its_likeliest_cause_and_its_page(channel):
     said = CHANNELS[channel](several(7, 8))
 
-    assert [
-        said.count(words) >= times for words, times in (("Revision 7 moved homes.", 2), (f"{SITE}/alerts/8/", 1))
-    ] == [
-        True,
-        True,
-    ]
+    assert said.count("Revision 7 moved homes.") >= 2
+    assert f"{SITE}/alerts/7/" in said
+    assert f"{SITE}/alerts/8/" in said
 
 
 def test_slack_is_given_no_more_than_it_takes():
