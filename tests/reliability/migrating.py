@@ -43,7 +43,7 @@ ROUTER_READINGS = Table(
     f"insert into telemetry_routerreading ({_KEY}) select {HOUR} - n * interval '1 us', 1, 'p', 'g', 'r', 'y', 1, 'ok',"
     " 1 from generate_series(1, {rows}) n",
     f"insert into telemetry_routerreading ({_KEY}) values (clock_timestamp(), 2, 'p', 'g', 'r', 'y', 1, 'ok', 1)",
-    "select sum(requests) from telemetry_routerreading where at > clock_timestamp() - interval '1 s'",
+    "select sum(requests) from telemetry_routerreading where at > now() - interval '1 s'",
 )
 TABLES = (EVENTS, ROUTER_READINGS)
 
