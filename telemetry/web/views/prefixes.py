@@ -18,6 +18,7 @@ from telemetry.web.ranges import PRESETS
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 WARMTHS = 10  # steps of colour
+LISTED_LEVELS = 2  # unless all are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,15 @@ def prefixes(request: HttpRequest) -> HttpResponse:
     below = request.GET.get("below", "")
     tree = hottest_prefixes(state.subject, state.range.window, below=below if _HASH.fullmatch(below) else "")
     cells = tuple(_cells(tree.root, tree.root.tokens, 1))
+    every = list(_flat(cells))
+    rows = every if request.GET.get("rows") == "all" else [cell for cell in every if cell.level <= LISTED_LEVELS]
     context = {
         "asked": state,
         "presets": PRESETS,
         "tree": tree,
         "cells": cells,
-        "rows": list(_flat(cells)),
+        "rows": rows,
+        "deeper": len(every) - len(rows),
         "rest_ratio": 1 - sum(cell.share_ratio for cell in cells) if tree.root.tokens else None,
         "below": below,
         "collected": collected(),

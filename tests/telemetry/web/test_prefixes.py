@@ -41,3 +41,17 @@ def test_an_empty_page_says_why_and_nonsense_narrows_nothing(visitor, noon):
 
 def test_colours_go_from_cold_to_warm_and_unknown_is_neither():
     assert [warmth(ratio) for ratio in (0.0, 0.05, 0.55, 0.999, 1.0, None)] == ["w0", "w0", "w5", "w9", "w9", "unknown"]
+
+
+def test_what_lies_deep_is_drawn_and_listed_once_it_is_asked_for(visitor, noon):
+    create_pool("chat")
+    router = a_router()
+    chains = [range(1, 6), range(1, 6), (1, 2, 3, 9), (1, 2, 8), (1, 7)]  # the second is in the third, and so on
+    for seq, chain in enumerate(chains):
+        decided(router, noon - timedelta(seconds=20 - seq), seq, blocks=list(chain), positions=None)
+
+    text = visitor.get("/prefixes/").text
+    assert text.count('<tr id="p-') == 2
+    assert len(re.findall(r'<li style="--share:', text)) == 4
+    assert "2 more that continue these" in text
+    assert visitor.get("/prefixes/?rows=all").text.count('<tr id="p-') == 4
