@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import psycopg
 from django.db import connection
 
 from telemetry.lab.chains import HASHES, Request
@@ -51,8 +52,9 @@ def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[
 
 
 def _read(statement: str, *values: datetime | str | int) -> list[Request]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
+    connection.ensure_connection()
+    with psycopg.Cursor(connection.connection) as cursor:  # Django's own reads arrays of integers as text
+        cursor.execute(statement, values, binary=True)
         return [_request(row) for row in cursor.fetchall()]
 
 

@@ -41,6 +41,48 @@ def test_one_chart_that_fails_says_so_and_leaves_the_others(site, full):
     expect(stale).to_have_count(0)
 
 
+# Counts what a page asks for once it is drawn, and answers at once, so that nothing stands in line.
+ASKED = """
+window.asked = null;
+const real = window.fetch;
+window.fetch = (what, ...rest) => {
+  if (!asked) return real(what, ...rest);
+  asked.push(new URL(what.url ?? what, location).pathname);
+  return Promise.resolve(new Response("", { status: 503 }));
+};
+Object.defineProperty(document, "hidden", { get: () => window.away ?? false });
+"""
+
+
+def test_refreshes_wait_while_nobody_looks_or_what_they_change_is_under_the_pointer(site, full):
+    page = site.open(viewport=WIDE)
+    page.clock.install()
+    page.add_init_script(ASKED)
+    page.goto("/")
+    drawn(page)
+
+    def asked_for(path: str) -> int:
+        for _ in range(2):  # what was under way when something changed is over after the first
+            page.evaluate("asked = []")
+            page.clock.run_for(20_000)
+        return page.evaluate("asked").count(path)
+
+    chart, live = "/charts/hit-rate/figure/", "/live/"
+    page.mouse.move(5, 5)
+    assert asked_for(chart) >= 1
+    assert asked_for(live) >= 1
+    page.locator("[data-chart=hit-rate] [data-plot]").hover()
+    assert asked_for(chart) == 0
+    page.locator("#replicas tbody tr").first.hover()
+    assert asked_for(live) == 0
+    page.mouse.move(5, 5)
+    assert asked_for(live) >= 1
+    page.evaluate("window.away = true; document.dispatchEvent(new Event('visibilitychange'))")
+    assert asked_for(live) == asked_for(chart) == 0
+    page.evaluate("asked = []; window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    assert page.evaluate("asked").count(live) == 1, "at once when one comes back"
+
+
 def test_times_are_told_in_the_zone_that_was_chosen_and_say_which(site, full, complaints):
     page = site.open(viewport=WIDE, timezone_id="Asia/Kolkata")
     complaints.listen(page)
@@ -80,10 +122,11 @@ def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
     told = page.locator("#keys dt").evaluate_all("rows => rows.map((row) => row.innerText.replaceAll(/\\s+/g, ''))")
     assert sorted(told) == sorted([*(f"g{key}" for key, _ in keys), "?", "/", "p", "tz", "tc", "tv", "Esc"])
     page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
     for key, path in keys:
         page.keyboard.press("g")
         page.keyboard.press(key)
-        page.wait_for_url(f"**{path}", wait_until="commit")
+        page.wait_for_url(f"**{path}", wait_until="domcontentloaded")  # its scripts have run: it hears keys
         page.locator("[data-live], main h1").first.wait_for()
 
 

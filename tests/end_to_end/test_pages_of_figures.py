@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 import pytest
 from django.utils import timezone
@@ -15,6 +16,7 @@ CHARTS = 6
 MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
 MOST_REFRESH_CPU_S = 0.25
 MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
+MOST_WARM_CPU_S = 0.6
 
 
 def drawn(page, charts: int = CHARTS) -> None:
@@ -108,6 +110,28 @@ def test_search_opens_on_a_key_walks_by_arrows_and_is_a_page_without_scripts(sit
     expect(plain.get_by_role("columnheader", name="Hit rate")).to_be_visible()
 
 
+def test_dragging_over_a_chart_zooms_all_of_them_and_back_undoes_it(site, full):
+    page = site.open(viewport={"width": 1280, "height": 900})
+    page.goto("/?range=15m")
+    drawn(page)
+    box = page.locator("[data-chart=hit-rate] .nsewdrag").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.5, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=4)
+    page.mouse.up()
+
+    expect(page).to_have_url(re.compile("zoom="))
+    first, last = (datetime.fromisoformat(at) for at in axis(page))
+    assert axis(page, "hit-rate") == axis(page)
+    assert 0.2 < (last - first) / timedelta(minutes=15) < 0.3
+    page.go_back()
+    expect(page).not_to_have_url(re.compile("zoom="))
+    assert zoomed(page) == 0
+    first, last = (datetime.fromisoformat(at) for at in axis(page))
+    assert (last - first) / timedelta(minutes=15) > 0.9
+
+
 def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_most_three_clicks_away(site, full):
     page, clicks = site.open(), 0
     full.alerts.update(causes=[CAUSE])
@@ -166,3 +190,7 @@ def test_the_overview_is_usable_within_its_budget(site, operator, replicas, quer
     )
     assert used <= MOST_COLD_CPU_S[replicas]
     assert lines <= 12
+
+    page.reload()
+    drawn(page)
+    assert 0 < cpu_s(session) <= MOST_WARM_CPU_S  # of this load: it counts from each navigation on

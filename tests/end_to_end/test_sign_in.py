@@ -89,6 +89,7 @@ def test_the_pages_on_the_way(site, operator, provider, complaints, width):
     page.goto("/accounts/second-factor/set-up/")
     page.get_by_label("Code", exact=True).fill("000000")
     page.get_by_role("button", name="Set it up").click()
+    expect(page.locator("[aria-invalid=true]")).to_be_visible()
     seen("a wrong code")
     secret = page.get_by_label("Key, to type").input_value()
     page.get_by_label("Code", exact=True).fill(code_of(secret))
