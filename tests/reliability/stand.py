@@ -180,12 +180,12 @@ class Stand:
         """In the order in which they are ended."""
         return [self.router, self.worker, self.web, self.valkey, self.postgres]
 
-    def manage(self, *arguments: str) -> str:
-        """Output of a management command."""
+    def manage(self, *arguments: str, **environment: str) -> str:
+        """Output of a management command; with more, or another, environment."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=ROOT,
-            env=self.environment,
+            env={**self.environment, **environment},
             capture_output=True,
             text=True,
             timeout=120,

@@ -1,0 +1,5 @@
+"""Settings of the release after this one."""
+
+from controlplane.settings.dev import *  # noqa: F403 - all of them, and one app more
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.reliability.next_release"]  # noqa: F405 - one of all
