@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -58,6 +58,12 @@ def advance(before: Mark | None, now: Mark, *, interval_s: float, absent_is_zero
         added_counters(before, now, absent_is_zero=absent_is_zero),
         added_buckets(before, now, absent_is_zero=absent_is_zero),
     )
+
+
+def total_known(values: Iterable[float | None]) -> int | None:
+    """The sum of those that are known, a whole number; None where none is."""
+    known = [value for value in values if value is not None]
+    return int(sum(known)) if known else None
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from controlplane.models import Event, Pool
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import Happening, Seen, Side
 from telemetry.causes.onset import onset
-from telemetry.lab.ladder import TERMS
+from telemetry.lab.ladder import TERMS, Ladder
 from telemetry.lint.openings import Opening
 from telemetry.metrics.windows import Window
 from telemetry.services.lab.ladders import ladders_over_time
@@ -55,28 +55,23 @@ def evidence_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rungs:
-    """Ladders of several bins together: tokens, None where a rung is unknown in one of them."""
+def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime) -> Ladder | None:
+    """All together of the bins that are mostly of this time; None where there is none. One query.
 
-    prompt_tokens: float
-    reachable: float | None
-    capacity: float | None
-    split: float | None
-    best: float | None
-    predicted: float | None
-    delivered: float | None
-
-
-def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime) -> _Rungs | None:
-    """Of the bins that are mostly of this time; None where there is none. One query."""
+    A term that is unknown in one of them is unknown.
+    """
     window = Window(bin_start(start), end, BIN.total_seconds())
     bins = [ladder for at, ladder in ladders_over_time(pool, window, group) if _is_mostly_of(at, start, end)]
     if not bins:
         return None
-    terms = [[getattr(ladder, name) for ladder in bins] for name in TERMS]
-    sums = [None if None in term else sum(term) for term in terms]
-    return _Rungs(sum(ladder.prompt_tokens for ladder in bins), *sums)
+    terms = {name: [getattr(ladder, name) for ladder in bins] for name in TERMS}
+    sums: dict[str, Any] = {name: None if None in term else sum(term) for name, term in terms.items()}
+    return Ladder(
+        prompt_tokens=sum(ladder.prompt_tokens for ladder in bins),
+        requests=sum(ladder.requests for ladder in bins),
+        sample_ratio=min(ladder.sample_ratio for ladder in bins),
+        **sums,
+    )
 
 
 def _is_mostly_of(at: datetime, start: datetime, end: datetime) -> bool:

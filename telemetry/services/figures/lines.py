@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from telemetry.metrics.histograms import Merged, share_at_most
-from telemetry.metrics.rates import hit_rate_ratio, ratio
+from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import first_tokens, series
 from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
@@ -62,11 +62,6 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
     for row in sums.engine_sums(_ids(subject), window):
         found[row.start].append(row)
     return found
-
-
-def _total(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
@@ -152,7 +147,7 @@ def _of_tier(row: sums.EngineSums, tier: str) -> int | None:
 
 
 def _share(rows: list[sums.EngineSums], tier: str) -> Point:
-    cached, queries = _total(_of_tier(row, tier) for row in rows), _total(row.queries for row in rows)
+    cached, queries = total_known(_of_tier(row, tier) for row in rows), total_known(row.queries for row in rows)
     return ratio(cached, queries), sums.state_together(rows)
 
 

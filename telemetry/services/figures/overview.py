@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import hit_rate_ratio, ratio
+from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
 from telemetry.models import ScrapeState
 from telemetry.services.figures.health import HealthWord, health_of
@@ -39,23 +39,24 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     told = {pk: state.role for pk, state in states.items()}
     decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
     rated = [row for row in engine if row.replica_id not in decodes]  # H19
-    queries = _total(row.queries for row in rated)
+    queries = total_known(row.queries for row in rated)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
     return FleetTiles(
         hit_rate_ratio=hit_rate_ratio(
-            queries, _total(row.hits for row in rated), _total(row.external_hits for row in rated)
+            queries, total_known(row.hits for row in rated), total_known(row.external_hits for row in rated)
         ),
         hit_rate_state=sums.state_together(rated),
         ceiling_ratio=ratio(
-            _total(row.cacheable_tokens for row in routed), _total(row.ceiling_prompt_tokens for row in routed)
+            total_known(row.cacheable_tokens for row in routed),
+            total_known(row.ceiling_prompt_tokens for row in routed),
         ),
         ttft_p50_s=_quantile(ttft, 0.5),
         ttft_p95_s=_quantile(ttft, 0.95),
         ttft_source=source,
         requests_per_s=_requests_per_s(routed, coverage, engine),
-        running=_total(gauge.running for gauge in gauges),
-        waiting=_total(gauge.waiting for gauge in gauges),
+        running=total_known(gauge.running for gauge in gauges),
+        waiting=total_known(gauge.waiting for gauge in gauges),
         replicas_up=sum(health.answers for health in healths) if states else None,
         replicas_total=len(replicas),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
@@ -189,7 +190,7 @@ def _requests_per_s(
 ) -> float | None:
     """By the routers where they were read, else by the engines' finished requests."""
     if any(step.covered_s for step in coverage):
-        return _per_s(_total(row.requests for row in routed), coverage)
+        return _per_s(total_known(row.requests for row in routed), coverage)
     rates = [rate for row in engine if (rate := ratio(row.finished, row.covered_s)) is not None]
     return sum(rates) if rates else None
 
@@ -204,8 +205,3 @@ def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
 def _quantile(merged: Merged | None, q: float) -> float | None:
     found = quantile(merged.buckets, q) if merged else None
     return found.value if found else None
-
-
-def _total(values: Iterable[float | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return int(sum(known)) if known else None
