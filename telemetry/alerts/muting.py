@@ -1,8 +1,9 @@
 """Why an alert that fires is not told. Pure, except for ``active_silences``.
 
 Three things mute, in this order: a silence, another alert that explains it (``INHIBITED_BY``), and the restart of a
-replica whose cold cache is all there is to a drop (H18). A muted alert fires, is shown, and ends as any other; what is
-muted when it begins is told if it still fires when nothing mutes it any more.
+replica whose cold cache is all there is to a drop (H18). A muted alert fires, is shown, and ends as any other. What is
+muted when it begins is told if it still fires when its silence ends; what was explained, once it is found broken with
+nothing to explain it: that it has not ended yet, or that nobody can tell now, is no news of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from telemetry.alerts.kinds.cold import MUTED
-from telemetry.alerts.verdict import Verdict
+from telemetry.alerts.verdict import Answer, Verdict
 from telemetry.matchers import Matcher, match_all, stored
 from telemetry.models import Alert, RuleKind, Silence
 
@@ -60,7 +61,6 @@ def mute_of(
     silences: Iterable[tuple[Silence, Sequence[Matcher]]],
     firing: Iterable[Alert],
     verdict: Verdict | None,
-    now: datetime,
 ) -> Mute | None:
     """What mutes an alert, or nothing. ``verdict`` is the latest on it; None where there was none this time."""
     for silence, matchers in silences:
@@ -69,7 +69,9 @@ def mute_of(
     for other in firing:
         if explains(other, alert):
             return Mute("inhibited", other.summary, other.pk)
-    return _cold(alert, verdict, now)
+    if verdict is None or verdict.answer is not Answer.BREACH:
+        return _as_explained(alert)
+    return _cold(verdict)
 
 
 def explains(other: Alert, alert: Alert) -> bool:
@@ -79,10 +81,15 @@ def explains(other: Alert, alert: Alert) -> bool:
     return not (other.subject and alert.subject) or other.subject == alert.subject
 
 
-def _cold(alert: Alert, verdict: Verdict | None, now: datetime) -> Mute | None:
-    if verdict is not None and (cold := verdict.figures.get(MUTED)):
-        names = ", ".join(cold)
-        return Mute("restart", f"{names} restarted; without it there is no drop.", until=verdict.figures["warm_at"])
-    kept = alert.muted or {}
-    still = kept.get("why") == "restart" and verdict is None and datetime.fromisoformat(kept["until"]) > now
-    return Mute(**kept) if still else None
+def _as_explained(alert: Alert) -> Mute | None:
+    """What explained it when it was last found broken."""
+    kept = alert.muted
+    return Mute(**kept) if kept and kept["why"] != "silence" else None
+
+
+def _cold(verdict: Verdict) -> Mute | None:
+    cold = verdict.figures.get(MUTED)
+    if not cold:
+        return None
+    words = f"{', '.join(cold)} restarted; without it there is no drop."
+    return Mute("restart", words, until=verdict.figures["warm_at"])

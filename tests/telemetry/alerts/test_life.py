@@ -27,6 +27,7 @@ from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
+BROKEN = Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6)
 
 
 def at(seconds):
@@ -185,8 +186,25 @@ def test_what_explains_an_alert_keeps_it_from_being_told(pool, channel, source):
     assert muted == INHIBITED_BY[source] & alerts.keys()
     assert fresh(elsewhere).muted is None
     resolve(fresh(alerts[source]), at(20))
-    tell_due(at(21))
+    tell_due(at(21), {alert.pk: BROKEN for alert in alerts.values()})
     assert not any(fresh(alert).muted for alert in alerts.values() if fresh(alert).state == "firing")
+
+
+@pytest.mark.parametrize("answer", [Answer.OK, Answer.NO_DATA])
+def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_while_it_only_lingers(
+    pool, channel, answer
+):
+    down, drop = firing(pool, "replica_down", subject="r1"), firing(pool)
+    tell_due(at(10), {drop.pk: BROKEN})
+    resolve(fresh(down), at(20))
+
+    tell_due(at(21), {drop.pk: Verdict(answer, Reason.LITTLE_TRAFFIC)})
+    tell_due(at(26))  # no verdict this time
+    assert (fresh(drop).told_at, fresh(drop).muted["by"]) == (None, down.pk)
+
+    tell_due(at(31), {drop.pk: BROKEN})
+    assert (fresh(drop).told_at, fresh(drop).muted) == (at(31), None)
+    assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
 
 
 def test_a_replica_that_is_down_explains_the_gap_of_that_replica_alone(pool, channel):
@@ -204,7 +222,7 @@ def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel
     assert fresh(alert).muted["why"] == "restart"
     tell_due(at(15))  # no verdict this time
     assert fresh(alert).muted["why"] == "restart"
-    tell_due(at(20), {alert.pk: Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6)})  # it is no longer its alone
+    tell_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
     assert told() == [("firing", 1)]
 
 
