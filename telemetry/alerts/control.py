@@ -17,7 +17,7 @@ def control_now(now: datetime, evaluated_at: datetime | None) -> ControlNow:
         behind_s={router.name: _behind_s(router, now) for router in behind},
         refusing={router.name: str(router.last_nack.get("reason", "")) for router in behind if router.last_nack},
         routers=len(present),
-        evaluated_at=evaluated_at,
+        unevaluated_s=(now - evaluated_at).total_seconds() if evaluated_at else 0.0,
     )
 
 

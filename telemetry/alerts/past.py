@@ -90,7 +90,7 @@ class ControlNow:
     behind_s: Mapping[str, float] = field(default_factory=dict)  # router -> seconds since what it should run was made
     refusing: Mapping[str, str] = field(default_factory=dict)  # router -> why it refused the newest configuration
     routers: int = 0  # that are present
-    evaluated_at: datetime | None = None  # the last evaluation before this one
+    unevaluated_s: float = 0.0  # since the evaluation before this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
 from telemetry.alerts.labels import labels_of, where_of
 from telemetry.alerts.message import describe
 from telemetry.alerts.past import Past, Source, steps_in
+from telemetry.alerts.settled import settled_until
 from telemetry.alerts.steps import OpenAlert, Step, next_step
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, worst
 from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep
@@ -46,6 +47,7 @@ class Ready:
     kind: Kind
     settings: RuleSettings
     open: Open
+    until: datetime  # where its newest window ends
 
     @property
     def group(self) -> str:
@@ -61,7 +63,7 @@ class Ready:
 def evaluate_rules(now: datetime) -> dict[int, Verdict]:
     """Evaluate every enabled rule once; the verdict on each alert that is open afterwards, by its id.
 
-    Four queries, and for each length of steps one more and those of its sources; and what is written.
+    Five queries, and for each length of steps one more and those of its sources; and what is written.
     """
     return evaluate(AlertRule.objects.filter(enabled=True).select_related("pool", "group"), now)
 
@@ -70,7 +72,7 @@ def evaluate(rules: Iterable[AlertRule], now: datetime) -> dict[int, Verdict]:
     """Evaluate some rules."""
     found: dict[int, Verdict] = {}
     judged: list[AlertRule] = []
-    for ready, past in _loaded(_ready(list(rules)), now):
+    for ready, past in _loaded(_ready(list(rules), settled_until(now)), now):
         opened = {subject: alert.started_at for subject, alert in ready.open.items()}
         verdicts = ready.kind.judge(ready.settings, past.at(past.count - 1), Asked(ready.group, opened))
         overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
@@ -85,7 +87,7 @@ def evaluate(rules: Iterable[AlertRule], now: datetime) -> dict[int, Verdict]:
     return found
 
 
-def _ready(rules: Sequence[AlertRule]) -> list[Ready]:
+def _ready(rules: Sequence[AlertRule], until: datetime) -> list[Ready]:
     """The rules whose settings can be read, with their open alerts."""
     of_rule: dict[int, dict[str, Alert]] = defaultdict(dict)
     for alert in Alert.objects.filter(rule__in=rules, state__in=OPEN_STATES).select_related("pool"):
@@ -94,7 +96,7 @@ def _ready(rules: Sequence[AlertRule]) -> list[Ready]:
     for rule in rules:
         kind = KINDS[rule.kind]
         try:
-            ready.append(Ready(rule, kind, kind.read(rule.settings), of_rule[rule.pk]))
+            ready.append(Ready(rule, kind, kind.read(rule.settings), of_rule[rule.pk], until))
         except InvalidError as error:  # written past the services
             log.warning("alert rule %s: %s", rule.pk, error)
     return ready
@@ -114,7 +116,7 @@ def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past
             sources=frozenset().union(*(one.kind.needs(one.group) for one in batch)),
             step_s=step_s,
             count=max(steps_in(one.reach_s, step_s) for one in batch),
-            until=now,
+            until=batch[0].until,
             days_back=max(one.settings.days_back for one in batch),
             restart_reach_s=max(one.settings.warm_up_reach_s for one in batch),
             control=control,
@@ -187,7 +189,7 @@ def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> A
 
 def fire(alert: Alert, ready: Ready, verdict: Verdict, now: datetime) -> None:
     """Have a pending alert fire, unless somebody else did."""
-    detail = describe(ready.rule, ready.kind, ready.settings, verdict, now)
+    detail = describe(ready.rule, ready.kind, ready.settings, verdict, ready.until)
     changes = {
         "state": AlertState.FIRING,
         "fired_at": now,

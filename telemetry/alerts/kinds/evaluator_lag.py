@@ -53,8 +53,7 @@ def judge(settings: EvaluatorLagSettings, seen: Seen, asked: Asked) -> Verdicts:
 
 def _late_s(settings: EvaluatorLagSettings, seen: Seen) -> float | None:
     """How long ago rules were evaluated before this time, where that is too long."""
-    before = seen.past.control.evaluated_at if seen.past.control else None
-    late_s = (seen.now - before).total_seconds() if before else 0.0
+    late_s = seen.past.control.unevaluated_s if seen.past.control else 0.0
     return late_s if late_s >= settings.behind_s else None
 
 

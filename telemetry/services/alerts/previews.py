@@ -18,6 +18,7 @@ from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
 from telemetry.alerts.past import steps_in
 from telemetry.alerts.replay import Episode, Point, Replay, replay, thinned
+from telemetry.alerts.settled import settled_until
 from telemetry.services.alerts.rules import group_of
 
 DAYS, MOST_DAYS = 7.0, 30.0
@@ -84,6 +85,7 @@ def preview_rule(
 def look_back(kind: Kind, settings: RuleSettings, pool: Pool, *, group: str, start: datetime, end: datetime) -> Preview:
     """Replay a kind over a stretch of a pool's past, or over its end where all of it would be too much."""
     asked_s = (end - start).total_seconds()
+    end = min(end, settled_until(timezone.now()))
     if not kind.can_be_replayed:
         return Preview(kind, end, end, asked_s, [], [], 0, {}, "No history is kept of this: there is no preview.")
     replicas = max(pool.replicas.count(), 1)

@@ -1,7 +1,6 @@
 """Every kind but the drop, as data in and an answer out: what breaks it, what does not, and when it cannot tell."""
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
@@ -13,7 +12,6 @@ from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.reconciling import AnswerSide
 from telemetry.models import RuleKind
 from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
-from tests.telemetry.conftest import T0
 
 BREACH, OK, NO_DATA = Answer.BREACH, Answer.OK, Answer.NO_DATA
 
@@ -209,7 +207,7 @@ def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
     failing = past(15, count=1, engines={"r1": [FAILED]})
     assert only(judged("evaluator_lag", failing)).answer is OK  # somebody tries
 
-    late_rules = ControlNow(evaluated_at=T0 - timedelta(seconds=40))
+    late_rules = ControlNow(unevaluated_s=40.0)
     verdict = only(judged("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
     assert (verdict.answer, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
 
