@@ -29,6 +29,7 @@ from math import inf
 from xxhash import xxh3_64_intdigest
 
 from routing.core.candidates import Candidates, Member
+from routing.core.load import Load
 from routing.core.residency import Match
 from routing.core.ring import HashRing
 from routing.core.types import Choice, PrefixHash, Reason
@@ -64,14 +65,9 @@ class CostRule:
         member = candidates.by_bit.get(holders & candidates.mask)
         if member is None:
             return None
-        load, weight = member.load, member.weight
         hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
-        rate = load.prefill.shown or load.prefill.tokens_per_s
-        cost = STEP_S * rate * load.running
-        if load.waiting_tokens:
-            cost += load.remaining_tokens(candidates.now_s())
-        cost += self.base * (prompt_tokens - hit_tokens)
-        if cost / weight + TIE_S * rate / weight >= self._elsewhere(match, prompt_tokens, candidates):
+        cost = work_ahead(member.load, candidates.now_s()) + self.base * (prompt_tokens - hit_tokens)
+        if self._limit(cost / member.weight, member) >= self._elsewhere(match, prompt_tokens, candidates):
             return None
         return Choice(member.replica, HIT, hit_tokens=hit_tokens)
 
@@ -116,8 +112,9 @@ class CostRule:
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
-            if load.waiting_tokens:
-                work += load.remaining_tokens(now_s)
+            if load.waiting_tokens:  # as in work_ahead; without two calls for each member
+                done, most = (now_s - load.oldest_since_s) * rate, load.oldest_tokens
+                work += load.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- nor a call of min
                 busy += 1
             terms.append((work, uncached, rate * share if by_rate else weight))
         return terms, busy
@@ -142,17 +139,20 @@ class CostRule:
     ) -> tuple[list[Member], list[float]]:
         """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
 
-        Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order.
+        Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order, and
+        where everybody is one there is nobody else.
         """
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
         if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
             return [], []
-        base, by_bit = self.base, candidates.by_bit
+        by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in window(holders, key)]
-        terms, _busy = self._terms(members, match, prompt_tokens, candidates.now_s())
-        costs = [(work + base * uncached) / speed for work, uncached, speed in terms]
-        is_enough = self._limit(min(costs), members[0]) < self._elsewhere(match, prompt_tokens, candidates)
+        rest = self.base * max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
+        costs = [(work_ahead(member.load, now_s) + rest) / weight for member in members]
+        is_enough = holders == candidates.mask or (
+            self._limit(min(costs), members[0]) < self._elsewhere(match, prompt_tokens, candidates)
+        )
         return (members, costs) if is_enough else ([], [])
 
     def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
@@ -168,7 +168,8 @@ class CostRule:
         """The cost below which others count as equal to the least."""
         if self.by_rate:
             return least * (1 + RATE_ERROR) + TIE_S
-        return least + TIE_S * member.load.prefill.tokens_per_s / member.weight
+        prefill = member.load.prefill
+        return least + TIE_S * (prefill.shown or prefill.tokens_per_s) / member.weight
 
     def _shortlist(self, match: Match, key: int, candidates: Candidates) -> list[Member]:
         """Whom to compare where there are many; some perhaps twice."""
@@ -184,6 +185,15 @@ class CostRule:
                 chosen += [by_bit[bit] for bit in window(found, key)]
                 unseen ^= found
         return chosen
+
+
+def work_ahead(load: Load, now_s: float) -> float:
+    """Tokens that a request sent now would wait for, those of running requests' steps included."""
+    prefill = load.prefill
+    rate = prefill.shown or prefill.tokens_per_s
+    if load.waiting_tokens:
+        return STEP_S * rate * load.running + load.remaining_tokens(now_s)
+    return STEP_S * rate * load.running
 
 
 def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:

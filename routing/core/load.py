@@ -52,8 +52,8 @@ class Load:
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
         prefill = self.prefill
-        done = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s)
-        return self.waiting_tokens - min(done, self.oldest_tokens)
+        done, most = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s), self.oldest_tokens
+        return self.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
 
     def line_up(self, now_s: float) -> None:
         """Look who is the oldest of those that wait now; somebody does."""

@@ -53,13 +53,16 @@ class PrefillRate:
             fleet.learn(tokens, ttft_s)
         if self.shown is not None:
             expected_s = tokens / self.shown
-            ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
+            if not expected_s / CLIP <= ttft_s <= expected_s * CLIP:
+                ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
+        if not SLOWEST * ttft_s <= tokens <= FASTEST * ttft_s:
+            ttft_s = min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
         self.samples += 1
-        self._mass = _FADE * self._mass + 1.0
+        self._mass = mass = _FADE * self._mass + 1.0
         self._tokens = known = _FADE * self._tokens + tokens
-        self._seconds = known_s = _FADE * self._seconds + min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
+        self._seconds = known_s = _FADE * self._seconds + ttft_s
         if fleet is None:
             self.shown = known / known_s
         else:
-            lent = LENT * known / self._mass
-            self.shown = (known + lent) / (known_s + lent / fleet.tokens_per_s)
+            lent = LENT * known / mass
+            self.shown = (known + lent) / (known_s + lent / (fleet.shown or fleet.tokens_per_s))

@@ -14,8 +14,7 @@ from routing.workload.columns import Columns
 TOKEN_BYTES = 4  # of text, as the router estimates
 TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
 
-_SPREAD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: multiplying by it spreads ids over 64 bits and loses none
-_PIECE = 65_536  # ids that are multiplied at once
+_PIECE = 65_536  # ids that are spread at once
 
 
 class NotInTracesError(ValueError):
@@ -67,10 +66,7 @@ class KeyBook:
     @cached_property
     def hashes(self) -> array[int]:
         """The ids of all requests, spread over 64 bits as hashes are."""
-        ids, hashes = self._columns.ids, array("Q")
-        for start in range(0, len(ids), _PIECE):
-            hashes.extend(_spread(ids[start : start + _PIECE]))
-        return hashes
+        return _spread(self._columns.ids)
 
     def of(self, index: int) -> TraceKeys:
         """The keys of one request."""
@@ -79,12 +75,26 @@ class KeyBook:
 
 
 def _spread(ids: array[int]) -> array[int]:
-    """Each id times ``_SPREAD`` in 64 bits: one product of a number that has 128 bits for each of them."""
-    low = int(sys.byteorder == "big")  # where the lower half of 128 bits is
-    wide = array("Q", bytes(16 * len(ids)))
-    wide[low::2] = ids
-    product = int.from_bytes(wide.tobytes(), sys.byteorder) * _SPREAD
-    return array("Q", product.to_bytes(16 * len(ids), sys.byteorder))[low::2]
+    """Each id with its lower 32 bits once more over its upper ones, bytes in reverse: no two ids come to the same.
+
+    Ids are counted up from 0, so what changes most stands first and last: where a ring and where a dict look. In
+    columns of half a number, because that takes 10 ns an id, and a product that wraps around 230.
+    """
+    hashes = ids[:]
+    halves = memoryview(hashes).cast("B").cast("I")
+    lower = int(sys.byteorder == "big")
+    for start in range(0, len(halves), 2 * _PIECE):
+        piece = halves[start : start + 2 * _PIECE]
+        reverse = array("I", piece[lower::2].tobytes())
+        reverse.byteswap()
+        upper = piece[1 - lower :: 2].tobytes()
+        piece[1 - lower :: 2] = _xor(reverse, upper) if upper.strip(b"\0") else reverse
+    return hashes
+
+
+def _xor(values: array[int], others: bytes) -> array[int]:
+    both = int.from_bytes(values.tobytes(), "little") ^ int.from_bytes(others, "little")
+    return array("I", both.to_bytes(len(others), "little"))
 
 
 def tier1_depth(settings: Settings, block_tokens: int) -> int:
