@@ -1,5 +1,7 @@
-// What every page has: theme, zone of times, keys, search, ages that stay fresh, live parts.
+// What every page has: theme, zone of times, keys, search, ages that stay fresh, live parts,
+// buttons that copy.
 import { startAges } from "./ages.js";
+import { startCopying } from "./copying.js";
 import { startKeys } from "./keys.js";
 import { startLive } from "./live.js";
 import { startSearch } from "./search.js";
@@ -11,5 +13,6 @@ startKeys();
 startZone();
 startAges();
 startLive();
+startCopying();
 startSearch();
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // the strip of narrow screens

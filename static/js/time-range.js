@@ -1,5 +1,6 @@
 // The page's time range by keys: t c copies it, t v goes to the one that was copied, here or in another tab. The clipboard
 // holds {"from", "to"} as JSON; where it cannot be read, the copy that this browser keeps is used.
+import { put, say } from "./copying.js";
 import { instant, stamp, zoom } from "./view-state.js";
 import { choice } from "./zone.js";
 
@@ -13,11 +14,18 @@ export function startTimeRange() {
   const button = bar.querySelector("[data-copy-link]");
   button.hidden = false;
   button.addEventListener("click", async () => {
-    const url = new URL(location.href);
-    url.searchParams.set("tz", choice());
-    await put(url.href);
+    await put(view().href);
     say(button, "Copied");
   });
+  const form = bar.querySelector("[data-short-link]");
+  form.addEventListener("submit", () => (form.elements.view.value = view().pathname + view().search));
+}
+
+// As it is now, zoom and all, on the reader's clock.
+function view() {
+  const url = new URL(location.href);
+  url.searchParams.set("tz", choice());
+  return url;
 }
 
 async function copyRange(bar) {
@@ -47,25 +55,10 @@ function parsed(text) {
   }
 }
 
-async function put(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // no clipboard without HTTPS: what was copied stays in this browser
-  }
-}
-
 async function taken() {
   try {
     return await navigator.clipboard.readText();
   } catch {
     return "";
   }
-}
-
-function say(button, text) {
-  const before = button.dataset.label ?? button.textContent;
-  button.dataset.label = before;
-  button.textContent = text;
-  setTimeout(() => (button.textContent = before), 2000);
 }

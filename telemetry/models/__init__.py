@@ -14,6 +14,7 @@ from telemetry.models.reading import Reading, RouterReading
 from telemetry.models.rollup import RollupRepair, RollupState
 from telemetry.models.scrape_shard import ScrapeShard
 from telemetry.models.scrape_state import Health, ScrapeState
+from telemetry.models.short_link import ShortLink
 from telemetry.models.silence import Silence
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "ScrapeShard",
     "ScrapeState",
     "Severity",
+    "ShortLink",
     "Silence",
 ]

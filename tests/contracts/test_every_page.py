@@ -16,7 +16,7 @@ NO_PAGES = {
     "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
     "telemetry:events-csv", "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
-    "controlplane:audit-csv",
+    "controlplane:audit-csv", "telemetry:link-follow",
     "healthz", "readyz", "telemetry:metrics",
     "account_inactive", "account_set_password", "openid_connect_callback", "single_sign_on_disconnect",
 }  # fmt: skip

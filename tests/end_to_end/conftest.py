@@ -142,6 +142,7 @@ def everything(full, operator):
     from controlplane.models import Router
     from controlplane.services.fleet.client_keys import create_client_key
     from telemetry.models import Channel, Notification
+    from telemetry.services.links import shorten
     from telemetry.services.metrics_servers import create_server
     from telemetry.services.notifications.channels import create_channel, disable_channel, test_send
     from telemetry.services.notifications.heartbeats import set_heartbeat
@@ -176,10 +177,12 @@ def everything(full, operator):
     Channel.objects.filter(name="on-call").update(failed_at=now, error="status 500: try later")
     key, _text = create_client_key(full.project, "nightly-batch", by=operator)
     server = create_server(name="cluster", url="http://10.0.0.9:9090")
+    link = shorten("/pools/chat/?range=6h&by=group", by=operator, now=now)
     sent = Notification.objects.filter(channel=hook)
     return rows | {
         "own_policy": full.policies.exclude(group=None).first().pk, "group": full.groups.first().pk,
         "replica": full.replicas.first().pk, "source": full.sources.first().pk, "key": key.pk, "server": server.pk,
         "rule": full.alert_rules.get(kind="hit_rate_drop").pk, "channel": hook.pk, "dead_channel": dead.pk,
+        "link": link.code,
         "delivered": sent.filter(state="delivered").first().pk, "waiting": sent.exclude(state="delivered").first().pk,
     }  # fmt: skip

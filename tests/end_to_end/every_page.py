@@ -116,6 +116,7 @@ OF_ROWS = (
     "/channels/heartbeat/remove/",
     "/deliveries/{delivered}/",
     "/deliveries/{waiting}/",
+    "/links/{link}/",
     "/metrics-servers/{server}/",
     "/metrics-servers/{server}/remove/",
 )

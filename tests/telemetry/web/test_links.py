@@ -1,0 +1,96 @@
+"""Short links: a code leads to a view with all of its state, and nowhere else."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import time_machine
+
+from telemetry.models import ShortLink
+from telemetry.services import links
+from tests.telemetry.web.conftest import NOW
+
+VIEW = "/pools/chat/?range=6h&hide=hit-rate%3Agpu-1&table=ttft"
+
+
+def shorten(visitor, view):
+    return visitor.post("/links/", {"view": view}, follow=True)
+
+
+@contextmanager
+def at(visitor, who, **later):
+    """Later, when sessions of noon are over."""
+    with time_machine.travel(NOW + timedelta(**later), tick=False):
+        visitor.force_login(who)
+        yield
+
+
+def test_a_view_has_one_link_which_leads_there_with_all_of_its_state(visitor, fleet):
+    page = shorten(visitor, VIEW)
+    link = ShortLink.objects.get()
+
+    assert page.redirect_chain == [(f"/links/{link.code}/", 302)]
+    assert f"http://testserver/s/{link.code}/" in page.text
+    assert visitor.get(f"/s/{link.code}/").url == VIEW
+    assert shorten(visitor, VIEW).redirect_chain == page.redirect_chain
+    assert ShortLink.objects.count() == 1
+
+
+def test_a_time_that_moves_on_can_be_fixed_to_what_it_shows_now(visitor, fleet):
+    shown = shorten(visitor, VIEW).context["fixed"]
+    assert parse_qs(urlsplit(shown).query) == {
+        "hide": ["hit-rate:gpu-1"], "table": ["ttft"], "from": ["2031-03-04T06:00:00"], "to": ["2031-03-04T12:00:00"],
+    }  # fmt: skip
+    assert shorten(visitor, shown).context["fixed"] is None
+    assert ShortLink.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "", "pools/", "https://evil.example/", "//evil.example/", "/\\evil.example/", "/no-such-page/", "/api/v1/pools",
+        "/accounts/logout/", "javascript:alert(1)", "/\n/evil.example", "/pools/caf\u00e9/", "/?" + "x" * 2000, "/[",
+    ],
+)  # fmt: skip
+def test_what_is_no_page_of_ours_gets_no_link(visitor, view):
+    page = shorten(visitor, view)
+    assert "There is no short link to that: $.view: expected the address of" in page.text
+    assert not ShortLink.objects.exists()
+
+
+def test_a_code_that_is_not_known_leads_nowhere(visitor):
+    assert [visitor.get(path).status_code for path in ("/s/none/", "/links/none/")] == [404, 404]
+
+
+def test_a_link_waits_for_whoever_is_not_signed_in(visitor, fleet, client):
+    shorten(visitor, VIEW)
+    path = f"/s/{ShortLink.objects.get().code}/"
+    client.logout()
+    assert client.get(path).url == f"/accounts/login/?next={path}"
+
+
+def test_what_nobody_follows_goes_and_the_least_followed_first(visitor, operator, monkeypatch):
+    monkeypatch.setattr(links, "MOST", 2)
+    for seconds, view in enumerate(("/?range=1h", "/?range=2h")):
+        with time_machine.travel(NOW + timedelta(seconds=seconds), tick=False):
+            shorten(visitor, view)
+    first = ShortLink.objects.get(view="/?range=1h")
+    with at(visitor, operator, days=2):
+        assert visitor.get(f"/s/{first.code}/").status_code == 302
+        shorten(visitor, "/?range=3h")
+    assert set(ShortLink.objects.values_list("view", flat=True)) == {"/?range=1h", "/?range=3h"}
+    with at(visitor, operator, days=403):
+        shorten(visitor, "/?range=4h")
+    assert list(ShortLink.objects.values_list("view", flat=True)) == ["/?range=4h"]
+
+
+def test_one_person_makes_so_many_a_day(visitor, operator, monkeypatch):
+    monkeypatch.setattr(links, "MOST_A_DAY", 1)
+    shorten(visitor, "/?range=1h")
+    assert "You made 1 short links within a day." in shorten(visitor, "/?range=2h").text
+    with at(visitor, operator, days=1, seconds=1):
+        shorten(visitor, "/?range=2h")
+    assert ShortLink.objects.count() == 2
