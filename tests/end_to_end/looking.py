@@ -27,6 +27,11 @@ LAYOUT = {
     ".filter((link) => { const at = link.getBoundingClientRect(), rail = link.closest('nav').getBoundingClientRect();"
     " return at.right > Math.min(innerWidth, rail.right) + 1 || at.bottom > rail.bottom + 1 })"
     ".map((link) => link.innerText)",
+    "charts narrower than 320 px on a phone": "[...document.querySelectorAll('.js-plotly-plot')]"
+    ".filter((chart) => innerWidth < 400 && chart.offsetWidth < 320).map((chart) => chart.offsetWidth)",
+    "fields that leave their panel": "[...document.querySelectorAll('.panel :is(input, select, textarea)')]"
+    ".filter((field) => field.offsetWidth && field.getBoundingClientRect().right"
+    " > field.closest('.panel').getBoundingClientRect().right - 4).map((field) => field.name || field.id)",
     "figures that are cut": "[...document.querySelectorAll('.tile .value')]"
     ".filter((value) => value.scrollWidth > value.clientWidth + 1).map((value) => value.innerText)",
 }

@@ -149,6 +149,16 @@ def test_a_copied_link_brings_back_what_was_seen(site, full):
     assert page.evaluate(axis) == seen
     expect(page.locator("[data-chart=ttft] [data-table] table")).to_be_visible()
 
+    page.get_by_role("button", name="Short link").click()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    short = page.evaluate("navigator.clipboard.readText()")
+    assert len(urlsplit(short).path) < 20
+    page.goto(short)
+    drawn(page)
+    assert page.url == link
+    assert page.evaluate(axis) == seen
+
 
 def test_without_scripts_alerts_are_taken_silenced_and_looked_back_at(site, full):
     page = site.open(java_script_enabled=False)
