@@ -84,24 +84,31 @@ def router(live_server, tmp_path, settings):
         yield process
 
 
+def pushed_to():
+    """The router after a push, which leaves one out that is announcing itself just now: ask until it is as expected."""
+    Router.objects.update(push_after=None)
+    reconcile_routers()
+    return Router.objects.first()
+
+
+def joined(process):
+    """Wait until a router has announced itself and runs the newest configuration; the router."""
+    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
+    newest = ConfigSnapshot.objects.first().number
+    wait_until(lambda: pushed_to().running_number == newest, 30, "it to run what there is", alive=process)
+    return Router.objects.get()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_router_joins_and_runs_what_is_published(router):
     policy = create_pool("default").policies.get()
-    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
-
-    reconcile_routers()
-    known = Router.objects.get()
-    assert (known.running_number, known.last_nack, known.last_error) == (
-        ConfigSnapshot.objects.first().number,
-        None,
-        "",
-    )
+    known = joined(router)
+    assert (known.last_nack, known.last_error) == (None, "")
 
     rollout = publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk)
-    reconcile_routers()
+    wait_until(lambda: pushed_to().running_sha256 == rollout.snapshot.sha256, 30, "it to run what is new", alive=router)
     rollout.refresh_from_db()
-    known.refresh_from_db()
-    assert (rollout.state, known.running_sha256) == ("complete", rollout.snapshot.sha256)
+    assert rollout.state == "complete"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -114,11 +121,6 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
         wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
         assert Router.objects.get().admin_url.startswith("https://127.0.0.1:")
 
-        def pushed_to():
-            Router.objects.update(push_after=None)
-            reconcile_routers()  # which leaves out a router that is announcing itself just now
-            return Router.objects.get()
-
         wait_until(lambda: "certificate verify failed" in pushed_to().last_error, 30, "it to be refused", alive=process)
         assert Router.objects.get().running_number is None
         settings.FLEET_CA_FILE = str(authority.path)
@@ -130,8 +132,7 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
 def test_a_router_says_where_it_would_place_a_request_and_the_prompt_is_kept_nowhere(router, admin_user, caplog):
     pool = create_pool("default", strategy="prefix_hash")
     add_replica(pool, name="r1", url="http://127.0.0.1:9")
-    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
-    reconcile_routers()
+    joined(router)
     _, text = create_token(admin_user, name="test", scopes=["write"])
     api = APIClient()
     api.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
@@ -156,10 +157,9 @@ def test_a_client_is_let_in_by_its_key_within_its_limits_and_the_engine_hears_it
     pool = create_pool("default", models=["llama"])
     add_replica(pool, name="r1", url=engine, api_key="sk-engine")
     key, text = create_client_key(pool.project, "agents")
-    wait_until(Router.objects.exists, 40, "the router to announce itself", alive=router)
+    joined(router)
 
     def sent(secret=None):
-        reconcile_routers()
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         body = {"model": "llama", "messages": [{"role": "user", "content": "hello"}]}
         url = f"{Router.objects.get().data_url}/v1/chat/completions"
@@ -167,9 +167,12 @@ def test_a_client_is_let_in_by_its_key_within_its_limits_and_the_engine_hears_it
 
     wait_until(lambda: sent() == 200, 15, "the replica to be found up", alive=router)  # nobody asks for a key yet
     update_fleet_settings(needs_key=True)
+    joined(router)
     assert (sent(), sent("wpk_" + "x" * 43), sent(text)) == (401, 401, 200)
     update_client_key(key, requests_per_s=0.001, burst=1)
+    joined(router)
     assert (sent(text), sent(text)) == (200, 429)
     revoke_client_key(key)
+    joined(router)
     assert sent(text) == 401
     assert set(Engine.heard) == {"Bearer sk-engine"}
