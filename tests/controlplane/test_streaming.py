@@ -1,0 +1,64 @@
+"""An ASGI server sends exports and files as they come; none is gathered in memory first."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.http import StreamingHttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, RequestFactory
+
+from controlplane.models import AuditEntry
+from controlplane.services.fleet.pools import create_pool
+from controlplane.streaming import PIECE_BYTES, StreamingMiddleware
+
+PARTS = 1000
+PART = b"x" * 1024
+
+
+def streamed(factory):
+    """(what the server gets for a request, how many parts the view was asked for)."""
+    asked = []
+
+    def parts():
+        for number in range(PARTS):
+            asked.append(number)
+            yield PART
+
+    response = StreamingMiddleware(lambda _: StreamingHttpResponse(parts()))(factory().get("/"))
+    return response.streaming_content, asked
+
+
+def test_a_view_is_asked_for_no_more_than_the_piece_that_is_sent():
+    content, asked = streamed(AsyncRequestFactory)
+
+    async def read():
+        return [(len(piece), len(asked)) async for piece in content]
+
+    seen = async_to_sync(read)()
+    assert seen[:2] == [(PIECE_BYTES, 64), (PIECE_BYTES, 128)]
+    assert sum(size for size, _ in seen) == PARTS * len(PART)
+
+
+def test_a_wsgi_server_gets_what_the_view_yields():
+    content, asked = streamed(RequestFactory)
+    assert (next(content), len(asked)) == (PART, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_export_and_a_file_arrive_whole(django_user_model):
+    olga = django_user_model.objects.create_superuser("olga")
+    for number in range(3):
+        create_pool(f"pool-{number}", models=[f"m{number}"], by=olga)
+
+    async def fetched(path):
+        client = AsyncClient()
+        await client.aforce_login(olga)
+        response = await client.get(path)
+        return b"".join([piece async for piece in response.streaming_content]).decode()
+
+    rows = list(csv.DictReader(io.StringIO(async_to_sync(fetched)("/audit.csv"))))
+    assert len(rows) >= AuditEntry.objects.filter(kind="pool_created").count() == 3
+    assert ":root" in async_to_sync(fetched)("/static/css/tokens.css")
