@@ -7,8 +7,13 @@ import hashlib
 import math
 import random
 from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
 
 from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models import Model
+from psycopg import sql
 
 from controlplane.models import (
     ConfigSnapshot,
@@ -71,27 +76,15 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
 
 def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: int, change: datetime) -> None:
     """Write readings every 5 s: hit rates climb after ``change``, and the fleet's last replica restarted on the way."""
-    rng = random.Random(7)
     start = until - timedelta(seconds=seconds)
     ensure_days({start.date(), until.date()})
     layout, _ = BucketLayout.objects.get_or_create(
         digest=hashlib.sha256(",".join(map(repr, EDGES)).encode()).hexdigest(), defaults={"edges": list(EDGES)}
     )
-    restart = start + timedelta(seconds=seconds * 0.8)
-    readings: list[Reading] = []
-    routed: list[RouterReading] = []
-    for number in range(1, seconds // SCRAPE_S + 1):
-        at = start + timedelta(seconds=number * SCRAPE_S)
-        warmth = 0.0 if at < change else 1 - math.exp(-(at - change).total_seconds() / 90)
-        for index, replica in enumerate(fleet):
-            lost = index == len(fleet) - 1 and restart <= at < restart + timedelta(seconds=30)
-            readings.append(_reading(rng, replica, at, warmth * (0.9 + 0.02 * index), layout, lost=lost))
-        routed.append(RouterReading(at=at, router=router, pool="", group="", replica="", policy="", revision=0,
-                                    state="ok", interval_s=SCRAPE_S))  # fmt: skip
-        for group, warm_rate in GROUPS.items():
-            routed += _routed(rng, router, at, group, 0.3 * warm_rate + 0.7 * warm_rate * warmth, layout)
-    Reading.objects.bulk_create(readings)
-    RouterReading.objects.bulk_create(routed)
+    restart_s = seconds * 0.8
+    read, routed = _readings(len(fleet), seconds, (change - start).total_seconds(), restart_s)
+    _copy_in(Reading, start, layout, [{**row, "replica_id": fleet[row["replica_id"]].pk} for row in read])
+    _copy_in(RouterReading, start, layout, [{**row, "router_id": router.pk} for row in routed])
     for replica in fleet:
         ScrapeState.objects.update_or_create(replica=replica, defaults={"at": until, "ok_at": until, "health": "up"})
     ScrapeState.objects.update_or_create(router=router, defaults={"at": until, "ok_at": until, "health": "up"})
@@ -99,43 +92,69 @@ def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: i
         EventKind.REPLICA_RESTARTED, f"Replica {fleet[-1].name} restarted; its cache is cold.",
         pool=fleet[-1].pool, replica=fleet[-1],
     )  # fmt: skip
-    event.at = restart
+    event.at = start + timedelta(seconds=restart_s)
     event.save()
 
 
-def _reading(
-    rng: random.Random, replica: Replica, at: datetime, warmth: float, layout: BucketLayout, *, lost: bool
-) -> Reading:
+Row = dict[str, Any]  # of a table of readings; ``at`` is seconds after the start, and a replica its place in the fleet
+
+
+@cache
+def _readings(replicas: int, seconds: int, change_s: float, restart_s: float) -> tuple[list[Row], list[Row]]:
+    """What replicas and the router said; the same each time, so it is thought up once and written by COPY."""
+    rng = random.Random(7)
+    readings: list[Row] = []
+    routed: list[Row] = []
+    for at_s in range(SCRAPE_S, seconds + 1, SCRAPE_S):
+        warmth = 0.0 if at_s < change_s else 1 - math.exp(-(at_s - change_s) / 90)
+        for index in range(replicas):
+            lost = index == replicas - 1 and restart_s <= at_s < restart_s + 30
+            readings.append(_reading(rng, index, at_s, warmth * (0.9 + 0.02 * index), lost=lost))
+        routed.append({"at": at_s, "pool": "", "group": "", "replica": "", "policy": "", "revision": 0,
+                       "state": "ok", "interval_s": SCRAPE_S})  # fmt: skip
+        for group, warm_rate in GROUPS.items():
+            routed += _routed(rng, at_s, group, 0.3 * warm_rate + 0.7 * warm_rate * warmth)
+    return readings, routed
+
+
+def _copy_in(model: type[Model], start: datetime, layout: BucketLayout, rows: list[Row]) -> None:
+    names = sorted(set().union(*rows))
+    columns = sql.SQL(", ").join(map(sql.Identifier, [*names, "ttft_layout_id"]))
+    statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(model._meta.db_table), columns)
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            timed = {**row, "at": start + timedelta(seconds=row["at"])}
+            copy.write_row([*map(timed.get, names), layout.pk if "ttft_at" in row else None])
+
+
+def _reading(rng: random.Random, index: int, at_s: int, warmth: float, *, lost: bool) -> Row:
+    of = {"at": at_s, "replica_id": index}
     if lost:
-        return Reading(at=at, replica=replica, model="", engine="", state="stale")
+        return {**of, "model": "", "engine": "", "state": "stale"}
     queries = rng.randint(18_000, 26_000)
     rate = min(0.16 + 0.5 * warmth + rng.uniform(-0.04, 0.04), 0.97)
     at_, counts, total = _histogram(rng, 24, 0.9 - 0.6 * warmth)
-    return Reading(
-        at=at, replica=replica, model="llama-3.3-70b", engine="0", state="ok", interval_s=SCRAPE_S,
-        queries=queries, hits=int(queries * rate), device_tokens=int(queries * rate), prompt_tokens=queries,
-        generation_tokens=rng.randint(3000, 4000), preemptions=0, finished=rng.randint(20, 28),
-        running=rng.randint(9, 22) - 6 * warmth, waiting=max(0, rng.randint(-2, 5) - 4 * warmth),
-        kv_usage_ratio=min(0.98, rng.uniform(0.38, 0.62) - 0.12 * warmth),
-        ttft_layout=layout, ttft_at=at_, ttft_counts=counts, ttft_sum_s=total,
-    )  # fmt: skip
+    return {
+        **of, "model": "llama-3.3-70b", "engine": "0", "state": "ok", "interval_s": SCRAPE_S,
+        "queries": queries, "hits": int(queries * rate), "device_tokens": int(queries * rate), "prompt_tokens": queries,
+        "generation_tokens": rng.randint(3000, 4000), "preemptions": 0, "finished": rng.randint(20, 28),
+        "running": rng.randint(9, 22) - 6 * warmth, "waiting": max(0, rng.randint(-2, 5) - 4 * warmth),
+        "kv_usage_ratio": min(0.98, rng.uniform(0.38, 0.62) - 0.12 * warmth),
+        "ttft_at": at_, "ttft_counts": counts, "ttft_sum_s": total,
+    }  # fmt: skip
 
 
-def _routed(  # noqa: PLR0917 - a row has that many columns
-    rng: random.Random, router: Router, at: datetime, group: str, rate: float, layout: BucketLayout
-) -> list[RouterReading]:
+def _routed(rng: random.Random, at_s: int, group: str, rate: float) -> list[Row]:
     requests, prompt = rng.randint(30, 60), rng.randint(30_000, 60_000)
     at_, counts, total = _histogram(rng, requests, 1.1 - rate)
-    key = {"at": at, "router": router, "pool": "chat", "group": group, "replica": "gpu-1", "state": "ok",
-           "interval_s": SCRAPE_S}  # fmt: skip
-    counted = RouterReading(
-        **key, policy="chat", revision=1, requests=requests, ok_requests=requests, client_error_requests=0,
-        replica_error_requests=0, router_error_requests=0, cancelled_requests=0, usage_reported=requests,
-        prompt_tokens=prompt, cached_tokens=int(prompt * rate), cacheable_tokens=int(prompt * 0.93),
-    )  # fmt: skip
-    timed = RouterReading(
-        **key, policy="", revision=0, ttft_layout=layout, ttft_at=at_, ttft_counts=counts, ttft_sum_s=total
-    )
+    key = {"at": at_s, "pool": "chat", "group": group, "replica": "gpu-1", "state": "ok", "interval_s": SCRAPE_S}
+    counted = {
+        **key, "policy": "chat", "revision": 1, "requests": requests, "ok_requests": requests,
+        "client_error_requests": 0, "replica_error_requests": 0, "router_error_requests": 0, "cancelled_requests": 0,
+        "usage_reported": requests, "prompt_tokens": prompt, "cached_tokens": int(prompt * rate),
+        "cacheable_tokens": int(prompt * 0.93),
+    }  # fmt: skip
+    timed = {**key, "policy": "", "revision": 0, "ttft_at": at_, "ttft_counts": counts, "ttft_sum_s": total}
     return [counted, timed]
 
 
