@@ -1,6 +1,6 @@
 """Other proxies before the same replicas, each set up for the least work that still keeps a session on its replica.
 
-Whichever of them is on the PATH takes part. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
+Whichever of them is on the PATH takes part, and ``forwarder.py`` does, to show what is the least in Python. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
 ``envoy``, and ``vllm-router`` and ``sglang-router`` are packages of those names.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,10 +19,18 @@ Start = Callable[[Path, Sequence[int]], AbstractContextManager[Proxy]]
 
 
 def installed() -> Iterator[Start]:
-    """The peers that this machine has, nginx first."""
+    """The forwarder that is the floor, then the peers that this machine has."""
+    yield forwarder
     for program, start in PEERS.items():
         if shutil.which(program):
             yield start
+
+
+def forwarder(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+    """No proxy at all, and what one in Python cannot be cheaper than."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.benchmarks.forwarder", str(port), *map(str, ports)]
+    return listening("forwarder", command, port)
 
 
 def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError, error_event
-from routing.proxy.exchanges.usage import WHOLE_BYTES, Tail, Usage, usage_of, was_aborted
+from routing.proxy.exchanges.usage import WHOLE_BYTES, Tail, Usage, usage_of
 from routing.proxy.figures.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 
@@ -23,13 +23,24 @@ if TYPE_CHECKING:
 class Delivery:
     """One answer being passed on."""
 
-    __slots__ = ("_answer", "_client", "_frame", "_keep_alive", "_outbox", "_tail", "_transport", "_whole")
+    __slots__ = (
+        "_answer",
+        "_client",
+        "_frame",
+        "_is_aborted",
+        "_keep_alive",
+        "_outbox",
+        "_tail",
+        "_transport",
+        "_whole",
+    )
 
     _tail: Tail  # of an answer that came in pieces, or of a stream
 
-    def __init__(self, client: Client, answer: AnswerHead) -> None:
+    def __init__(self, client: Client, answer: AnswerHead, *, is_aborted: bool) -> None:
         self._client = client
         self._answer = answer
+        self._is_aborted = is_aborted  # its engine gave it up, and nobody else can give it
         self._whole: bytes | None = None  # an answer that came in one piece and is no stream
         self._outbox, self._transport = client.outbox, client.transport
 
@@ -86,9 +97,7 @@ class Delivery:
     def outcome(self) -> Outcome:
         """How the complete answer counts."""
         status = self._answer.status
-        if status >= 500 or (self._answer.is_stream and self._tail.has_error()):
-            return Outcome.REPLICA_ERROR
-        if self._whole is not None and b'"abort"' in self._whole and was_aborted(self._whole):
+        if status >= 500 or self._is_aborted or (self._answer.is_stream and self._tail.has_error()):
             return Outcome.REPLICA_ERROR
         return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 

@@ -233,17 +233,18 @@ class Exchange:
                 self._complete()
             elif answer.status >= TOO_MANY:
                 self._judge(answer, data, last)
-            elif not (last and b'"abort"' in data and self._was_aborted(data)):
+            elif last and b'"abort"' in data and was_aborted(data):
+                self._aborted(answer, data)
+            else:
                 self._begin(answer, data, last)
         except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
             self.give_up(error)
 
-    def _was_aborted(self, data: bytes) -> bool:
-        """Whether this whole answer was given up by an engine that stops, and another replica gives it anew."""
-        if not was_aborted(data):
-            return False
+    def _aborted(self, answer: AnswerHead, data: bytes) -> None:
+        """An engine that stops gave this whole answer up: another replica gives it anew, else the client gets it."""
         self._router.checks.suspect(self._decision.replica.name)
-        return self._retry("aborted")
+        if not self._retry("aborted"):
+            self._begin(answer, data, last=True, is_aborted=True)
 
     @never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
@@ -325,7 +326,7 @@ class Exchange:
 
     # --- to the client ---
 
-    def _begin(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+    def _begin(self, answer: AnswerHead, data: bytes, last: bool, *, is_aborted: bool = False) -> None:
         """The first byte is here: pass it on, and let go of what only a retry would need."""
         self._enter(STREAMING)
         request = self._request
@@ -334,7 +335,7 @@ class Exchange:
             self._ticket.first_byte()  # its end implies it
         if self._is_trial and answer.status < TOO_MANY:
             self._router.breakers.answered(ReplicaId(self._record.replica))
-        self._delivery = delivery = Delivery(self._client, answer)
+        self._delivery = delivery = Delivery(self._client, answer, is_aborted=is_aborted)
         del self._wanted, self._decision
         request.body = b""
         self._attempts = None

@@ -203,7 +203,8 @@ class DecisionRing:
 
     def add(self, record: Record) -> None:
         """Enter a record, and drop the oldest ones that no longer fit."""
-        size = _RECORD_BYTES + 8 * record.block_count + _CANDIDATE_BYTES * len(record.candidates)
+        blocks = sum(map(len, record.blocks))
+        size = _RECORD_BYTES + 8 * blocks + _CANDIDATE_BYTES * len(record.candidates)
         if record.opening is not None:
             size += len(record.opening)
         self._records.append((record, size))
