@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import TypeVar
 
-SLICE_S = 0.002  # of work at a stretch; an item that takes longer is not cut
+SLICE_S = 0.0005  # of work at a stretch, which a request may wait for twice; an item that takes longer is not cut
 
 T = TypeVar("T")
 

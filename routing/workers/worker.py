@@ -128,13 +128,13 @@ class Worker:
         text = "\n".join(await in_turns(self._view.figures()))
         ring = self.router.decisions
         dropped = ring.after(0, 0)["dropped"]
-        rows = list(self._view.replica_rows())
+        rows = await self._view.replicas()
         return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """Those from one number to another that are still there, or the first of them: a page."""
         first, last, ratio = content
-        found = self.router.decisions.after(first - 1, last - first + 1, ratio)["decisions"]
+        found = (await self._view.decisions(first - 1, last - first + 1, ratio))["decisions"]
         plain: list[dict[str, Any]] = msgspec.to_builtins([one for one in found if one["seq"] <= last])
         return plain
 

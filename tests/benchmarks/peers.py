@@ -1,7 +1,8 @@
 """Other proxies before the same replicas, each set up for the least work that still keeps a session on its replica.
 
-Whichever of them is on the PATH takes part, and ``forwarder.py`` does, to show what is the least in Python. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
-``envoy``, and ``vllm-router`` and ``sglang-router`` are packages of those names.
+Whichever of them is on the PATH takes part. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
+``envoy``, and ``vllm-router`` and ``sglang-router`` are packages of those names. ``forwarder.py`` always takes part:
+it is no proxy, but the least that one in Python costs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from msgspec import Struct
 from routing.core.residency import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from routing.proxy.exchanges.usage import Usage
     from routing.strategies.placement import CandidateLoad, Decision
@@ -183,6 +183,24 @@ def shown_hash(value: int | None) -> str | None:
     return None if value is None else f"{value:016x}"
 
 
+class Page(Struct, gc=False):
+    """Some of the latest records, in order. They no longer change, so writing them out may take its time."""
+
+    start: int  # sequence number of the first one
+    records: list[Record]
+    ratio: float
+    next: int
+    dropped: int
+
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """Each as the admin port shows it."""
+        return (record.as_json(seq, self.ratio) for seq, record in enumerate(self.records, self.start))
+
+    def as_json(self, shown: list[dict[str, Any]]) -> dict[str, Any]:
+        """The whole page, once its records are written out."""
+        return {"decisions": shown, "next": self.next, "dropped": self.dropped}
+
+
 class DecisionRing:
     """The latest records, oldest first."""
 
@@ -216,20 +234,25 @@ class DecisionRing:
     def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
         """Records after ``seq``; ``next`` is where to go on, ``dropped`` what is gone for good.
 
+        ``ratio`` is the part of their blocks that is shown.
+        """
+        page = self.page(seq, limit, ratio)
+        return page.as_json(list(page.shown()))
+
+    def page(self, seq: int, limit: int, ratio: float = 1.0) -> Page:
+        """The same, not written out yet.
+
         At most ``limit``, and fewer where their prompts are long: as many as take no longer to write out than
-        ``MAX_SHOWN_BLOCKS`` do. ``ratio`` is the part of their blocks that is shown.
+        ``MAX_SHOWN_BLOCKS`` do.
         """
         first = self._last - len(self._records) + 1
         start = max(seq + 1, first)
-        shown: list[dict[str, Any]] = []
+        records: list[Record] = []
         units = 0.0
         for record, _ in islice(self._records, start - first, start - first + limit):
             units += record.block_count if ratio >= 1 else _RECORD_UNITS + (_LOOK_UNITS + ratio) * record.block_count
-            if shown and units > MAX_SHOWN_BLOCKS:
+            if records and units > MAX_SHOWN_BLOCKS:
                 break
-            shown.append(record.as_json(start + len(shown), ratio))
-        return {
-            "decisions": shown,
-            "next": start + len(shown) - 1 if shown else max(0, min(seq, self._last)),
-            "dropped": max(0, first - seq - 1),
-        }
+            records.append(record)
+        next_ = start + len(records) - 1 if records else max(0, min(seq, self._last))
+        return Page(start, records, ratio, next_, max(0, first - seq - 1))

@@ -128,11 +128,12 @@ class RouterView:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
-        return list(self.replica_rows())
+        return await in_turns(self.replica_rows())
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first, with this part of their block hashes."""
-        return self._router.decisions.after(after, limit, ratio)
+        page = self._router.decisions.page(after, limit, ratio)
+        return page.as_json(await in_turns(page.shown()))
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
         """The decision that a request would get now; RefusalError if it gets none."""
@@ -183,7 +184,7 @@ class RouterView:
         yield from metrics.process_lines()
 
     def replica_rows(self) -> Iterator[dict[str, Any]]:
-        """The replicas of all pools."""
+        """The replicas of all pools. Take it ``in_turns``."""
         router, serving = self._router, self._router.serving
         for pool in serving.config.pools if serving else ():
             for replica in pool.replicas:

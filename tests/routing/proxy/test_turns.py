@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from itertools import count
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,3 +54,26 @@ async def test_figures_may_change_between_any_two_lines(replica: FakeReplica, mo
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert "warmpath_router_requests" in families
     assert families["warmpath_router_ttft_seconds"].samples[-1].value == 1
+
+
+async def test_requests_have_their_turns_while_decisions_and_replicas_are_written_out(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SLICE_S", 0.0)
+    async with routed(config([replica])) as harness:
+        for _ in range(5):
+            await harness.chat()
+        view, ring = harness.server.data.view, harness.router.decisions
+        assert await turns_of(view.replicas()) >= 2
+        assert await turns_of(view.decisions(0, 10, 1.0)) >= 5
+        assert await view.decisions(1, 3, 0.5) == ring.after(1, 3, 0.5)
+
+
+async def turns_of(work: Coroutine[Any, Any, object]) -> int:
+    """How many turns others have until some work is done."""
+    task, seen = asyncio.create_task(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        seen += 1
+    await task
+    return seen

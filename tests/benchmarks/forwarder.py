@@ -1,0 +1,77 @@
+"""The least that a router in Python can cost: asyncio's Protocols on uvloop, which pass bytes on and read nothing.
+
+``python -m tests.benchmarks.forwarder PORT REPLICA_PORT...`` gives each client's connection one of its own to a
+replica, in turn. It parses, decides and counts nothing: what it costs is the floor for everything that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from itertools import cycle
+from typing import cast
+
+import uvloop
+
+from routing.proxy.collector import spare_the_collector
+
+
+class End(asyncio.Protocol):
+    """One end of a pair of connections."""
+
+    other: End | None = None
+
+    def __init__(self) -> None:
+        self._early: list[bytes] = []  # what came before the other end was there
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early.append(data)
+        else:
+            self.other.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        if self.other is not None:
+            self.other.transport.close()
+
+    def join(self, other: End) -> None:
+        """Pass everything on to ``other``, from the first byte."""
+        self.other = other
+        for data in self._early:
+            other.transport.write(data)
+
+
+class Front(End):
+    """The client's end."""
+
+    tasks: set[asyncio.Task[None]]
+
+    def __init__(self, port: int, tasks: set[asyncio.Task[None]]) -> None:
+        super().__init__()
+        self._port, self._tasks = port, tasks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        task = asyncio.get_running_loop().create_task(self._connect())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self) -> None:
+        _, back = await asyncio.get_running_loop().create_connection(End, "127.0.0.1", self._port)
+        back.join(self)
+        self.join(back)
+
+
+async def main(port: int, replicas: Sequence[int]) -> None:
+    turn, tasks = cycle(replicas), set[asyncio.Task[None]]()
+    server = await asyncio.get_running_loop().create_server(lambda: Front(next(turn), tasks), "127.0.0.1", port)
+    spare_the_collector()
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), [int(one) for one in sys.argv[2:]]))
