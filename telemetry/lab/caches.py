@@ -1,227 +1,276 @@
-"""Caches of blocks, least recently used first out, as engines keep them.
+"""Many requests through caches of blocks at once, least recently used first out, as engines keep them.
 
 Theory of operation. A prompt's blocks are used tail first, so that its head is always the more recent one and goes
-last: what is held of a prompt is an opening of it, as with vLLM's block pool. Of the blocks whose last use was one
-request, later requests with the same opening take over blocks from the front, and what there is no room for goes from
-the back: they are always one **run** of that request's chain. A cache is its runs in the order of their use, and finds
-them by their first block. To use a chain is to follow it from run to run, of which it takes over what it shares; that
-costs as much as there are places where prompts part, however long they are. To make room is to cut the oldest run.
+last: what is held of a prompt is an opening of it, as with vLLM's block pool.
+
+Write down every use of a block in order, after what the cache held before, the least recent first. What the cache has
+forgotten is then a beginning of that list: a block is held if its last use lies behind it. So a replay is one walk in
+which that beginning grows: a request's prompt is held as deep as last uses lie behind it, and where there are more
+blocks than room it grows by as many uses as were the last ones of their blocks. Which use was the last one before, and
+which is the next one, does not depend on the room, and is found for all uses at once by sorting.
+
+So is what the best of several caches held: each use is remembered until some request, a block is held anywhere
+if one of its uses is, and that is the greatest such request of the uses so far.
+
+Only where the place depends on what caches hold, as with placement of our own, is each request placed by itself.
+Blocks are numbered here, from 0 on, so that lists and arrays hold what is known of them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
-from heapq import heappush, heapreplace
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from typing import NamedTuple
 
-SPARE = 1024  # runs that may be empty, beyond as many as there are blocks
-Run = list[Any]  # [a chain, start, end]: its blocks from start to before end; a list, because there are very many
+import numpy as np
+
+from telemetry.lab.chains import Hashes, Integers
+
+KEEP_RATIO = 0.5  # of a prompt that a replica holds: placement of our own goes there
+NEVER = -1
+NOTHING = np.empty(0, np.int64)
+ANY = -1  # a mask of all caches
 
 
-def held_of(chain: Sequence[int], held: Container[int], low: int, high: int) -> int:
-    """How many blocks of a chain are in there, which are an opening of it; at least ``low``, at most ``high``."""
+def distinct(*blocks: Hashes) -> Hashes:
+    """Each of them once, in order."""
+    found: Hashes = np.sort(np.concatenate(blocks))  # np.unique takes ten times as long
+    is_new = np.ones(len(found), np.bool_)
+    is_new[1:] = found[1:] != found[:-1]
+    return found[is_new]
+
+
+class Numbers:
+    """Numbers of blocks, from 0 on, so that lists and arrays hold what is known of them."""
+
+    def __init__(self, *blocks: Hashes) -> None:
+        self._hashes = distinct(*blocks)
+
+    def of(self, blocks: Hashes) -> Integers:
+        """Numbers of blocks that are there."""
+        return np.searchsorted(self._hashes, blocks)
+
+    def hashes(self, numbers: Integers) -> Hashes:
+        """The other way."""
+        return self._hashes[numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Prompts as numbers of blocks, one prompt after the other, each tail first and none empty."""
+
+    blocks: Integers
+    ends: Integers  # where in ``blocks`` each prompt's end
+
+    @classmethod
+    def tail_first(cls, blocks: Integers, ends: Integers) -> Chains:
+        """Prompts whose blocks are told in their own order."""
+        lengths = np.diff(ends, prepend=0)
+        return cls(blocks[np.repeat(2 * ends - lengths - 1, lengths) - np.arange(len(blocks))], ends)
+
+    @property
+    def lengths(self) -> Integers:
+        """Blocks of each."""
+        return np.diff(self.ends, prepend=0)
+
+    def take(self, rows: Integers) -> Chains:
+        """Some of them."""
+        lengths = self.lengths[rows]
+        ends = np.cumsum(lengths)
+        return Chains(self.blocks[np.repeat(self.ends[rows] - ends, lengths) + np.arange(lengths.sum())], ends)
+
+
+def seen(
+    before: tuple[Integers, Integers], chains: Chains, horizons: Integers
+) -> tuple[Integers, tuple[Integers, Integers]]:
+    """Prompts through a cache that forgets a block when two horizons began since its last use.
+
+    ``before``, and what is there at the end: the blocks last used in the horizon before, and in the one of now.
+    Returns (blocks of each prompt that were there, what is there now).
+    """
+    owners = np.repeat(np.arange(len(chains.ends)), chains.lengths)
+    uses = np.concatenate((*before, chains.blocks))
+    begun = np.concatenate((np.full(len(before[0]), -1), np.zeros(len(before[1]), np.int64), horizons[owners]))
+    order = in_order(uses, np.arange(len(uses)))
+    is_same, begun = np.diff(uses[order]) == 0, begun[order]
+    is_held = is_same & (begun[:-1] >= begun[1:] - 1)
+    matched = np.bincount(owners[order[1:][is_held] - len(uses) + len(owners)], minlength=len(chains.ends))
+    lasts, when = uses[order][np.append(~is_same, True)], begun[np.append(~is_same, True)]
+    now = horizons[-1] if len(horizons) else 0
+    return matched, (lasts[when == now - 1], lasts[when == now])
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What became of one cache."""
+
+    matched: Integers  # blocks of each prompt that were held when it came
+    uses: Integers  # what was held before, then the prompts' blocks
+    lengths: Integers  # of the prompts
+    forgotten: Integers  # how many uses, once each prompt was placed
+    held: Integers  # at the end, the least recent first
+
+
+def through(held: Integers, chains: Chains, room: int) -> Passage:
+    """Prompts through a cache that holds these blocks, the least recent first."""
+    held = held[max(0, len(held) - room) :]
+    if not len(chains.ends):
+        return Passage(NOTHING, held, NOTHING, NOTHING, held)
+    uses = np.concatenate((held, chains.blocks))
+    last, following = _neighbours(uses)
+    ends = len(held) + chains.ends
+    matched, forgotten = _walk(last.tolist(), following.tolist(), ends.tolist(), len(held), room)
+    is_held = following[forgotten[-1] :] == len(uses)
+    still = uses[forgotten[-1] :][is_held]
+    return Passage(np.array(matched), uses, chains.lengths, np.array(forgotten), still)
+
+
+def _neighbours(uses: Integers) -> tuple[Integers, Integers]:
+    """(the use before of the same block, NEVER for none; the one after, as many as there are for none)."""
+    last, following = np.full(len(uses), NEVER), np.full(len(uses), len(uses))
+    order = in_order(uses, np.arange(len(uses)))
+    is_same = np.diff(uses[order]) == 0
+    earlier, later = order[:-1][is_same], order[1:][is_same]
+    last[later], following[earlier] = earlier, later
+    return last, following
+
+
+def in_order(blocks: Integers, times: Integers) -> Integers:
+    """What sorts uses by block and then by time, of numbers below 2**31."""
+    return np.argsort(blocks << 32 | times)
+
+
+def _walk(last: list[int], following: list[int], ends: list[int], size: int, room: int) -> tuple[list[int], list[int]]:
+    """(blocks of each prompt that were held, uses forgotten then); the first ``size`` are what was held before."""
+    matched, gone = [], []
+    begin, forgotten = size, 0
+    for end in ends:
+        held = end - bisect_left(last, forgotten, begin, end)
+        size += end - begin - held
+        while size > room and forgotten < end:
+            if following[forgotten] >= end:
+                size -= 1
+            forgotten += 1
+        matched.append(held)
+        gone.append(forgotten)
+        begin = end
+    return matched, gone
+
+
+def best_of(passages: Iterable[tuple[Integers, Passage]], count: int) -> Integers:
+    """Of ``count`` prompts, what the cache held that held most; each with the numbers of the prompts that it got."""
+    told = [_remembered(numbers, one, count) for numbers, one in passages]
+    blocks, times, until = (np.concatenate(parts) for parts in zip(*told, strict=True))
+    order = in_order(blocks, times)
+    of_block = blocks[order] * (count + 2)
+    furthest = np.maximum.accumulate(of_block + until[order])
+    times = times[order]
+    is_held = (times[1:] > 0) & (furthest[:-1] >= (of_block + times)[1:])
+    return np.bincount(times[1:][is_held] - 1, minlength=count)
+
+
+def _remembered(numbers: Integers, one: Passage, count: int) -> tuple[Integers, Integers, Integers]:
+    """(block, time, until when it is remembered) of each use. A prompt's time is 1 + its number; before all is 0."""
+    until = np.append(numbers + 1, count + 1)[np.searchsorted(one.forgotten, np.arange(len(one.uses)), side="right")]
+    times = np.zeros(len(one.uses), np.int64)
+    times[len(one.uses) - one.lengths.sum() :] = np.repeat(numbers + 1, one.lengths)
+    return one.uses, times, until
+
+
+class Placed(NamedTuple):
+    """What became of prompts and caches with placement of our own."""
+
+    best: Integers  # blocks of each prompt that the one held that held most
+    held: list[Integers]  # by each cache at the end, the least recent first
+    written: list[float]  # of each, how often its room was filled
+
+
+def place(held: Sequence[Integers], rooms: Sequence[int], written: Sequence[float], chains: Chains) -> Placed:
+    """Prompts to caches that hold these blocks, one after the other.
+
+    The one that holds most gets it where that is half of it, else the one whose room was filled least often: what it
+    drops next was not used for longest.
+    """
+    holders = [0] * (1 + max((int(blocks.max(initial=-1)) for blocks in (*held, chains.blocks)), default=-1))
+    caches = [Filled(number, *one, holders) for number, one in enumerate(zip(held, rooms, written, strict=True))]
+    least = [(cache.written, cache.number) for cache in caches]
+    heapify(least)
+    blocks, found, begin = chains.blocks.tolist(), [], 0
+    for end in chains.ends.tolist():
+        best = _depth(blocks, end, end - begin, holders, ANY)
+        mask = holders[blocks[end - best]] if best else 0
+        while least[0][0] != (often := caches[least[0][1]].written):
+            heapreplace(least, (often, least[0][1]))
+        number = least[0][1]
+        is_there = mask >> number & 1
+        if not is_there and best >= KEEP_RATIO * (end - begin):
+            number, is_there = (mask & -mask).bit_length() - 1, 1
+        there = best if is_there else _depth(blocks, end, best, holders, 1 << number)
+        caches[number].use(blocks[begin:end], best, there)
+        found.append(best)
+        begin = end
+    return Placed(np.array(found, np.int64), [one.held() for one in caches], [one.written for one in caches])
+
+
+def _depth(blocks: list[int], end: int, high: int, holders: list[int], mask: int) -> int:
+    """How many blocks of the prompt that ends there are held by one of the mask, at most ``high``."""
+    if high and holders[blocks[end - high]] & mask:
+        return high
+    low, high = 0, high - 1
     while low < high:
-        middle = (low + high) // 2
-        if chain[middle] in held:
-            low = middle + 1
+        middle = (low + high + 1) // 2
+        if holders[blocks[end - middle]] & mask:
+            low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
 
 
-class Seen:
-    """A cache that never forgets what was used within the last one or two spans of time."""
+class Filled:
+    """One of the caches to which prompts come one by one, and its part in who holds which block, as masks."""
 
-    __slots__ = ("_span_s", "lately", "of_old", "since_s")
+    __slots__ = ("_bit", "_forgotten", "_holders", "_last", "_room", "_size", "_uses", "number", "written")
 
-    def __init__(self, span_s: float) -> None:
-        self.lately: set[int] = set()
-        self.of_old: set[int] = set()
-        self._span_s = span_s
-        self.since_s: float | None = None  # when ``lately`` began
+    def __init__(self, number: int, held: Integers, room: int, written: float, holders: list[int]) -> None:
+        self.number, self.written = number, written  # how often its room was filled
+        self._bit, self._room, self._holders = 1 << number, room, holders
+        self._uses: list[int] = held[max(0, len(held) - room) :].tolist()
+        self._last = {block: at for at, block in enumerate(self._uses)}  # use of each block
+        self._forgotten, self._size = 0, len(self._uses)
+        for block in self._uses:
+            holders[block] |= self._bit
 
-    def __len__(self) -> int:
-        return len(self.lately) + len(self.of_old)
+    def use(self, chain: list[int], best: int, there: int) -> None:
+        """A prompt's blocks, tail first: the last ``best`` of them are held somewhere, the last ``there`` here."""
+        uses, last, holders, bit = self._uses, self._last, self._holders, self._bit
+        first, length = len(uses), len(chain)
+        for block in chain[: length - best]:
+            holders[block] = bit
+        for block in chain[length - best : length - there]:
+            holders[block] |= bit
+        uses += chain
+        last.update(zip(chain, range(first, first + length), strict=True))
+        self._size += length - there
+        self.written += (length - there) / self._room
+        if self._size > self._room:
+            self._forget()
 
-    def use(self, chain: Sequence[int], now_s: float, low: int) -> int:
-        """How many blocks of the chain were seen, which were ``low`` at least; now all are."""
-        if self.since_s is None or now_s >= self.since_s + self._span_s:
-            self.lately, self.of_old, self.since_s = set(), self.lately, now_s
-        length = len(chain)
-        seen = lately = held_of(chain, self.lately, 0 if self.of_old else low, length)
-        if self.of_old:
-            seen = held_of(chain, self.of_old, low, length)
-        if lately < length:
-            self.lately.update(chain[lately:])
-        return max(seen, lately)
+    def held(self) -> Integers:
+        """The least recent first."""
+        last, uses = self._last, enumerate(self._uses[self._forgotten :], self._forgotten)
+        return np.array([block for at, block in uses if last.get(block) == at], np.int64)
 
-    def remember(self, lately: Iterable[int], of_old: Iterable[int], since_s: float | None) -> None:
-        """Go on with these, the first of them used since then."""
-        self.lately, self.of_old = set(lately), set(of_old)
-        self.since_s = since_s
-
-    def keep_below(self, below: int) -> None:
-        """Forget all blocks whose hash is not below."""
-        self.lately = {block for block in self.lately if block < below}
-        self.of_old = {block for block in self.of_old if block < below}
-
-
-def _parting(chain: Sequence[int], at: int, blocks: Sequence[int], start: int, count: int) -> int:
-    """How many of the first ``count`` blocks there are the same, which the first ones are and the last one is not."""
-    low, high = 1, count - 1
-    while low < high:
-        middle = (low + high) // 2
-        if chain[at + middle] == blocks[start + middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-class Cache:
-    """One cache with room for so many blocks."""
-
-    __slots__ = ("_first", "_runs", "_size", "room")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._size = 0
-        self._runs: deque[Run] = deque()  # the least recent first; some are empty by now
-        self._first: dict[int, Run] = {}  # those that are not, by their first block
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[int]:
-        """What it holds, the least recent first."""
-        for blocks in self.runs():
-            yield from reversed(blocks)
-
-    def use(self, chain: Sequence[int]) -> tuple[int, list[int]]:
-        """It holds the chain now, as far as there is room. (Blocks that it held before, what it dropped)."""
-        first, held, length = self._first, 0, len(chain)
-        run = first.pop(chain[0], None)
-        while run is not None:
-            blocks, start, end = run
-            count = min(length - held, end - start)
-            if chain[held + count - 1] != blocks[start + count - 1]:
-                count = _parting(chain, held, blocks, start, count)
-            held += count
-            start = run[1] = start + count
-            if start < end:
-                first[blocks[start]] = run
-            run = first.pop(chain[held], None) if held < length else None
-        first[chain[0]] = run = [chain, 0, length]
-        self._runs.append(run)
-        self._size += length - held
-        if len(self._runs) > self._size + SPARE:
-            self._runs = deque(run for run in self._runs if run[1] < run[2])
-        return held, self.shrink() if self._size > self.room else []
-
-    def shrink(self) -> list[int]:
-        """Drop what there is no room for; what was dropped."""
-        dropped: list[int] = []
-        first, runs, excess = self._first, self._runs, self._size - self.room
-        while excess > 0:
-            blocks, start, end = run = runs[0]
-            kept = max(start, end - excess)
-            if kept < end:
-                dropped += blocks[kept:end]
-                excess -= end - kept
-                run[2] = kept
-            if kept == start:
-                runs.popleft()
-                if start < end and first.get(blocks[start]) is run:
-                    del first[blocks[start]]
-        self._size -= len(dropped)
-        return dropped
-
-    def runs(self) -> Iterator[Sequence[int]]:
-        """What it holds, as ``remember`` takes it."""
-        return (blocks[start:end] for blocks, start, end in self._runs if start < end)
-
-    def remember(self, runs: Iterable[Sequence[int]]) -> None:
-        """Hold these instead: openings of chains, or what follows one, the least recent first."""
-        self._runs = deque([blocks, 0, len(blocks)] for blocks in runs)
-        self._first = {run[0][0]: run for run in self._runs}
-        self._size = sum(run[2] for run in self._runs)
-
-    def keep_below(self, below: int) -> None:
-        """Forget all blocks whose hash is not below."""
-        kept = ([block for block in blocks if block < below] for blocks in self.runs())
-        self.remember([blocks for blocks in kept if blocks])
-
-
-class Replicas:
-    """A cache for each replica, and who holds which block."""
-
-    __slots__ = ("_holders", "_least", "_written", "caches", "places")
-
-    def __init__(self) -> None:
-        self.places: dict[str, int] = {}  # numbers, by name
-        self.caches: list[Cache] = []
-        self._holders: dict[int, int] = {}  # block -> mask of the replicas that hold it
-        self._written: list[float] = []  # of each, how often its room was filled
-        self._least: list[tuple[float, int]] = []  # a heap of the same, some of it old
-
-    def set_room(self, name: str, room: int) -> None:
-        """A replica has this much room; one that is new begins empty."""
-        place = self.places.setdefault(name, len(self.places))
-        if place == len(self.caches):
-            self.caches.append(Cache(room))
-            self._written.append(min(self._written, default=0.0))
-            heappush(self._least, (self._written[place], place))
-        self.caches[place].room = room
-        self._let_go(place, self.caches[place].shrink())
-
-    def best(self, chain: Sequence[int], high: int) -> tuple[int, int]:
-        """(blocks of a chain that the one with most holds, mask of those with most); at most ``high`` blocks."""
-        best = held_of(chain, self._holders, 0, high)
-        return best, self._holders[chain[best - 1]] if best else 0
-
-    def use(self, place: int, chain: Sequence[int], low: int, high: int) -> tuple[int, int]:
-        """A replica computes a chain: it holds it now, as far as there is room.
-
-        (blocks that it held before, that the one with most held): of the latter ``low`` at least, ``high`` at most.
-        """
-        holders, bit, cache = self._holders, 1 << place, self.caches[place]
-        held, dropped = cache.use(chain)
-        best = held_of(chain, holders, max(low, held), high) if held < high else held
-        if held < best:
-            for block in chain[held:best]:
-                holders[block] = holders.get(block, 0) | bit
-        if best < len(chain):
-            holders.update(dict.fromkeys(chain[best:], bit))
-        self._written[place] += (len(chain) - held) / cache.room
-        if dropped:
-            self._let_go(place, dropped)
-        return held, best
-
-    def least_written(self) -> int:
-        """Whose room was filled least often: what it drops next was not used for longest."""
-        least, written = self._least, self._written
-        while least[0][0] != written[least[0][1]]:
-            place = least[0][1]
-            heapreplace(least, (written[place], place))
-        return least[0][1]
-
-    def keep_below(self, below: int) -> None:
-        """Forget all blocks whose hash is not below."""
-        for cache in self.caches:
-            cache.keep_below(below)
-        self._holders = {block: holders for block, holders in self._holders.items() if block < below}
-
-    def remember(self, name: str, runs: Iterable[Sequence[int]]) -> None:
-        """Fill an empty replica's cache, with what ``Cache.runs`` told."""
-        place = self.places[name]
-        self.caches[place].remember(runs)
-        for block in self.caches[place]:
-            self._holders[block] = self._holders.get(block, 0) | 1 << place
-
-    def _let_go(self, place: int, dropped: Iterable[int]) -> None:
-        holders, bit = self._holders, 1 << place
-        for block in dropped:
-            left = holders.pop(block, 0) & ~bit
-            if left:
-                holders[block] = left
+    def _forget(self) -> None:
+        """Forget the oldest uses, and with them blocks, until there is room."""
+        uses, last, holders, bit = self._uses, self._last, self._holders, self._bit
+        excess, at = self._size - self._room, self._forgotten
+        while excess and at < len(uses):
+            block = uses[at]
+            if last.get(block) == at:
+                del last[block]
+                holders[block] &= ~bit
+                excess -= 1
+            at += 1
+        self._forgotten, self._size = at, self._room

@@ -17,11 +17,7 @@ term below where they fall short. E is measured, not replayed: it may be above Q
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from math import sqrt
-
-from telemetry.lab.chains import error
+from dataclasses import dataclass, fields
 
 FEW_REQUESTS = 100  # below which a ladder says little
 WIDE_DOUBT_RATIO = 0.03  # of the prompts' tokens: sampling alone may move a term by so much
@@ -42,15 +38,9 @@ class Sums:
     reported_requests: int = 0
     reported_tokens: float = 0.0  # of the prompts whose answers said how much was cached
     delivered: float = 0.0
-    partings: dict[int, float] = field(default_factory=dict)  # tokens of a block, by where prompts part; not added up
-
-    def add(self, other: Sums) -> None:
-        """Both together."""
-        for name in ADDED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-ADDED = tuple(one.name for one in fields(Sums) if one.name != "partings")
+ADDED = tuple(one.name for one in fields(Sums))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +140,3 @@ def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
         sums.doubt,
         reason,
     )
-
-
-def settled(sums: Sums, ratio: float = 1.0) -> Sums:
-    """The same, each term at least the one below it; for one window and group, before they are added up."""
-    sums.doubt = error(ratio) * sqrt(sum(tokens * tokens for tokens in sums.partings.values()))
-    sums.partings = {}
-    sums.split = max(sums.split, sums.best)
-    sums.capacity = max(sums.capacity, sums.split)
-    return sums
-
-
-def total(parts: Iterable[Sums]) -> Sums:
-    """All of them together."""
-    together = Sums()
-    for part in parts:
-        together.add(part)
-    return together

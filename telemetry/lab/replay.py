@@ -1,30 +1,32 @@
 """Decisions through model caches, in the order in which they were placed: what each term of the ladder would have hit.
 
-Theory of operation. A replay carries four models from one window to the next, because caches are warm from before: one
-that never forgets (bounded by an age), one of the fleet's room, one for each replica with placement of our own (the
-replica that holds at least half of the prompt, else the one whose room was filled least often), and one for each
-replica with the placement that happened. A request's blocks count as held from the moment it is placed.
+Theory of operation. A replay carries four models from one span of time to the next, because caches are warm from
+before: one that never forgets (bounded by an age), one of the fleet's room, one for each replica with placement of our
+own (the replica that holds at least half of the prompt, else the one whose room was filled least often), and one for
+each replica with the placement that happened. A request's blocks count as held from the moment it is placed.
 
 Room is counted in sampled blocks: the engine's tokens, by the estimated tokens of a hash, by how many real tokens an
-estimated one turned out to be, times the sampled part. The part falls when a request comes with a smaller one, and
-when there are more than ``MAX_ENTRIES`` blocks to remember (fixed-size SHARDS) or ``MOST_BLOCKS`` to replay;
+estimated one turned out to be, times the sampled part. The part falls when requests come with a smaller one, and
+when there are more than ``MAX_ENTRIES`` blocks to remember (fixed-size SHARDS) or ``MOST_BLOCKS_PER_MINUTE`` to replay;
 then every model drops the blocks beyond it. It never rises in a replay's life: what was left out before would look new.
+All requests that are placed at once are placed with the same part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
-from telemetry.lab.caches import Cache, Replicas, Seen
-from telemetry.lab.chains import HASHES, Request, depth, thinned
-from telemetry.lab.ladder import TERMS, Sums
+import numpy as np
+
+from telemetry.lab.caches import Chains, Numbers, best_of, distinct, place, seen, through
+from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests
+from telemetry.lab.tally import Tally
 
 MAX_ENTRIES = 65_536  # of each of the four models
-MOST_BLOCKS = 300_000  # in all prompts of a window, sampled: a replay of so many takes a second
+MOST_BLOCKS_PER_MINUTE = 60_000  # in all prompts, sampled: a replay of so many takes a tenth of a second
 HORIZON_S = 12 * 3600.0  # after one or two of which not even a cache that never forgets counts
-KEEP_RATIO = 0.5  # of a prompt that a replica holds: placement of our own goes there
-FADE = 0.9  # of what was learned about real tokens, at each new window
+FADE_PER_MINUTE = 0.98  # of what was learned about real tokens
+NONE = np.empty(0, np.uint64)
 
 
 class Replay:
@@ -32,13 +34,14 @@ class Replay:
 
     def __init__(self, rooms: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
-        self.at_s = 0.0  # of the newest request
         self.estimated = self.counted = 0.0  # tokens of the prompts that engines counted: by us, and by them
-        self.hash_tokens = 64
-        self.forever = Seen(HORIZON_S)
-        self.whole = Cache(0)
-        self.ideal = Replicas()
-        self.placed = Replicas()
+        self.hash_tokens = 64.0
+        self.lately, self.of_old = NONE, NONE  # blocks of the last one or two horizons
+        self.since_s: float | None = None  # when ``lately`` began
+        self.whole = NONE  # what caches hold, the least recent first
+        self.ideal: dict[str, Hashes] = {}
+        self.placed: dict[str, Hashes] = {}
+        self.written: dict[str, float] = {}  # how often the room of each of the ideal ones was filled
         self.rooms: Mapping[str, int] | None = None
         self.resize(rooms)
 
@@ -48,141 +51,148 @@ class Replay:
         return self.counted / self.estimated if self.estimated else 1.0
 
     def resize(self, rooms: Mapping[str, int] | None) -> None:
-        """The fleet has this room; what no longer fits is dropped."""
+        """The fleet has this room from now on; of replicas that left it nothing is kept."""
         self.rooms = rooms
         if not rooms:
             return
         while sum(map(self.room, rooms.values())) > MAX_ENTRIES:
             self.thin(self.ratio / 2)
-        self._set_rooms(rooms)
+        least = min(self.written.values(), default=0.0)
+        self.written = {name: self.written.get(name, least) for name in rooms}
+        self.ideal = {name: self.ideal.get(name, NONE) for name in rooms}
 
-    def learn(self, requests: Iterable[Request]) -> None:
-        """See a window's requests before they are placed: how long prompts are, in the engines' tokens and together."""
-        self.estimated, self.counted = FADE * self.estimated, FADE * self.counted
-        blocks = 0
-        for request in requests:
-            blocks += request.block_count
-            self.hash_tokens = request.hash_tokens
-            if request.prompt_tokens and request.estimate_tokens:
-                self.estimated += request.estimate_tokens
-                self.counted += request.prompt_tokens
-        while blocks * self.ratio > MOST_BLOCKS:
+    def learn(self, requests: Requests, minutes: float) -> None:
+        """See the requests of some minutes before they are placed: how long prompts are, and what engines count."""
+        faded = FADE_PER_MINUTE**minutes
+        self.estimated, self.counted = faded * self.estimated, faded * self.counted
+        if len(requests):
+            is_told = (requests.prompt_tokens > 0) & (requests.estimates > 0)
+            self.hash_tokens = float(requests.hash_tokens[-1])
+            self.estimated += float(requests.estimates[is_told].sum())
+            self.counted += float(requests.prompt_tokens[is_told].sum())
+        blocks = requests.block_counts.sum()
+        while blocks * self.ratio > MOST_BLOCKS_PER_MINUTE * minutes:
             self.thin(self.ratio / 2)
         self.resize(self.rooms)
 
-    def add(self, request: Request, sums: Sums) -> None:
-        """Place one request, and add to the sums what each model held of it. Requests come in the order of time."""
-        if request.sample_ratio < self.ratio:
-            self.thin(request.sample_ratio)
-        chain, positions = thinned(request, self.ratio)
-        prompt = Prompt.of(request, positions, self.tokens_of(request), self.ratio)
-        sums.requests += 1
-        sums.prompt_tokens += prompt.tokens
-        if request.cached_tokens is not None and request.prompt_tokens:
-            sums.reported_requests += 1
-            sums.reported_tokens += request.prompt_tokens
-            sums.delivered += min(request.cached_tokens, request.prompt_tokens)
-        self.at_s = max(self.at_s, request.at_s)
-        if chain:
-            self._use(request, chain, prompt, sums)
-        else:  # no block of it is in the sample: nothing tells the terms apart
-            for name in TERMS[:-1]:
-                setattr(sums, name, getattr(sums, name) + prompt.held(0))
-        if len(self.forever) > MAX_ENTRIES:
-            self.thin(self.ratio / 2)
+    def use(self, requests: Requests, tally: Tally) -> None:
+        """Place requests, and add to the tally what each model held of them."""
+        if not len(requests):
+            return
+        requests = self._fitting(requests)
+        tokens = self.tokens_of(requests)
+        prompts = Prompts.of(requests, tokens, self.ratio)
+        matched = self._matched(requests)
+        columns = {name: prompts.held(blocks) for name, blocks in matched.items()}
+        is_told = (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
+        tally.add(
+            requests.groups,
+            columns
+            | {
+                "requests": np.ones(len(requests), np.bool_),
+                "prompt_tokens": tokens,
+                "reported_requests": is_told,
+                "reported_tokens": np.where(is_told, requests.prompt_tokens, 0),
+                "delivered": np.where(is_told, np.minimum(requests.cached_tokens, requests.prompt_tokens), 0),
+            },
+        )
+        if self.rooms and self.ratio < 1:
+            known = np.flatnonzero(prompts.lengths)
+            at = prompts.starts[known] + np.maximum(matched["predicted"][known] - 1, 0)
+            tally.part(requests.groups.take(known), requests.blocks[at], prompts.of_block[known])
 
     def thin(self, ratio: float) -> None:
         """Go on with a smaller part of the blocks."""
-        self.ratio = ratio
-        below = round(ratio * HASHES)
-        for model in (self.forever, self.whole, self.ideal, self.placed):
-            model.keep_below(below)
-        if self.rooms:
-            self._set_rooms(self.rooms)
-
-    def tokens_of(self, request: Request) -> float:
-        """The prompt's length as the engine counted it, or would have."""
-        return request.prompt_tokens or request.estimate_tokens * self.real_ratio
-
-    def _use(self, request: Request, chain: Sequence[int], prompt: Prompt, sums: Sums) -> None:
-        if not self.rooms:
-            sums.reachable += prompt.held(self.forever.use(chain, request.at_s, 0))
+        if ratio >= self.ratio:
             return
-        whole, _ = self.whole.use(chain)
-        seen = self.forever.use(chain, request.at_s, whole)
-        split = self._place_ideally(chain, seen)
-        chosen, best = self.placed.use(self._place_of(request.replica), chain, 0, seen)
-        tokens = prompt.held(seen)
-        sums.reachable += tokens
-        if whole != seen:
-            tokens = prompt.held(whole)
-        sums.capacity += tokens
-        if split != whole:
-            tokens = prompt.held(split)
-        sums.split += tokens
-        if best != split:
-            tokens = prompt.held(best)
-        sums.best += tokens
-        if chosen != best:
-            tokens = prompt.held(chosen)
-        sums.predicted += tokens
-        if self.ratio < 1:
-            parting = chain[chosen - 1 if chosen else 0]
-            sums.partings[parting] = sums.partings.get(parting, 0.0) + prompt.of_block
+        self.ratio = ratio
+        below = np.uint64(round(ratio * HASHES))
+        self.lately, self.of_old, self.whole = (
+            blocks[blocks < below] for blocks in (self.lately, self.of_old, self.whole)
+        )
+        for model in (self.ideal, self.placed):
+            model.update({name: blocks[blocks < below] for name, blocks in model.items()})
 
-    def _place_ideally(self, chain: Sequence[int], seen: int) -> int:
-        """Blocks that the best replica held, with placement of our own."""
-        ideal = self.ideal
-        place = ideal.least_written()
-        best, holders = ideal.best(chain, seen)
-        if best >= KEEP_RATIO * len(chain) and not holders >> place & 1:
-            place = (holders & -holders).bit_length() - 1
-        ideal.use(place, chain, best, best)
-        return best
-
-    def _place_of(self, replica: str) -> int:
-        """Its number; one that the fleet no longer has gets the room of a middling one."""
-        place = self.placed.places.get(replica)
-        if place is None:
-            rooms = sorted((self.rooms or {}).values())
-            self.placed.set_room(replica, self.room(rooms[len(rooms) // 2]))
-            place = self.placed.places[replica]
-        return place
+    def tokens_of(self, requests: Requests) -> Floats:
+        """The prompts' lengths as the engine counted them, or would have."""
+        return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, requests.estimates * self.real_ratio)
 
     def room(self, tokens: int) -> int:
         """Sampled blocks in so many of the engine's tokens."""
         return max(1, round(tokens / (self.hash_tokens * self.real_ratio) * self.ratio))
 
-    def _set_rooms(self, rooms: Mapping[str, int]) -> None:
-        self.whole.room = sum(map(self.room, rooms.values()))
-        for name, tokens in rooms.items():
-            self.ideal.set_room(name, self.room(tokens))
-            self.placed.set_room(name, self.room(tokens))
+    def _fitting(self, requests: Requests) -> Requests:
+        """Thinned, together with all models, so that these stay within their bounds."""
+        self.thin(min(self.ratio, float(requests.sample_ratios.min())))
+        requests = requests.thinned(self.ratio)
+        while _count(self.lately, self.of_old, requests.blocks) > MAX_ENTRIES:
+            self.thin(self.ratio / 2)
+            requests = requests.thinned(self.ratio)
+        return requests
+
+    def _matched(self, requests: Requests) -> dict[str, Integers]:
+        """How many of each prompt's blocks each model holds, by the term's name; afterwards all of them hold it."""
+        known = np.flatnonzero(requests.lengths)  # of the others no block is in the sample
+        held = (self.whole, *self.ideal.values(), *self.placed.values())
+        numbers = Numbers(requests.blocks, self.lately, self.of_old, *held)
+        chains = Chains.tail_first(numbers.of(requests.blocks), requests.ends[known])
+        found = {"reachable": self._see(numbers, chains, requests.at_s[known])}
+        if self.rooms:
+            whole = through(numbers.of(self.whole), chains, sum(map(self.room, self.rooms.values())))
+            self.whole = numbers.hashes(whole.held)
+            best, predicted = self._place(numbers, chains, requests.replicas.take(known))
+            split = self._place_ideally(numbers, chains)
+            found["reachable"] = np.maximum.reduce([found["reachable"], whole.matched, split, best])
+            found |= {"capacity": whole.matched, "split": split, "best": best, "predicted": predicted}
+        matched = np.zeros((len(found), len(requests)), np.int64)
+        matched[:, known] = list(found.values())
+        return dict(zip(found, matched, strict=True))
+
+    def _see(self, numbers: Numbers, chains: Chains, at_s: Floats) -> Integers:
+        """Through the model that never forgets what was used within the last one or two horizons."""
+        horizons, self.since_s = _horizons(at_s, self.since_s)
+        matched, kept = seen((numbers.of(self.of_old), numbers.of(self.lately)), chains, horizons)
+        self.of_old, self.lately = map(numbers.hashes, kept)
+        return matched
+
+    def _place(self, numbers: Numbers, chains: Chains, replicas: Coded) -> tuple[Integers, Integers]:
+        """(what the replica that held most had of each prompt, what the chosen one had)."""
+        predicted = np.zeros(len(chains.ends), np.int64)
+        passages = []
+        held, self.placed = self.placed, {}
+        for name in dict.fromkeys((*(self.rooms or ()), *replicas.names)):
+            own = replicas.rows(name)
+            one = through(numbers.of(held.get(name, NONE)), chains.take(own), self._room_of(name))
+            predicted[own], self.placed[name] = one.matched, numbers.hashes(one.held)
+            passages.append((own, one))
+        return best_of(passages, len(predicted)), predicted
+
+    def _place_ideally(self, numbers: Numbers, chains: Chains) -> Integers:
+        """What the replica that held most had of each prompt, with placement of our own."""
+        held = [numbers.of(blocks) for blocks in self.ideal.values()]
+        done = place(held, list(map(self._room_of, self.ideal)), list(self.written.values()), chains)
+        self.ideal = dict(zip(self.ideal, map(numbers.hashes, done.held), strict=True))
+        self.written = dict(zip(self.written, done.written, strict=True))
+        return done.best
+
+    def _room_of(self, replica: str) -> int:
+        """In sampled blocks; one that the fleet does not have gets the room of a middling one."""
+        rooms = self.rooms or {}
+        return self.room(rooms[replica] if replica in rooms else sorted(rooms.values())[len(rooms) // 2])
 
 
-class Prompt(NamedTuple):
-    """One prompt as a replay sees it: what its tokens come to when an opening of its sampled blocks is held."""
+def _count(*blocks: Hashes) -> int:
+    """How many different ones; as many as there are, where these are few enough."""
+    most = sum(map(len, blocks))
+    return most if most <= MAX_ENTRIES else len(distinct(*blocks))
 
-    tokens: float
-    positions: Sequence[int]  # of its sampled blocks
-    block_count: int
-    of_block: float  # tokens
-    engine_block: int  # tokens
-    ratio: float
 
-    @classmethod
-    def of(cls, request: Request, positions: Sequence[int], tokens: float, ratio: float) -> Prompt:
-        """A request's, with these blocks in the sample."""
-        of_block = request.hash_tokens * tokens / max(1, request.estimate_tokens)
-        return cls(tokens, positions, request.block_count, of_block, request.block_tokens or 1, ratio)
-
-    def held(self, matched: int) -> float:
-        """Tokens where the first ``matched`` of its blocks are held.
-
-        Where a block is met in part, half of it on average; whole engine blocks before the last token (H7).
-        """
-        of_prompt, positions, block_count, of_block, engine, ratio = self
-        tokens = depth(positions, matched, block_count, ratio) * of_block
-        if of_block > engine and 0 < matched < len(positions):
-            tokens += (of_block - engine) / 2
-        return tokens if ratio < 1 else min(tokens, max(0.0, (of_prompt - 1) // engine * engine))
+def _horizons(at_s: Floats, since_s: float | None) -> tuple[Integers, float | None]:
+    """(how many horizons had begun anew when each request came, when the last one began)."""
+    begun = np.zeros(len(at_s), np.int64)
+    if since_s is None:
+        since_s = float(at_s[0]) if len(at_s) else None
+    while since_s is not None and (late := int(np.searchsorted(at_s, since_s + HORIZON_S))) < len(at_s):
+        begun[late:] += 1
+        since_s = float(at_s[late])
+    return begun, since_s

@@ -1,84 +1,67 @@
-"""A replay's models as bytes, so that another worker goes on with warm caches: at most ``MAX_ENTRIES`` blocks each."""
+"""A replay as bytes, so that another worker goes on with warm caches: at most ``MAX_ENTRIES`` blocks of each model."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from telemetry.lab.caches import Cache
+from telemetry.lab.chains import Hashes
+from telemetry.lab.ladder import Sums
 from telemetry.lab.replay import Replay
+from telemetry.lab.tally import Tally
 
-FORM = 2  # of the bytes: another one is not read, and the replay begins anew
+FORM = 3  # of the bytes: another one is not read, and the replay begins anew
+FACTS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
 
 
 class StateError(ValueError):
     """Bytes of another form."""
 
 
-def dump(replay: Replay) -> bytes:
-    """All that the next window needs. 8 bytes a block, and 4 for each place where prompts part."""
+def dump(replay: Replay, tally: Tally) -> bytes:
+    """All that the next requests need, and what those of the bin before them came to. 8 bytes a block."""
     return msgspec.msgpack.encode(
         {
             "form": FORM,
-            "ratio": replay.ratio,
-            "at_s": replay.at_s,
-            "estimated": replay.estimated,
-            "counted": replay.counted,
-            "hash_tokens": replay.hash_tokens,
-            "lately": _packed(replay.forever.lately),
-            "of_old": _packed(replay.forever.of_old),
-            "since_s": replay.forever.since_s,
-            "whole": _packed_runs(replay.whole),
-            "ideal": {name: _packed_runs(replay.ideal.caches[place]) for name, place in replay.ideal.places.items()},
-            "placed": {name: _packed_runs(replay.placed.caches[place]) for name, place in replay.placed.places.items()},
+            "facts": {name: getattr(replay, name) for name in FACTS},
+            "seen": [_packed(replay.of_old), _packed(replay.lately)],
+            "whole": _packed(replay.whole),
+            "ideal": {name: _packed(blocks) for name, blocks in replay.ideal.items()},
+            "placed": {name: _packed(blocks) for name, blocks in replay.placed.items()},
+            "sums": {group: asdict(sums) for group, sums in tally.sums.items()},
+            "reason": tally.reason,
+            "partings": {group: [_packed(at), tokens.tobytes()] for group, (at, tokens) in tally.partings.items()},
         }
     )
 
 
-def load(state: bytes, rooms: Mapping[str, int] | None) -> Replay:
-    """The replay, in a fleet of these rooms; StateError for bytes of another form."""
+def load(state: bytes) -> tuple[Replay, Tally]:
+    """Both; StateError for bytes of another form."""
     try:
         told: dict[str, Any] = msgspec.msgpack.decode(state)
     except msgspec.DecodeError as error:
         raise StateError(str(error)) from None
     if told.get("form") != FORM:
         raise StateError(f"form {told.get('form')}")
-    replay = Replay(None, told["ratio"])
-    replay.at_s, replay.hash_tokens = told["at_s"], told["hash_tokens"]
-    replay.estimated, replay.counted = told["estimated"], told["counted"]
-    replay.resize(rooms)
-    replay.forever.remember(_unpacked(told["lately"]), _unpacked(told["of_old"]), told["since_s"])
-    if rooms:
-        replay.whole.remember(_unpacked_runs(told["whole"]))
-        for model, caches in ((replay.ideal, told["ideal"]), (replay.placed, told["placed"])):
-            for name, packed in caches.items():
-                if name in model.places:
-                    model.remember(name, _unpacked_runs(packed))
-        replay.resize(rooms)
-    return replay
+    replay, tally = Replay(None), Tally()
+    for name in FACTS:
+        setattr(replay, name, told["facts"][name])
+    replay.of_old, replay.lately = map(_unpacked, told["seen"])
+    replay.whole = _unpacked(told["whole"])
+    replay.ideal = {name: _unpacked(blocks) for name, blocks in told["ideal"].items()}
+    replay.placed = {name: _unpacked(blocks) for name, blocks in told["placed"].items()}
+    tally.sums = {group: Sums(**sums) for group, sums in told["sums"].items()}
+    tally.reason = told["reason"]
+    tally.partings = {group: (_unpacked(at), np.frombuffer(tokens)) for group, (at, tokens) in told["partings"].items()}
+    return replay, tally
 
 
-def _packed(blocks: Iterable[int]) -> bytes:
-    return array("Q", blocks).tobytes()
+def _packed(blocks: Hashes) -> bytes:
+    return blocks.tobytes()
 
 
-def _unpacked(packed: bytes) -> array[int]:
-    blocks = array("Q")
-    blocks.frombytes(packed)
-    return blocks
-
-
-def _packed_runs(cache: Cache) -> tuple[bytes, bytes]:
-    """(lengths, blocks)."""
-    runs = list(cache.runs())
-    return array("I", map(len, runs)).tobytes(), _packed(chain.from_iterable(runs))
-
-
-def _unpacked_runs(packed: Sequence[bytes]) -> list[list[int]]:
-    lengths, blocks = array("I"), iter(_unpacked(packed[1]))
-    lengths.frombytes(packed[0])
-    return [list(islice(blocks, length)) for length in lengths]
+def _unpacked(packed: bytes) -> Hashes:
+    return np.frombuffer(packed, np.uint64)

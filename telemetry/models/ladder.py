@@ -38,11 +38,11 @@ class LadderBin(models.Model):
 
 
 class ReplayState(models.Model):
-    """The caches of a pool's replay as they were when a bin began: where to go on, or back to."""
+    """A pool's replay as it stood when a bin began, or after the newest settled minute: where to go on, or back to."""
 
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="replay_states")
-    at = models.DateTimeField()  # the bin's start
-    decisions = models.IntegerField(null=True)  # that the bin had; None while it is not settled
+    at = models.DateTimeField()  # up to which decisions are replayed
+    decisions = models.IntegerField(null=True)  # that settled minutes of the bin had; None: none is, or no bin began
     state = models.BinaryField(editable=False)  # telemetry.lab.state reads it
 
     class Meta:

@@ -1,31 +1,59 @@
-"""Reading stored decisions, as a replay needs them."""
+"""Reading stored decisions as columns, as a replay needs them.
+
+Theory of operation. Tens of thousands of rows as tuples cost more than their replay, so PostgreSQL makes arrays of them
+first: one for each column, and one of all the rows' arrays of blocks, one after the other. They come as the bytes that
+its binary protocol sends: a header of 20 bytes (12 for an array without elements), then each element's length in 4
+bytes and the element itself, all big-endian.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
+import numpy as np
 import psycopg
 from django.db import connection
+from numpy.typing import NDArray
 
-from telemetry.lab.chains import HASHES, Request
+from telemetry.lab.chains import Integers, Requests, coded
 
-_MASK = HASHES - 1
+HEADER, EMPTY_HEADER, LENGTH = 20, 12, 4  # bytes
+POSTGRES_EPOCH_S = 946_684_800  # unix
+UNKNOWN = -1  # NULL, of columns that are never below 0
+_NUMBERS = {
+    "at": ">i8",  # microseconds
+    "cardinality(blocks)": ">i4",
+    f"coalesce(cardinality(positions), {UNKNOWN})": ">i4",
+    "block_count": ">i4",
+    "sample_ratio": ">f8",
+    "hash_tokens": ">i4",
+    "prompt_tokens_estimate": ">i8",
+    f"coalesce(prompt_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(cached_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(block_tokens, {UNKNOWN})": ">i4",
+}
 _SELECT = """
-    select extract(epoch from at)::float8, "group", replica, rank, blocks, positions, block_count, sample_ratio,
-        hash_tokens, prompt_tokens_estimate, prompt_tokens, cached_tokens, block_tokens
-    from telemetry_decision
-    where at >= %s and at < %s and pool = %s and status < 400
+    select array_agg("group"), array_agg(case when rank is null then replica else replica || '#' || rank end),
+        string_agg(array_send(blocks), ''), string_agg(array_send(positions), ''), {columns}
+    from (
+        select * from (
+            select * from telemetry_decision where at >= %s and at < %s and pool = %s and status < 400
+            order by at {order}, router_id {order}, boot {order}, seq {order} limit %s
+        ) as chosen order by at, router_id, boot, seq
+    ) as decisions
 """
+_COLUMNS = ", ".join(f"array_send(array_agg({column}))" for column in _NUMBERS)
 
 
-def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> list[Request]:
+def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
     """Requests that a replica answered, by the time they were placed; the first ``at_most`` of them. One query."""
-    return _read(f"{_SELECT} order by at limit %s", start, end, pool, at_most)
+    return _read("asc", start, end, pool, at_most)
 
 
-def latest_requests(pool: str, start: datetime, end: datetime, *, at_most: int) -> list[Request]:
+def latest_requests(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
     """The same, the last ``at_most`` of them."""
-    return _read(f"{_SELECT} order by at desc limit %s", start, end, pool, at_most)[::-1]
+    return _read("desc", start, end, pool, at_most)
 
 
 def first_at(pool: str, start: datetime, end: datetime) -> datetime | None:
@@ -51,18 +79,52 @@ def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[
         return dict(cursor.fetchall())
 
 
-def _read(statement: str, *values: datetime | str | int) -> list[Request]:
+def _read(order: str, *values: datetime | str | int) -> Requests:
     connection.ensure_connection()
-    with psycopg.Cursor(connection.connection) as cursor:  # Django's own reads arrays of integers as text
-        cursor.execute(statement, values, binary=True)
-        return [_request(row) for row in cursor.fetchall()]
+    with psycopg.Cursor(connection.connection) as cursor:  # Django's own asks for text
+        cursor.execute(_SELECT.format(order=order, columns=_COLUMNS), values, binary=True)
+        groups, replicas, blocks, positions, *columns = cursor.fetchall()[0]
+    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _NUMBERS.values(), strict=True)]
+    at, lengths, placed, block_counts, *others = numbers
+    ratios, hash_tokens, estimates, *told = (column.astype(np.float64) for column in others)
+    return Requests(
+        at / 1e6 + POSTGRES_EPOCH_S,
+        coded(groups or ()),
+        coded(replicas or ()),
+        _joined(blocks, lengths, ">u8").astype(np.uint64),
+        _positions(positions, lengths, placed),
+        np.cumsum(lengths, dtype=np.int64),
+        block_counts.astype(np.float64),
+        ratios,
+        hash_tokens,
+        estimates,
+        *(np.where(column == UNKNOWN, np.nan, column) for column in told),
+    )
 
 
-def _request(row: tuple[object, ...]) -> Request:
-    at_s, group, replica, rank, blocks, *rest = row
-    return Request(at_s, group, target(replica, rank), [block & _MASK for block in blocks], *rest)  # type: ignore[arg-type, attr-defined] # columns, as the statement names them
+def _numbers(sent: bytes | None, kind: str) -> NDArray[Any]:
+    """The elements of an array as it is sent; none of them is NULL."""
+    element = np.dtype([("length", ">i4"), ("value", kind)])
+    told: NDArray[Any] = np.frombuffer((sent or b"")[HEADER:], element)["value"]
+    return told
 
 
-def target(replica: object, rank: object) -> str:
-    """A cache's name: the replica, with its rank where it has several."""
-    return f"{replica}" if rank is None else f"{replica}#{rank}"
+def _joined(sent: bytes | None, lengths: NDArray[Any], kind: str) -> NDArray[Any]:
+    """The elements of arrays of these lengths that are sent one after the other."""
+    width = np.dtype(kind).itemsize
+    word = min(width, LENGTH)  # bytes, of which everything is a multiple
+    each = LENGTH + width
+    ends = np.cumsum(np.where(lengths > 0, HEADER + each * lengths, EMPTY_HEADER))
+    behind = np.repeat(ends - each * np.cumsum(lengths), lengths)  # from where the last array's end would be
+    first = behind + each * np.arange(len(behind)) + LENGTH
+    words = np.frombuffer(sent or b"", f">u{word}")
+    elements: NDArray[Any] = words[first[:, None] // word + np.arange(width // word)].reshape(-1).view(kind)
+    return elements
+
+
+def _positions(sent: bytes | None, lengths: NDArray[Any], told: NDArray[Any]) -> Integers:
+    """Of all blocks; of a prompt of which nothing is told (UNKNOWN) all of them are there, from 0 on."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions: Integers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    positions[np.repeat(told != UNKNOWN, lengths)] = _joined(sent, told[told != UNKNOWN], ">u2")
+    return positions

@@ -13,10 +13,10 @@ import msgspec
 from controlplane.models import Router
 from telemetry.collecting.page import Page
 from telemetry.collecting.record import Progress, record_page
-from telemetry.lab.chains import Request
 from telemetry.models import DecisionCursor
 from tests.fakes.fake_metrics_server import Answer, text
 from tests.telemetry.conftest import T0
+from tests.telemetry.lab.traces import Request
 
 SPREAD = 0x9E37_79B9_7F4A_7C15
 

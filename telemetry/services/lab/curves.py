@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+
+import numpy as np
 
 from controlplane.models import Pool
 from telemetry.lab.capacity import CapacityCurve as Reckoned
-from telemetry.lab.chains import Request, thinned
-from telemetry.lab.replay import Prompt, Replay
+from telemetry.lab.chains import Prompts, Requests
+from telemetry.lab.replay import Replay
 from telemetry.models import CapacityCurve
-from telemetry.services.lab.replays import rooms_of
+from telemetry.services.lab.replays import MINUTE, rooms_of
 from telemetry.storage.decisions import latest_requests
 
 EVERY = timedelta(minutes=10)
@@ -32,7 +33,7 @@ def update_curves(now: datetime) -> None:
 def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     """One pool's curve, without points, and with the reason, where there can be none."""
     requests = latest_requests(pool.name, now - SPAN, now, at_most=MOST_REQUESTS)
-    rooms = rooms_of(pool, {request.replica for request in requests})
+    rooms = rooms_of(pool, set(requests.replicas.names))
     reason = rooms.reason or ("" if len(requests) >= FEW else f"There were fewer than {FEW} requests in an hour.")
     told = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "room_tokens": None}
     if not reason and rooms.tokens:
@@ -40,24 +41,27 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     return CapacityCurve.objects.update_or_create(pool=pool, defaults=told)[0]
 
 
-def _reckoned(requests: list[Request], rooms: dict[str, int]) -> dict[str, object]:
-    ratio = min(request.sample_ratio for request in requests)
-    while sum(request.block_count for request in requests) * ratio > MOST_BLOCKS:
+def _reckoned(requests: Requests, rooms: dict[str, int]) -> dict[str, object]:
+    ratio = float(requests.sample_ratios.min())
+    while requests.block_counts.sum() * ratio > MOST_BLOCKS:
         ratio /= 2
     replay = Replay(None, ratio)
-    replay.learn(requests)
-    curve, warm = Reckoned(), int(WARM_PART * len(requests))
-    for number, request in enumerate(requests):
-        chain, positions = thinned(request, ratio)
-        prompt = Prompt.of(request, positions, replay.tokens_of(request), ratio)
-        held = [prompt.held(matched) for matched in range(len(chain) + 1)]
-        gains = [more - less for less, more in pairwise(held)]
-        curve.use(request.replica, chain, gains, prompt.tokens if number >= warm else None, held[0])
+    replay.learn(requests, SPAN / MINUTE)
+    requests = requests.thinned(ratio)
+    prompts = Prompts.of(requests, replay.tokens_of(requests), ratio)
+    bases = prompts.held(np.zeros(len(requests), np.int64)).tolist()
+    blocks, gains = requests.blocks.tolist(), prompts.gains().tolist()
+    curve, warm, begin = Reckoned(), int(WARM_PART * len(requests)), 0
+    for number, (end, tokens) in enumerate(zip(requests.ends.tolist(), prompts.tokens.tolist(), strict=True)):
+        replica = requests.replicas.names[requests.replicas.codes[number]]
+        counted = tokens if number >= warm else None
+        curve.use(replica, blocks[begin:end], gains[begin:end], counted, bases[number])
+        begin = end
     points = curve.points({name: replay.room(tokens) for name, tokens in rooms.items()})
     return {
         "points": [asdict(point) for point in points],
         "requests": curve.requests,
-        "since": datetime.fromtimestamp(requests[warm].at_s, UTC),
+        "since": datetime.fromtimestamp(requests.at_s[warm], UTC),
         "sample_ratio": ratio,
         "room_tokens": sum(rooms.values()) // len(rooms),
         "replicas": len(rooms),

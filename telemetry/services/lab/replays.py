@@ -1,18 +1,21 @@
 """Replaying each pool's decisions minute by minute: the ladder's bins, and the caches to go on with.
 
-Theory of operation. A replay's caches are kept in PostgreSQL as they were at the beginning of a bin. Every run begins
-with the newest ones, replays what was decided since and writes those bins anew, so that the bin of now is there too.
-Once a bin has been over for ``SETTLES`` the caches at its end are kept, with how many decisions it had, and it is not
-replayed again, unless many more came late: then the run goes back to the caches before. Without any, after an absence
-or where bytes are of another form, the replay begins cold, as far back as ``REBUILD``. The sampled part only falls
-while a replay lives, so it begins anew when decisions carry many more blocks and there is room for them.
+Theory of operation. A minute is settled once it has been over for ``SETTLES``. What is settled is replayed once: the
+caches after it, and what the minutes of its bin came to, are kept in PostgreSQL, and every run begins with the newest
+of these. It replays the minutes since, keeps the caches after the last settled one, and writes the bins that it touched
+anew, so that the bin of now is there too. Kept are the caches after the newest settled minute, and those at the
+beginning of some bins before, with how many decisions these bins had: where many more came late, the run goes back
+there. Without any, after an absence or where bytes are of another form, the replay begins cold, as far back as
+``REBUILD``. The sampled part only falls while a replay lives, so it begins anew when decisions carry many more blocks
+and there is room for them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
@@ -21,21 +24,22 @@ from django.db.models import Min, Sum
 from django.db.models.functions import Length
 
 from controlplane.models import Pool, Replica, ReplicaState
-from telemetry.lab.chains import Request
-from telemetry.lab.ladder import ADDED, Sums, settled
-from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS, Replay
+from telemetry.lab.chains import Requests
+from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS_PER_MINUTE, Replay
 from telemetry.lab.state import StateError, dump, load
+from telemetry.lab.tally import Tally
 from telemetry.models import DecisionCursor, LadderBin, ReplayState
 from telemetry.storage import decisions
 from telemetry.storage.locks import LADDER, only_one
 
 log = logging.getLogger(__name__)
+MINUTE = timedelta(minutes=1)
 BIN = timedelta(minutes=5)
-SETTLES = timedelta(minutes=2)  # after its end: requests are told when they end, not when they are placed
+SETTLES = timedelta(minutes=2)  # after a minute's end: requests are told when they end, not when they are placed
 REBUILD = timedelta(hours=1)  # of decisions that a new replay begins with
-KEPT_STATES = 6  # of a pool: half an hour to go back
+KEPT_STATES = 6  # beginnings of a pool's bins: half an hour to go back
 LATE_RATIO = 0.01  # of a bin's decisions that came late: as many are worth going back for
-MOST_REQUESTS = 150_000  # of a bin; what goes beyond is left out of it
+MOST_REQUESTS = 20_000  # of a minute; what goes beyond is left out of it
 FINER = 4  # times as many blocks are worth beginning anew for
 BLOCK_BYTES = 8  # of a replay's bytes
 RUN_S = 20.0  # after which a run begins no further bin
@@ -47,6 +51,27 @@ class Rooms:
 
     tokens: dict[str, int] | None
     reason: str = ""
+
+
+@dataclass(slots=True)
+class Stand:
+    """How far a pool is replayed, and what it takes to go on."""
+
+    pool: Pool
+    at: datetime
+    replay: Replay
+    tally: Tally  # of the bin
+    decisions: int = 0  # that the bin had
+
+    @property
+    def bin(self) -> datetime:
+        """Where the bin of the minute before began."""
+        return bin_start(self.at - MINUTE)
+
+    @property
+    def ends_bin(self) -> bool:
+        """Whether the bin is replayed whole."""
+        return self.at == self.bin + BIN
 
 
 def replay_pools(now: datetime) -> int:
@@ -63,20 +88,19 @@ def replay_pools(now: datetime) -> int:
 
 def replay_pool(pool: Pool, now: datetime, *, ends_s: float | None = None) -> int:
     """One pool's; how many bins were written."""
-    start, state = _beginning(pool, now)
-    if start is None:
-        return 0
+    stand = _beginning(pool, now)
     written = 0
-    replay: Replay | None = None
-    while start < now and (ends_s is None or time.monotonic() < ends_s):
-        requests = decisions.requests_between(pool.name, start, start + BIN, at_most=MOST_REQUESTS)
-        rooms = rooms_of(pool, {request.replica for request in requests})
-        replay = _begun(pool, start, state, rooms, requests) if replay is None else replay
-        sums = _replayed(replay, rooms, requests)
-        is_settled = start + BIN + SETTLES <= now
-        _write(pool, start, sums, replay, rooms, settled_with=len(requests) if is_settled else None)
-        written += 1
-        start += BIN
+    while stand is not None and stand.at < now and (ends_s is None or time.monotonic() < ends_s):
+        is_settled = stand.at <= _settled(now) - MINUTE
+        _replay_until(stand, min(bin_start(stand.at) + BIN, _settled(now) if is_settled else now))
+        with transaction.atomic():
+            if stand.ends_bin or stand.at >= now:
+                _write_bin(stand)
+                written += 1
+            if is_settled:
+                _keep(stand)
+        if stand.ends_bin:
+            stand.tally, stand.decisions = Tally(), 0
     return written
 
 
@@ -93,24 +117,37 @@ def rooms_of(pool: Pool, used: set[str]) -> Rooms:
     return Rooms(rooms) if rooms else Rooms(None, "No replica has told the size of its cache.")
 
 
-def _beginning(pool: Pool, now: datetime) -> tuple[datetime | None, bytes | None]:
-    """Which bin to begin with, and the caches then; None where there is nothing to replay."""
+def _beginning(pool: Pool, now: datetime) -> Stand | None:
+    """Where to go on; None where there is nothing to replay."""
     states = list(ReplayState.objects.filter(pool=pool).defer("state"))
     if states and states[-1].at >= now - REBUILD and not _can_be_finer(pool, states[-1], now):
         start = _first_late(pool, states) or states[-1].at
         ReplayState.objects.filter(pool=pool, at__gt=start).delete()
-        return start, bytes(ReplayState.objects.get(pool=pool, at=start).state)
-    first = decisions.first_at(pool.name, now - REBUILD, now)
+        had = next((state.decisions for state in states if state.at == bin_start(start) < start), None)
+        try:
+            return Stand(pool, start, *load(bytes(ReplayState.objects.get(pool=pool, at=start).state)), had or 0)
+        except StateError as error:
+            log.info("a replay begins anew: %s", error)
     ReplayState.objects.filter(pool=pool).delete()
-    return (None if first is None else bin_start(first)), None
+    first = decisions.first_at(pool.name, now - REBUILD, now)
+    return None if first is None else _cold(pool, bin_start(first))
+
+
+def _cold(pool: Pool, at: datetime) -> Stand:
+    """With empty caches, which are kept to go back to."""
+    stand = Stand(pool, at, Replay(None), Tally())
+    ReplayState.objects.create(pool=pool, at=at, state=dump(stand.replay, stand.tally))
+    return stand
 
 
 def _first_late(pool: Pool, states: list[ReplayState]) -> datetime | None:
-    """The first settled bin to which many more decisions came since."""
-    found = decisions.counts(pool.name, states[0].at, states[-1].at, BIN) if len(states) > 1 else {}
+    """The first bin to whose settled minutes many more decisions came since."""
+    counted = decisions.counts(pool.name, states[0].at, states[-1].at, MINUTE) if len(states) > 1 else {}
+    found: Counter[datetime] = Counter()
+    for minute, count in counted.items():
+        found[bin_start(minute)] += min(count, MOST_REQUESTS)
     for state in states:
-        here = min(found.get(state.at, 0), MOST_REQUESTS)
-        if state.decisions is not None and here > (1 + LATE_RATIO) * state.decisions:
+        if state.decisions is not None and found[state.at] > (1 + LATE_RATIO) * state.decisions:
             return state.at
     return None
 
@@ -125,60 +162,53 @@ def _can_be_finer(pool: Pool, newest: ReplayState, now: datetime) -> bool:
     )
     if bins["ratio"] is None or told["ratio"] is None or told["ratio"] < FINER * bins["ratio"]:
         return False
-    if told["blocks_per_s"] * BIN.total_seconds() * FINER * bins["ratio"] > MOST_BLOCKS:
+    if told["blocks_per_s"] * 60 * FINER * bins["ratio"] > MOST_BLOCKS_PER_MINUTE:
         return False
     sized = ReplayState.objects.filter(pk=newest.pk).annotate(size=Length("state")).values_list("size", flat=True)
     return int(sized[0]) * FINER < BLOCK_BYTES * MAX_ENTRIES
 
 
-def _begun(pool: Pool, at: datetime, state: bytes | None, rooms: Rooms, requests: list[Request]) -> Replay:
-    """The replay with the caches of then; a cold one where there are none, which is kept to go back to."""
-    if state is not None:
-        try:
-            return load(state, rooms.tokens)
-        except StateError as error:
-            log.info("a replay begins anew: %s", error)
-    replay = Replay(rooms.tokens, min((request.sample_ratio for request in requests), default=1.0))
-    ReplayState.objects.update_or_create(pool=pool, at=at, defaults={"state": dump(replay), "decisions": None})
-    return replay
+def _replay_until(stand: Stand, end: datetime) -> None:
+    """Replay what was decided up to then, minute by minute read: an array of PostgreSQL holds 1 GB at most."""
+    begun, parts = stand.at, []
+    while stand.at < end:
+        start, stand.at = stand.at, stand.at + MINUTE
+        parts.append(decisions.requests_between(stand.pool.name, start, stand.at, at_most=MOST_REQUESTS))
+        stand.decisions += len(parts[-1])
+    requests = Requests.together(parts)
+    rooms = rooms_of(stand.pool, set(requests.replicas.names))
+    stand.replay.resize(rooms.tokens)
+    stand.replay.learn(requests, (stand.at - begun) / MINUTE)
+    stand.replay.use(requests, stand.tally)
+    stand.tally.reason = stand.tally.reason or rooms.reason
 
 
-def _replayed(replay: Replay, rooms: Rooms, requests: list[Request]) -> dict[str, Sums]:
-    """Sums by task group."""
-    replay.resize(rooms.tokens)
-    replay.learn(requests)
-    found: dict[str, Sums] = {}
-    for request in requests:
-        sums = found.get(request.group)
-        if sums is None:
-            sums = found[request.group] = Sums()
-        replay.add(request, sums)
-    return {group: settled(sums, replay.ratio) for group, sums in found.items()}
-
-
-@transaction.atomic
-def _write(
-    pool: Pool, at: datetime, sums: dict[str, Sums], replay: Replay, rooms: Rooms, *, settled_with: int | None
-) -> None:
-    """A bin's rows instead of those that it had; the caches at its end once it is settled."""
-    LadderBin.objects.filter(pool=pool, at=at).delete()
+def _write_bin(stand: Stand) -> None:
+    """The bin's rows instead of those that it had."""
+    replay, tally = stand.replay, stand.tally
+    LadderBin.objects.filter(pool=stand.pool, at=stand.bin).delete()
     LadderBin.objects.bulk_create(
         LadderBin(
-            at=at,
-            pool=pool,
-            group=group,
-            sample_ratio=replay.ratio,
-            reason=rooms.reason,
-            **{name: getattr(one, name) for name in ADDED},
+            at=stand.bin, pool=stand.pool, group=group, sample_ratio=replay.ratio, reason=tally.reason, **asdict(sums)
         )
-        for group, one in sums.items()
+        for group, sums in tally.settled(replay.ratio).items()
     )
-    if settled_with is None:
-        return
-    ReplayState.objects.filter(pool=pool, at=at).update(decisions=settled_with)
-    ReplayState.objects.update_or_create(pool=pool, at=at + BIN, defaults={"state": dump(replay), "decisions": None})
-    kept = ReplayState.objects.filter(pool=pool).order_by("-at").values("pk")[:KEPT_STATES]
-    ReplayState.objects.filter(pool=pool).exclude(pk__in=[row["pk"] for row in kept]).delete()
+
+
+def _keep(stand: Stand) -> None:
+    """The caches of now, instead of those within their bin; and no more of former ones than are gone back to."""
+    states = ReplayState.objects.filter(pool=stand.pool)
+    states.filter(at=stand.bin).update(decisions=stand.decisions)
+    states.filter(at__gt=stand.bin).delete()
+    tally = Tally() if stand.ends_bin else stand.tally
+    ReplayState.objects.create(pool=stand.pool, at=stand.at, state=dump(stand.replay, tally))
+    oldest = stand.bin - (KEPT_STATES - 1) * BIN
+    states.filter(at__lt=oldest).delete()
+
+
+def _settled(now: datetime) -> datetime:
+    """Up to when minutes are settled."""
+    return (now - SETTLES).replace(second=0, microsecond=0)
 
 
 def bin_start(at: datetime) -> datetime:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import random
 import statistics
 from collections import OrderedDict
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from telemetry.lab import replay as module
-from telemetry.lab.chains import Request, depth, error
-from telemetry.lab.ladder import Ladder, Sums, ladder_from, settled
-from telemetry.lab.replay import Replay
+from telemetry.lab.chains import HASHES, Prompts, coded, error
+from telemetry.lab.ladder import TERMS, Ladder, Sums, ladder_from
+from telemetry.lab.replay import HORIZON_S, Replay
 from telemetry.lab.state import StateError, dump, load
-from tests.telemetry.lab.traces import HASH_TOKENS, request, sampled, traffic
+from telemetry.lab.tally import Tally
+from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
+
+REPLAYED = TERMS[:-1]
+SPREAD = 0x9E37_79B9_7F4A_7C15
 
 
 def replayed(requests: list[Request], rooms: dict[str, int] | None, replay: Replay | None = None) -> Sums:
-    """The sums of these requests; ``rooms`` in blocks."""
+    """The sums of these requests, as if of one group, each term at least the one below; ``rooms`` in blocks."""
     told = {name: blocks * HASH_TOKENS for name, blocks in rooms.items()} if rooms else None
-    replay, sums = replay or Replay(told), Sums()
-    for one in requests:
-        replay.add(one, sums)
-    return sums
+    replay, tally = replay or Replay(told), Tally()
+    replay.use(columns([one._replace(group="") for one in requests]), tally)
+    return tally.settled(replay.ratio)[""]
 
 
 class PlainCache:
@@ -45,8 +52,9 @@ class PlainCache:
 class PlainPlacement:
     """The replica that holds at least half of the prompt, else the one whose room was filled least often."""
 
-    def __init__(self, replicas: int, room: int) -> None:
-        self.caches, self.written = [PlainCache(room) for _ in range(replicas)], [0.0] * replicas
+    def __init__(self, rooms: Iterable[int]) -> None:
+        self.caches = [PlainCache(room) for room in rooms]
+        self.written = [0.0] * len(self.caches)
 
     def place(self, blocks: list[int]) -> int:
         held = [cache.match(blocks) for cache in self.caches]
@@ -57,35 +65,89 @@ class PlainPlacement:
         return best
 
 
+class PlainMemory:
+    """Of each block, in which horizon it was last used; it is forgotten when two began since."""
+
+    def __init__(self) -> None:
+        self.began_s: list[float] = []
+        self.used: dict[int, int] = {}
+
+    def match(self, blocks: list[int], at_s: float) -> int:
+        if not self.began_s or at_s >= self.began_s[-1] + HORIZON_S:
+            self.began_s.append(at_s)
+        now = len(self.began_s)
+        found = next((at for at, block in enumerate(blocks) if self.used.get(block, -2) < now - 1), len(blocks))
+        self.used |= dict.fromkeys(blocks, now)
+        return found
+
+
+def plainly(requests: list[Request], rooms: dict[str, int]) -> list[dict[str, int]]:
+    """Blocks of each request that each model held, one request after the other."""
+    memory, whole, ideal = PlainMemory(), PlainCache(sum(rooms.values())), PlainPlacement(rooms.values())
+    each = {name: PlainCache(room) for name, room in rooms.items()}
+    found = []
+    for one in requests:
+        held = {name: cache.match(one.blocks) for name, cache in each.items()}
+        terms = (whole.match(one.blocks), ideal.place(one.blocks), max(held.values()), held[one.replica])
+        terms = (max(memory.match(one.blocks, one.at_s), *terms), *terms)
+        found.append(dict(zip(REPLAYED, terms, strict=True)))
+        for cache in (whole, each[one.replica]):
+            cache.use(one.blocks)
+    return found
+
+
 @pytest.mark.parametrize("placed", ["session", "random"])
 @pytest.mark.parametrize("room", [60, 400, 5000])
 def test_every_term_is_what_plain_caches_hit(placed, room):
-    requests = traffic(1500, placed=placed)
-    rooms = {f"r{number}": room for number in range(4)}
-    forever, whole = PlainCache(float("inf")), PlainCache(4 * room)
-    each = {name: PlainCache(room) for name in rooms}
-    ideal = PlainPlacement(4, room)
-    blocks = dict.fromkeys(("reachable", "capacity", "split", "best", "predicted"), 0)
-    for one in requests:
-        held = {name: cache.match(one.blocks) for name, cache in each.items()}
-        blocks["reachable"] += forever.match(one.blocks)
-        blocks["capacity"] += whole.match(one.blocks)
-        blocks["split"] += ideal.place(one.blocks)
-        blocks["best"] += max(held.values())
-        blocks["predicted"] += held[one.replica]
-        for cache in (forever, whole, each[one.replica]):
-            cache.use(one.blocks)
+    requests, rooms = traffic(1500, placed=placed), {f"r{number}": room for number in range(4)}
+    plain = plainly(requests, rooms)
+    tally = Tally()
+    replay = Replay({name: HASH_TOKENS * room for name, room in rooms.items()})
+    replay.use(columns([one._replace(block_tokens=HASH_TOKENS, group="") for one in requests]), tally)
+    for name in REPLAYED:
+        assert getattr(tally.sums[""], name) / HASH_TOKENS == sum(one[name] for one in plain), name
 
-    sums = replayed([one._replace(block_tokens=HASH_TOKENS) for one in requests], rooms)
 
-    assert {name: getattr(sums, name) / HASH_TOKENS for name in blocks} == pytest.approx(blocks)
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Request]]:
+    """Runs of few requests whose short prompts part and come back in every way; some wait for a horizon or more."""
+    numbers: dict[tuple[int, ...], int] = {}
+    at_s, runs = 0.0, []
+    for _ in range(draw(st.integers(1, 3))):
+        runs.append([])
+        for _ in range(draw(st.integers(0, 12))):
+            path = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=6)))
+            blocks = [numbers.setdefault(path[: end + 1], len(numbers)) for end in range(len(path))]
+            at_s += draw(st.sampled_from([1, 1, 1, 1, HORIZON_S / 2, 3 * HORIZON_S]))
+            replica = draw(st.sampled_from(["r0", "r1", "r2"]))
+            runs[-1].append(
+                request(at_s, [SPREAD * block % HASHES for block in blocks], replica=replica, block_tokens=HASH_TOKENS)
+            )
+    return runs
+
+
+@given(runs=histories(), rooms=st.lists(st.integers(1, 12), min_size=3, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_each_request_finds_what_plain_caches_hold_also_in_another_worker(runs, rooms):
+    room = {f"r{number}": blocks for number, blocks in enumerate(rooms)}
+    told = {name: HASH_TOKENS * blocks for name, blocks in room.items()}
+    requests = [one for run in runs for one in run]
+    found, replay = [], Replay(told)
+    for run in runs:
+        tally = Tally()
+        replay.use(columns([one._replace(group=f"{number}") for number, one in enumerate(run)]), tally)
+        sums = [tally.sums[f"{number}"] for number in range(len(run))]
+        found += [{name: getattr(one, name) / HASH_TOKENS for name in REPLAYED} for one in sums]
+        replay, _ = load(dump(replay, tally))
+        replay.resize(told)
+    assert found == plainly(requests, room)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_step_of_a_ladder_goes_up(seed):
     requests = traffic(600, seed=seed, replicas=1 + seed % 5, placed=("random", "session")[seed % 2])
     rooms = {f"r{number}": 20 * (1 + seed) ** 2 for number in range(1 + seed % 5)}
-    ladder = ladder_from(settled(replayed(requests, rooms)), sample_ratio=1.0)
+    ladder = ladder_from(replayed(requests, rooms), sample_ratio=1.0)
     terms = [tokens for name, tokens in ladder.terms if name != "delivered"]
     assert terms == sorted(terms, reverse=True)
     assert ladder.prompt_tokens >= terms[0]
@@ -94,7 +156,7 @@ def test_no_step_of_a_ladder_goes_up(seed):
 def test_placement_at_random_loses_what_placement_by_session_keeps():
     rooms = {f"r{number}": 3000 for number in range(4)}
     kept, lost = (
-        {loss.key: loss.ratio for loss in ladder_from(settled(replayed(requests, rooms)), sample_ratio=1).losses()}
+        {loss.key: loss.ratio for loss in ladder_from(replayed(requests, rooms), sample_ratio=1).losses()}
         for requests in (traffic(4000, placed="session"), traffic(4000, placed="random"))
     )
     assert lost["load"] > 0.2
@@ -108,8 +170,8 @@ def test_placement_at_random_loses_what_placement_by_session_keeps():
 def test_a_sample_of_the_blocks_tells_every_term_within_its_doubt(ratio, placed):
     requests = traffic(6000, placed=placed, sessions=600)
     rooms = {f"r{number}": 4000 for number in range(4)}
-    whole = ladder_from(settled(replayed(requests, rooms)), sample_ratio=1.0)
-    part = ladder_from(settled(replayed(sampled(requests, ratio), rooms), ratio), sample_ratio=ratio)
+    whole = ladder_from(replayed(requests, rooms), sample_ratio=1.0)
+    part = ladder_from(replayed(sampled(requests, ratio), rooms), sample_ratio=ratio)
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
     assert abs(part.predicted - whole.predicted) < 3 * part.doubt_tokens < 0.15 * whole.prompt_tokens
@@ -118,7 +180,7 @@ def test_a_sample_of_the_blocks_tells_every_term_within_its_doubt(ratio, placed)
 def test_short_openings_count_too_where_few_blocks_of_any_prompt_are_sampled():
     requests = traffic(6000, turn=(1, 4), longest=40, sessions=600)
     whole, part = (
-        ladder_from(settled(replayed(one, {f"r{n}": 2000 for n in range(4)})), sample_ratio=1)
+        ladder_from(replayed(one, {f"r{n}": 2000 for n in range(4)}), sample_ratio=1)
         for one in (requests, sampled(requests, 0.0625))
     )
     assert part.ratio(part.reachable) == pytest.approx(whole.ratio(whole.reachable), abs=0.02)
@@ -128,27 +190,28 @@ def test_a_replay_goes_on_in_another_worker_as_if_nothing_had_happened():
     requests, rooms = traffic(3000, placed="random"), {f"r{number}": 300 * HASH_TOKENS for number in range(4)}
     one = Replay(rooms)
     replayed(requests[:1500], None, one)
-    other = load(dump(one), rooms)
-    a, b = replayed(requests[1500:], None, one), replayed(requests[1500:], None, other)
-    for name in ("reachable", "capacity", "best", "predicted"):
-        assert getattr(a, name) == pytest.approx(getattr(b, name)), name
-    assert a.split == pytest.approx(b.split, rel=0.05)  # where its placement stood is not kept
+    tally = Tally()
+    tally.part(coded(["g", "g"]), np.array([5, 5], np.uint64), np.array([1.0, 2.0]))
+    other, told = load(dump(one, tally))
+    other.resize(rooms)
+    assert replayed(requests[1500:], None, one) == replayed(requests[1500:], None, other)
+    assert [part.tolist() for part in told.partings["g"]] == [[5], [3]]
     for bad in (b"", b"\x80", b"\x81\xa4form\x09"):
         with pytest.raises(StateError):
-            load(bad, rooms)
+            load(bad)
 
 
 def test_what_is_remembered_is_bounded_whatever_comes(monkeypatch):
     monkeypatch.setattr(module, "MAX_ENTRIES", 500)
-    replay = Replay({f"r{number}": 5000 * HASH_TOKENS for number in range(4)})
-    for one in traffic(2000, sessions=2000):
-        replay.add(one, Sums())
-        assert len(replay.forever) <= 500
+    replay, requests = Replay({f"r{number}": 5000 * HASH_TOKENS for number in range(4)}), traffic(2000, sessions=2000)
+    for begin in range(0, 2000, 100):
+        replayed(requests[begin : begin + 100], None, replay)
+        assert len(replay.lately) + len(replay.of_old) <= 500
         assert len(replay.whole) <= 500
-        assert sum(map(len, replay.placed.caches)) <= 500
-        assert sum(map(len, replay.ideal.caches)) <= 500
+        assert sum(map(len, replay.placed.values())) <= 500
+        assert sum(map(len, replay.ideal.values())) <= 500
     assert replay.ratio < 0.1
-    assert len(dump(replay)) < (4 * 8 + 3 * 4) * 500 + 1000
+    assert len(dump(replay, Tally())) < 4 * 8 * 500 + 1000
 
 
 def test_a_fleet_that_changes_keeps_what_still_fits():
@@ -156,12 +219,12 @@ def test_a_fleet_that_changes_keeps_what_still_fits():
     replay = Replay({f"r{number}": 500 * HASH_TOKENS for number in range(4)})
     replayed(requests[:1000], None, replay)
     replay.resize({f"r{number}": 100 * HASH_TOKENS for number in range(3)})
-    assert all(len(replay.placed.caches[place]) <= 100 for place in range(3))
     assert replayed(requests[1000:], None, replay).predicted > 0  # r3 is gone and counts with a middling room
+    assert all(len(blocks) <= 100 for blocks in replay.placed.values())
 
 
 def test_with_unknown_rooms_only_the_top_and_what_engines_said_are_known():
-    ladder = ladder_from(settled(replayed(traffic(500), None)), sample_ratio=1.0, reason="r1 has not told its cache")
+    ladder = ladder_from(replayed(traffic(500), None), sample_ratio=1.0, reason="r1 has not told its cache")
     assert [name for name, tokens in ladder.terms if tokens is not None] == ["reachable", "delivered"]
     assert [loss.key for loss in ladder.losses()] == ["workload"]
 
@@ -198,11 +261,11 @@ def test_prompts_are_never_hit_whole_and_short_ones_never_at_all():
 @pytest.mark.parametrize("true_depth", [0, 1, 5, 40, 63, 64])
 def test_a_depth_is_right_on_average_wherever_it_is(true_depth):
     chance, ratio, count = random.Random(true_depth), 0.125, 64
-    found = []
-    for _ in range(20_000):
-        positions = [at for at in range(count) if chance.random() < ratio]
-        matched = sum(at < true_depth for at in positions)
-        found.append(depth(positions, matched, count, ratio))
+    rows = [[at for at in range(count) if chance.random() < ratio] for _ in range(20_000)]
+    one = request(0, range(count), sample_ratio=ratio)
+    requests = columns([one._replace(blocks=row, positions=row) for row in rows])
+    matched = np.array([sum(at < true_depth for at in row) for row in rows])
+    found = Prompts.of(requests, requests.estimates, ratio).depth(matched).tolist()
     spread = statistics.stdev(found)
     assert statistics.fmean(found) == pytest.approx(true_depth, abs=4 * spread / 20_000**0.5)
     assert spread < 1.3 * error(ratio)

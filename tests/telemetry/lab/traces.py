@@ -3,10 +3,53 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from telemetry.lab.chains import HASHES, Request
+import numpy as np
+
+from telemetry.lab.chains import HASHES, Floats, Requests, coded
 
 HASH_TOKENS = 64
+
+
+class Request(NamedTuple):
+    """One of ``Requests``. Tokens; None is what nobody said."""
+
+    at_s: float
+    group: str
+    replica: str
+    blocks: Sequence[int]
+    positions: Sequence[int] | None  # None: all of the prompt's blocks are there
+    block_count: int
+    sample_ratio: float
+    hash_tokens: int
+    estimate_tokens: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    block_tokens: int | None
+
+
+def columns(requests: Sequence[Request]) -> Requests:
+    """As a replay takes them."""
+
+    def numbers(name: str) -> Floats:
+        return np.array([getattr(one, name) for one in requests], np.float64)
+
+    blocks = [block for one in requests for block in one.blocks]
+    places = [range(one.block_count) if one.positions is None else one.positions for one in requests]
+    told = ("block_count", "sample_ratio", "hash_tokens", "estimate_tokens")
+    said = ("prompt_tokens", "cached_tokens", "block_tokens")
+    return Requests(
+        numbers("at_s"),
+        coded(one.group for one in requests),
+        coded(one.replica for one in requests),
+        np.array(blocks, np.uint64),
+        np.array([at for positions in places for at in positions], np.int64),
+        np.cumsum([len(one.blocks) for one in requests], dtype=np.int64),
+        *map(numbers, told),
+        *map(numbers, said),
+    )
 
 
 def traffic(
