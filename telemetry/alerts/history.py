@@ -31,6 +31,7 @@ from telemetry.storage.watched import pressure_sums
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 KEPT_HOURS = 16  # answers; each is a few floats for each hour of each pool
+TURNS = (EventKind.REPLICA_RESTARTED, EventKind.REPLICA_DOWN, EventKind.REPLICA_UP)
 Value = TypeVar("Value")
 
 
@@ -89,7 +90,7 @@ class _Loaded:
         self.answers = self._lists(answered, lambda row: (row.pool, row.replica), lambda row: row.answers)
         routed = router_sums(self.names, window)[0] if Source.GROUPS in sources else []
         self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)
-        self.restarts = self._restarts() if self.wanted.restart_reach_s else {}
+        self.restarts, self.turns = self._turns() if self.wanted.restart_reach_s else ({}, {})
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
 
     def past_of(self, pool: Pool) -> Past:
@@ -118,6 +119,7 @@ class _Loaded:
             first_tokens={group: steps for (name, group), steps in self.first_tokens.items() if name == pool.name},
             hours=self._hours(pool),
             restarts={one.name: self.restarts[one.pk] for one in mine if one.pk in self.restarts},
+            turns={one.name: self.turns[one.pk] for one in everyone if one.pk in self.turns},
             control=self.wanted.control,
         )
 
@@ -168,16 +170,17 @@ class _Loaded:
             found[name, group][self.places[start]] = merged_all.buckets if merged_all else None
         return dict(found)
 
-    def _restarts(self) -> dict[int, list[datetime]]:
-        """When each replica restarted, ascending."""
+    def _turns(self) -> tuple[dict[int, list[datetime]], dict[int, list[datetime]]]:
+        """When each replica restarted, and when it went, came back or restarted, ascending. One query."""
         since = (self.wanted.first or self.wanted.until) - timedelta(seconds=self.wanted.restart_reach_s)
-        events = Event.objects.filter(
-            kind=EventKind.REPLICA_RESTARTED, at__gt=since, at__lte=self.wanted.until, replica_id__in=self.ids
-        )
-        found: dict[int, list[datetime]] = defaultdict(list)
-        for replica_id, at in events.order_by("at").values_list("replica_id", "at"):
-            found[replica_id].append(at)
-        return dict(found)
+        events = Event.objects.filter(kind__in=TURNS, at__gt=since, at__lte=self.wanted.until, replica_id__in=self.ids)
+        restarts: dict[int, list[datetime]] = defaultdict(list)
+        turns: dict[int, list[datetime]] = defaultdict(list)
+        for replica_id, kind, at in events.order_by("at").values_list("replica_id", "kind", "at"):
+            turns[replica_id].append(at)
+            if kind == EventKind.REPLICA_RESTARTED:
+                restarts[replica_id].append(at)
+        return dict(restarts), dict(turns)
 
     def _name_of(self, replica: Replica) -> str:
         return next(pool.name for pool in self.pools if pool.pk == replica.pool_id)

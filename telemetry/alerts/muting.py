@@ -1,16 +1,16 @@
 """Why an alert that fires is not told. Pure, except for ``active_silences``.
 
-Three things mute, in this order: a silence, another alert that explains it (``INHIBITED_BY``), and the restart of a
-replica whose cold cache is all there is to a drop (H18). A muted alert fires, is shown, and ends as any other. What is
-muted when it begins is told if it still fires when its silence ends; what was explained, once it is found broken with
-nothing to explain it: that it has not ended yet, or that nobody can tell now, is no news of its own.
+Three things mute, in this order: a silence, another alert that explains it (``INHIBITED_BY``), and replicas that
+restarted or were away, where that is all there is to a drop (H18). A muted alert fires, is shown, and ends as any
+other. What is muted when it begins is told if it still fires when its silence ends; what was explained, once it is
+found broken with nothing to explain it: that it has not ended yet, or that nobody can tell now, is no news of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from telemetry.alerts.kinds.cold import MUTED
@@ -27,6 +27,7 @@ INHIBITED_BY: dict[str, frozenset[str]] = {
     RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN}),
     RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW}),
 }
+EXPLAINS = timedelta(minutes=10)  # for so long a replica that is gone may be why its pool is not as usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +62,36 @@ def mute_of(
     silences: Iterable[tuple[Silence, Sequence[Matcher]]],
     firing: Iterable[Alert],
     verdict: Verdict | None,
+    now: datetime,
 ) -> Mute | None:
     """What mutes an alert, or nothing. ``verdict`` is the latest on it; None where there was none this time."""
     for silence, matchers in silences:
         if reaches(silence, matchers, alert):
             return Mute("silence", silence.comment, silence.pk, silence.ends_at.isoformat())
     for other in firing:
-        if explains(other, alert):
+        if explains(other, alert, now):
             return Mute("inhibited", other.summary, other.pk)
     if verdict is None or verdict.answer is not Answer.BREACH:
         return _as_explained(alert)
     return _cold(verdict)
 
 
-def explains(other: Alert, alert: Alert) -> bool:
+def explains(other: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert is why another fires; where both are of replicas, of the same one."""
     if other.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(other.rule.kind, frozenset()):
         return False
+    if other.subject and not alert.subject:
+        return _came_with(other, alert, now)
     return not (other.subject and alert.subject) or other.subject == alert.subject
+
+
+def _came_with(other: Alert, alert: Alert, now: datetime) -> bool:
+    """Whether a replica's alert may tell why its pool is not as usual: not if the pool was so before it, nor for good.
+
+    Two of its limits lie between a replica's last answer and the beginning of its alert, at most.
+    """
+    gone_at = other.started_at - timedelta(seconds=2 * (other.limit or 0.0))
+    return alert.started_at >= gone_at and now < other.started_at + EXPLAINS
 
 
 def _as_explained(alert: Alert) -> Mute | None:
@@ -91,5 +104,5 @@ def _cold(verdict: Verdict) -> Mute | None:
     cold = verdict.figures.get(MUTED)
     if not cold:
         return None
-    words = f"{', '.join(cold)} restarted; without it there is no drop."
+    words = f"{', '.join(cold)} restarted or was away; but for what that costs there is no drop."
     return Mute("restart", words, until=verdict.figures["warm_at"])

@@ -110,6 +110,7 @@ class Past:
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "" is the pool
     hours: Mapping[str, Mapping[datetime, WindowSum]] = field(default_factory=dict)  # by their start; "" is the pool
     restarts: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
+    turns: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # the same, and when it went and came back
     control: ControlNow | None = None
 
     def end_of(self, index: int) -> datetime:
@@ -157,13 +158,11 @@ class Seen:
 
     def restarted(self, within_s: float) -> dict[str, datetime]:
         """The replicas that restarted in the last seconds, and when they last did."""
-        since = self.now - timedelta(seconds=within_s)
-        known = {
-            name: [at for at in times if since < at <= self.now]
-            for name, times in self.past.restarts.items()
-            if within_s
-        }
-        return {name: times[-1] for name, times in known.items() if times}
+        return {name: times[-1] for name, times in self._lately(self.past.restarts, within_s).items()}
+
+    def disturbed(self, within_s: float) -> dict[str, list[datetime]]:
+        """The replicas that went, came back or restarted in the last seconds, and when they did, ascending."""
+        return self._lately(self.past.turns, within_s)
 
     def newest_without(self, replicas: Collection[str]) -> WindowSum:
         """The pool's newest window without some replicas (H18)."""
@@ -189,6 +188,11 @@ class Seen:
         hour = self.now.replace(minute=0, second=0, microsecond=0)
         found = (hours.get(hour - timedelta(days=back)) for back in range(1, days + 1))
         return [one for one in found if one is not None]
+
+    def _lately(self, known: Mapping[str, Sequence[datetime]], within_s: float) -> dict[str, list[datetime]]:
+        since = self.now - timedelta(seconds=within_s)
+        found = {name: [at for at in times if since < at <= self.now] for name, times in known.items() if within_s}
+        return {name: times for name, times in found.items() if times}
 
     def _newest(self, steps: Sequence[Step | None] | None) -> Step | None:
         return steps[self.index] if steps else None

@@ -26,6 +26,7 @@ from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
 from telemetry.alerts.labels import labels_of, where_of
 from telemetry.alerts.message import describe
+from telemetry.alerts.own_drop import Watched, unless_its_own
 from telemetry.alerts.past import Past, Source, steps_in
 from telemetry.alerts.settled import settled_until
 from telemetry.alerts.steps import OpenAlert, Step, next_step
@@ -74,7 +75,11 @@ def evaluate(rules: Iterable[AlertRule], now: datetime) -> dict[int, Verdict]:
     judged: list[AlertRule] = []
     for ready, past in _loaded(_ready(list(rules), settled_until(now)), now):
         opened = {subject: alert.started_at for subject, alert in ready.open.items()}
-        verdicts = ready.kind.judge(ready.settings, past.at(past.count - 1), Asked(ready.group, opened))
+        seen, asked = past.at(past.count - 1), Asked(ready.group, opened)
+        verdicts = ready.kind.judge(ready.settings, seen, asked)
+        if ready.kind.is_drop:
+            watched = Watched(ready.rule.pool, ready.kind, ready.settings, asked, seen)
+            verdicts = {name: unless_its_own(watched, verdict) for name, verdict in verdicts.items()}
         overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
         ready.rule.evaluated_at, ready.rule.verdict = now, overall.as_json()
         judged.append(ready.rule)

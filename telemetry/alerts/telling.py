@@ -56,7 +56,7 @@ def settle_mutes(firing: list[Alert], now: datetime, verdicts: Mapping[int, Verd
     """Write down what mutes each alert now, and each change of that as a step of its life."""
     silences = active_silences(now) if firing else []
     for alert in firing:
-        mute = mute_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk))
+        mute = mute_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
         found = mute.as_json() if mute else None
         if found != alert.muted:
             _settle(alert, found, now)

@@ -207,6 +207,27 @@ def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_whi
     assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
 
 
+@pytest.mark.parametrize(
+    ("drop_since", "seconds", "is_muted"),
+    [
+        pytest.param(-50, 10, True, id="it began when the replica went"),
+        pytest.param(-70, 10, False, id="it was there before the replica went"),
+        pytest.param(10, 590, True, id="it goes on for a while"),
+        pytest.param(10, 600, False, id="it goes on for good"),
+        pytest.param(86_000, 86_010, False, id="it began long after"),
+    ],
+)
+def test_a_replica_that_is_gone_explains_its_pool_s_drop_for_a_while_and_none_before(
+    pool, channel, drop_since, seconds, is_muted
+):
+    down, drop = firing(pool, "replica_down", subject="r1"), firing(pool, since=drop_since)
+    Alert.objects.filter(pk=down.pk).update(limit=30.0)
+
+    tell_due(at(seconds), {drop.pk: BROKEN})
+
+    assert bool(fresh(drop).muted) is is_muted
+
+
 def test_a_replica_that_is_down_explains_the_gap_of_that_replica_alone(pool, channel):
     firing(pool, "replica_down", subject="r1")
     gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]
