@@ -18,6 +18,13 @@ def a_router(name: str = "router-1") -> Router:
 def decided(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
     """One request of 1,000 tokens, placed by affinity, 800 of them predicted and 780 delivered."""
     ensure_days([at.date()])
+    row = decision(router, at, seq, **changes)
+    row.save(force_insert=True)
+    return row
+
+
+def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
+    """The same, not stored yet."""
     fields: dict[str, Any] = {
         "boot": "b1",
         "pool": "chat",
@@ -45,7 +52,7 @@ def decided(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
         "request_id": f"req-{seq}",
         "retries": 0,
     }
-    return Decision.objects.create(at=at, router=router, seq=seq, **(fields | changes))
+    return Decision(at=at, router=router, seq=seq, **(fields | changes))
 
 
 def decided_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> list[Decision]:
