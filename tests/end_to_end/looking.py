@@ -1,4 +1,9 @@
-"""Looking at a page: what axe finds in either theme, and what is wrong with its layout."""
+"""Looking at a page: what axe finds at each width in either theme, and what is wrong with its layout.
+
+A page is loaded once and shown in turn at each width and in each theme, which costs a fraction of loading it for each.
+The one that comes next is loaded at the width at which the last was left. So a walk loads every other page narrow; one
+that begins wide loads the others so.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +23,31 @@ RULES = {
 SIZES = {360: {"width": 360, "height": 740}, 1280: {"width": 1280, "height": 800}}
 THEMES = ("light", "dark")
 
-# Scripts that return what is wrong with a page's layout, or nothing.
-LAYOUT = {
-    "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
-    "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
-    ".filter((row) => row.offsetHeight > 110).map((row) => row.innerText)",
+# Scripts that return what is wrong with a page's layout, or nothing: as it was loaded, and at each width.
+AS_LOADED = {
     "the current page is out of sight in the rail": "[...document.querySelectorAll('nav [aria-current=page]')]"
     ".filter((link) => { const at = link.getBoundingClientRect(), rail = link.closest('nav').getBoundingClientRect();"
     " return at.right > Math.min(innerWidth, rail.right) + 1 || at.bottom > rail.bottom + 1 })"
     ".map((link) => link.innerText)",
-    "charts narrower than 320 px on a phone": "[...document.querySelectorAll('.js-plotly-plot')]"
-    ".filter((chart) => innerWidth < 400 && chart.offsetWidth < 320).map((chart) => chart.offsetWidth)",
-    "fields that leave their panel": "[...document.querySelectorAll('.panel :is(input, select, textarea)')]"
-    ".filter((field) => field.offsetWidth && field.getBoundingClientRect().right"
-    " > field.closest('.panel').getBoundingClientRect().right - 4).map((field) => field.name || field.id)",
+}
+LAYOUT = {
+    "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
+    "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
+    ".filter((row) => row.offsetHeight > 110).map((row) => row.innerText)",
     "figures that are cut": "[...document.querySelectorAll('.tile .value')]"
     ".filter((value) => value.scrollWidth > value.clientWidth + 1).map((value) => value.innerText)",
 }
-COLOURS = [
-    "color-contrast",
-    "link-in-text-block",
-]  # the rules that a theme can break; all others hold in both or in none
+# The rules that a theme can break; all others hold in both or in none.
+COLOURS = ["color-contrast", "link-in-text-block"]
+FITTED = """[...document.querySelectorAll(".js-plotly-plot")].every(
+    (plot) => !plot.clientWidth || plot._fullLayout.width === plot.clientWidth)"""
 Wrong = list[tuple[str, object]]
 
 
 def violations(page: Page, rules: list[str] | None = None) -> Wrong:
     """What axe finds by some rules, or by all: each rule, and up to three elements that break it."""
     if not page.evaluate("'axe' in window"):
+        page.context.add_init_script(AXE)  # from the next page on: read once, where it takes each page anew
         page.evaluate(AXE)
     found = page.evaluate(
         "rules => axe.run(document, rules).then(results => results.violations)",
@@ -53,13 +56,28 @@ def violations(page: Page, rules: list[str] | None = None) -> Wrong:
     return [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in found]
 
 
-def look(page: Page) -> Wrong:
-    """What is wrong with the page that is open, in the light and in the dark."""
-    wrong: Wrong = [(name, seen) for name, script in LAYOUT.items() if (seen := page.evaluate(script))]
-    for theme, rules in zip(THEMES, (None, COLOURS), strict=True):
-        page.emulate_media(color_scheme=theme)
-        wrong += [(f"{rule}, {theme}", where) for rule, where in violations(page, rules)]
+def look(page: Page, widths: Iterable[int] = SIZES) -> Wrong:
+    """What is wrong with the page that is open, at each width, in the light and in the dark."""
+    wrong = broken(page, AS_LOADED)
+    for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):  # as it is now comes first
+        resize(page, width)
+        wrong += broken(page, LAYOUT)
+        for theme, rules in ((THEMES[0], None), (THEMES[1], COLOURS)):
+            page.emulate_media(color_scheme=theme)
+            wrong += [(f"{rule}, {theme}, {width}", where) for rule, where in violations(page, rules)]
     return wrong
+
+
+def broken(page: Page, checks: dict[str, str]) -> Wrong:
+    """What some scripts find wrong with the page as it is now."""
+    width = page.viewport_size["width"]
+    return [(f"{name}, {width}", seen) for name, script in checks.items() if (seen := page.evaluate(script))]
+
+
+def resize(page: Page, width: int) -> None:
+    """Give the page a width, until its charts have taken theirs."""
+    page.set_viewport_size(SIZES[width])
+    eventually(page, FITTED)
 
 
 def drawn(page: Page) -> None:
@@ -69,7 +87,7 @@ def drawn(page: Page) -> None:
         expect(page.locator(".js-plotly-plot")).to_have_count(charts)
 
 
-def eventually(page: Page, expression: str, timeout_s: float = 10) -> None:
+def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
     """Poll the page (``wait_for_function`` would need ``unsafe-eval``, which the CSP denies)."""
     deadline = time.monotonic() + timeout_s
     while not page.evaluate(expression):

@@ -51,7 +51,7 @@ def test_from_the_first_pool_to_going_back(site, complaints):
     complaints.listen(page)
 
     def looked_at() -> None:
-        assert look(page) == []
+        assert look(page, [1280]) == []
 
     page.goto("/fleet/")
     page.get_by_role("link", name="Add a pool").first.click()

@@ -76,9 +76,8 @@ def test_somebody_sets_up_a_second_factor_and_comes_in_with_it(site, complaints)
     other.wait_for_url("**/people/new/")
 
 
-@pytest.mark.parametrize("width", SIZES)
-def test_the_pages_on_the_way(site, operator, provider, complaints, width):
-    page = site.open(viewport=SIZES[width])
+def test_the_pages_on_the_way(site, operator, provider, complaints):
+    page = site.open(viewport=SIZES[360])
     complaints.listen(page)
     wrong = {}
 
@@ -104,7 +103,7 @@ def test_the_pages_on_the_way(site, operator, provider, complaints, width):
         seen(path)
     page.goto(f"/people/{operator.pk}/")
     seen("a person with a second factor")
-    stranger = site.new_context(viewport=SIZES[width], base_url=site.url).new_page()
+    stranger = site.new_context(viewport=SIZES[360], base_url=site.url).new_page()
     stranger.goto("/accounts/login/")
     page, entering = stranger, page
     seen("sign-in with a provider")
