@@ -10,7 +10,7 @@ from controlplane.services.access.people import add_person, set_role
 from tests.end_to_end.every_page import ANYWHERE, of_rows
 from tests.end_to_end.looking import SIZES, THEMES, look, look_at
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 EXPECTED = ("404 (Not Found)", "422 (", "403 (Forbidden)", "400 (Bad Request)", "status of 500", "status of 503")
 
 
