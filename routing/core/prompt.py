@@ -115,8 +115,8 @@ class _Writer:
                 self._odd(messages)
             return
         for message in messages:
-            if type(message) is Message and type(message.role or "") is str:
-                self._message(message)
+            if type(message) is Message and type(role := message.role or "") is str:
+                self._message(message, role)
             else:
                 self._odd(message)
 
@@ -139,8 +139,8 @@ class _Writer:
             items = [_as_message(item) for item in items]
         self.messages(items)
 
-    def _message(self, message: Message) -> None:
-        role, content, start = message.role or "", message.content, self._length
+    def _message(self, message: Message, role: str) -> None:
+        content, start = message.content, self._length
         text = content.encode() if type(content) is str else _content(content)
         opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
         self._pieces += (opening, text)

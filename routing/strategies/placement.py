@@ -88,17 +88,19 @@ class RequestKeys(Struct, gc=False, eq=False):
     @property
     def blocks(self) -> list[array[int]]:
         """Chained block hashes of the prompt, in stretches that others share."""
-        if self._blocks is None:
+        blocks = self._blocks
+        if blocks is None:
             served = self._served
-            self._blocks = self._hasher.stretches(self._request.prompt, served.model, served.adapter)
-        return self._blocks
+            blocks = self._blocks = self._hasher.stretches(self._request.prompt, served.model, served.adapter)
+        return blocks
 
     @property
     def chain(self) -> Sequence[int]:
         """The same in one."""
-        if self._chain is None:
-            self._chain = array("Q", b"".join(self.blocks))
-        return self._chain
+        chain = self._chain
+        if chain is None:
+            chain = self._chain = array("Q", b"".join(self._blocks or self.blocks))
+        return chain
 
     def shape(self, tools: Any) -> Shape:
         """The opening described without its text; ``tools`` as the client sent them. 1 ms: not for every request."""

@@ -61,12 +61,13 @@ class Predictions:
     def __init__(self) -> None:
         self.answers = self.prompt = self.predicted = self.cached = 0
 
-    def add(self, prompt: int, predicted: int, cached: int) -> None:
-        """Count one answer."""
+    def add(self, hit: int, estimate: int, prompt: int, cached: int) -> None:
+        """Count one answer: ``hit`` of the estimated prompt were predicted, which is told in tokens of the real one."""
         self.answers += 1
         self.prompt += prompt
-        self.predicted += predicted
         self.cached += cached
+        if estimate:
+            self.predicted += min(prompt, round(hit * prompt / estimate))
 
 
 class Tokens:
@@ -79,19 +80,21 @@ class Tokens:
         self.cacheable: int | None = None  # None: the replica's block size is not known
         self.predictions: Predictions | None = None  # None: the strategy asks for no residency
 
-    def add(self, prompt: int, cached: int, block_tokens: int | None) -> None:
-        """Count one answer. An engine always computes a prompt's last token, hence ``prompt - 1``."""
+    def add(self, record: Record, prompt: int, cached: int) -> None:
+        """Count one answer, and what was expected of it beside what came.
+
+        An engine always computes a prompt's last token, hence ``prompt - 1``.
+        """
         self.answers += 1
         self.prompt += prompt
         self.cached += cached
+        block_tokens = record.block_tokens
         if block_tokens:
             self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
-
-    def predict(self, prompt: int, predicted: int, cached: int) -> None:
-        """Count what was expected of that answer beside what came."""
-        if self.predictions is None:
-            self.predictions = Predictions()
-        self.predictions.add(prompt, predicted, cached)
+        if record.hit_tokens is not None:
+            if self.predictions is None:
+                self.predictions = Predictions()
+            self.predictions.add(record.hit_tokens, record.prompt_tokens_estimate, prompt, cached)
 
 
 class Series:
@@ -136,9 +139,7 @@ class Metrics:
         if record.prompt_tokens is not None and record.cached_tokens is not None:
             if series.tokens is None:
                 series.tokens = Tokens()
-            series.tokens.add(record.prompt_tokens, record.cached_tokens, record.block_tokens)
-            if record.hit_tokens is not None:
-                series.tokens.predict(record.prompt_tokens, _predicted_tokens(record), record.cached_tokens)
+            series.tokens.add(record, record.prompt_tokens, record.cached_tokens)
 
     def _waited(self, series: Series, record: Record, ttft_s: float) -> None:
         if series.ttft is None or series.plain_ttft is None:
@@ -253,12 +254,6 @@ class Metrics:
             if tokens.cacheable is not None:
                 yield f"{PREFIX}cacheable_tokens_total{{{_series(key)}}} {tokens.cacheable}"
         yield from _prediction_lines([(key, tokens.predictions) for key, tokens in reported if tokens.predictions])
-
-
-def _predicted_tokens(record: Record) -> int:
-    """The hit that was predicted of the estimated prompt, in tokens of the prompt as the replica counted it."""
-    hit, estimate, prompt = record.hit_tokens or 0, record.prompt_tokens_estimate, record.prompt_tokens or 0
-    return min(prompt, round(hit * prompt / estimate)) if estimate else 0
 
 
 def _prediction_lines(predictions: list[tuple[SeriesKey, Predictions]]) -> Iterator[str]:
