@@ -231,46 +231,49 @@ def _depth(blocks: list[int], end: int, high: int, holders: list[int], mask: int
 class Filled:
     """One of the caches to which prompts come one by one, and its part in who holds which block, as masks."""
 
-    __slots__ = ("_bit", "_forgotten", "_holders", "_last", "_room", "_size", "_uses", "number", "written")
+    __slots__ = ("_bit", "_holders", "_last", "_oldest", "_room", "_size", "_uses", "number", "written")
 
     def __init__(self, number: int, held: Integers, room: int, written: float, holders: list[int]) -> None:
         self.number, self.written = number, written  # how often its room was filled
         self._bit, self._room, self._holders = 1 << number, room, holders
         self._uses: list[int] = held[max(0, len(held) - room) :].tolist()
         self._last = {block: at for at, block in enumerate(self._uses)}  # use of each block
-        self._forgotten, self._size = 0, len(self._uses)
+        self._oldest = enumerate(self._uses)  # goes on where it was left, also when uses came since
+        self._size = len(self._uses)
         for block in self._uses:
             holders[block] |= self._bit
 
     def use(self, chain: list[int], best: int, there: int) -> None:
         """A prompt's blocks, tail first: the last ``best`` of them are held somewhere, the last ``there`` here."""
-        uses, last, holders, bit = self._uses, self._last, self._holders, self._bit
-        first, length = len(uses), len(chain)
+        uses, last, length = self._uses, self._last, len(chain)
+        first = len(uses)
+        uses += chain
+        last.update(zip(chain, range(first, first + length), strict=True))
+        if there == length:
+            return
+        holders, bit = self._holders, self._bit
         for block in chain[: length - best]:
             holders[block] = bit
         for block in chain[length - best : length - there]:
             holders[block] |= bit
-        uses += chain
-        last.update(zip(chain, range(first, first + length), strict=True))
-        self._size += length - there
         self.written += (length - there) / self._room
+        self._size += length - there
         if self._size > self._room:
-            self._forget()
+            self._forget(self._size - self._room)
 
     def held(self) -> Integers:
-        """The least recent first."""
-        last, uses = self._last, enumerate(self._uses[self._forgotten :], self._forgotten)
-        return np.array([block for at, block in uses if last.get(block) == at], np.int64)
+        """The least recent first; nothing can be used after that."""
+        last = self._last
+        return np.array([block for at, block in self._oldest if last.get(block) == at], np.int64)
 
-    def _forget(self) -> None:
-        """Forget the oldest uses, and with them blocks, until there is room."""
-        uses, last, holders, bit = self._uses, self._last, self._holders, self._bit
-        excess, at = self._size - self._room, self._forgotten
-        while excess and at < len(uses):
-            block = uses[at]
-            if last.get(block) == at:
+    def _forget(self, excess: int) -> None:
+        """Forget the oldest uses, and with them so many blocks."""
+        last, holders, others = self._last, self._holders, ~self._bit
+        for at, block in self._oldest:
+            if last[block] == at:
                 del last[block]
-                holders[block] &= ~bit
+                holders[block] &= others
                 excess -= 1
-            at += 1
-        self._forgotten, self._size = at, self._room
+                if not excess:
+                    break
+        self._size = self._room

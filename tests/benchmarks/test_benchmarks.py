@@ -8,10 +8,12 @@ from routing.core.types import Reason
 from routing.schema import PrefixHashSettings, Settings
 from routing.strategies.registry import STRATEGIES
 from telemetry.metrics.engine import read_replica
+from telemetry.models import LadderBin
 from tests.benchmarks import ladder, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
-from tests.benchmarks.telemetry import replicas, scrape
+from tests.benchmarks.telemetry import decisions, replicas, scrape
+from tests.telemetry.lab.traces import traffic
 
 
 def test_a_benchmark_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,3 +96,14 @@ def test_the_ladder_benchmark_replays_what_was_sampled(
         (replicas, budget) for replicas in ladder.FLEETS for budget in ladder.BUDGETS
     ]
     assert all(0 < float(row[3]) <= float(row[1]) and float(row[4]) > 0 for row in rows)
+
+
+@pytest.mark.django_db
+def test_the_benchmark_of_decisions_reads_replays_and_writes_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "REQUESTS", 720)
+    pool = decisions.fleet(4)
+    decisions.store(traffic(720), pool.name)
+    reading_s, whole_s, minute_s = decisions.rounds(pool)
+    assert 0 <= reading_s < whole_s
+    assert minute_s > 0
+    assert LadderBin.objects.get(pool=pool, at=decisions.START, group="g0").predicted > 0

@@ -101,9 +101,9 @@ def store(requests: list[Request], pool: str) -> None:
 
 
 def _row(number: int, one: Request, pool: str) -> tuple[object, ...]:
-    at = START + timedelta(seconds=one.at_s)
+    at = START + timedelta(seconds=SECONDS * number / REQUESTS)
     blocks = [block - HASHES if block >= HASHES >> 1 else block for block in one.blocks]  # the column has a sign
     placed = (at, 1, pool, number, pool, one.group, "", "", 1, "", "", one.replica, "hit", 200)
     tokens = (one.estimate_tokens, one.prompt_tokens, one.cached_tokens, one.block_tokens, one.hash_tokens)
-    prompt = (blocks, list(one.positions or ()), one.block_count, one.sample_ratio, f"req-{number}", 0)
+    prompt = (blocks, one.positions, one.block_count, one.sample_ratio, f"req-{number}", 0)
     return (*placed, *tokens, *prompt)

@@ -12,7 +12,7 @@ from controlplane.services.fleet.replicas import add_replica, record_engine_fact
 from telemetry import tasks
 from telemetry.lab.ladder import ladder_from
 from telemetry.metrics.windows import Window
-from telemetry.models import CapacityCurve, LadderBin, ReplayState
+from telemetry.models import CapacityCurve, Decision, LadderBin, ReplayState
 from telemetry.services.lab import replays
 from telemetry.services.lab.curves import update_curve, update_curves
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, ladders_over_time
@@ -105,6 +105,37 @@ def test_a_settled_bin_is_not_replayed_again_and_one_with_many_late_decisions_is
 
     assert ladder_of(fleet, HOUR).requests == 2400
     assert LadderBin.objects.filter(group="g0").count() == 3
+
+
+def test_a_settled_minute_is_not_read_again(fleet):
+    store(spread(traffic(2400)))
+    replay_pools(at(9))
+    assert Decision.objects.filter(at__lt=at(7)).delete()[0] == 1400
+    replay_pools(at(10))
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000]
+    replay_pools(at(14))
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000, 400]
+
+
+def test_many_late_decisions_of_a_settled_minute_bring_the_run_back_to_its_bin(fleet):
+    requests = spread(traffic(2400))
+    store(requests[:1000] + requests[1100:])
+    replay_pools(at(8))
+    store(requests[1000:1100])
+    assert ladder_of(fleet, HOUR).requests == 1500
+    replay_pools(at(9))
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 800]
+    replay_pools(at(12))
+    assert ladder_of(fleet, HOUR).requests == 2400
+
+
+def test_a_bin_of_which_a_minute_was_settled_without_known_caches_says_so(fleet):
+    Replica.objects.filter(name="r2").update(capacity_blocks=None)
+    store(spread(traffic(2400)))
+    replay_pools(at(4))
+    Replica.objects.filter(name="r2").update(capacity_blocks=ROOM * HASH_TOKENS // 16)
+    replay_pools(at(12))
+    assert [bool(one.reason) for _, one in ladders_over_time(fleet, HOUR)] == [True, False, False]
 
 
 def test_bins_go_on_from_warm_caches(fleet):
