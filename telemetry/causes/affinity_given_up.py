@@ -12,6 +12,7 @@ CERTAINTY = 0.9
 WITHOUT_LADDER = 0.75
 BY_ANOTHER = 0.4  # of that, where a replica was lost or joined, or another revision decides: these spill, too
 GROWN = 0.04  # of the requests: spilling that much more is worth a word
+LONGER = 1.5  # times the mean's tokens, at most, of the requests that spill
 
 
 def judge(evidence: Evidence) -> Finding | None:
@@ -20,9 +21,7 @@ def judge(evidence: Evidence) -> Finding | None:
     grown = evidence.grown("best", "predicted")
     if now is None or now - (before or 0.0) < GROWN:
         return None
-    tokens, certainty = (grown, CERTAINTY) if grown is not None else (away_from_home(evidence), WITHOUT_LADDER)
-    if tokens is None:
-        tokens = (now - (before or 0.0)) * evidence.now.total.prompt * (evidence.before.total.rate or 0.0)
+    tokens, certainty = (grown, CERTAINTY) if grown is not None else (spilled_tokens(evidence), WITHOUT_LADDER)
     if lost(evidence)[0] or joined(evidence)[0] or any(not it.did_well for it in rolled(evidence)):
         certainty *= BY_ANOTHER
     return Finding(
@@ -35,6 +34,17 @@ def judge(evidence: Evidence) -> Finding | None:
         "lower alpha (lowest_cost). Try it on recorded traffic first.",
         {"spilled_ratio": round(now, 4), "usual_spilled_ratio": before and round(before, 4)},
     )
+
+
+def spilled_tokens(evidence: Evidence) -> float:
+    """Tokens that were lost to spilling: what openings lost away from home, and no more than so many requests hit.
+
+    A request that goes elsewhere because nobody holds its prompt any more does not spill.
+    """
+    now, before = evidence.now.total.spilled_ratio or 0.0, evidence.before.total.spilled_ratio or 0.0
+    usual = max(now - before, 0.0) * evidence.now.total.prompt * (evidence.before.total.rate or 0.0)
+    away = away_from_home(evidence)
+    return usual if away is None else min(away, LONGER * usual)
 
 
 def away_from_home(evidence: Evidence) -> float | None:

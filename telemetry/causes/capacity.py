@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from telemetry.causes.affinity_given_up import away_from_home, spilled_tokens
 from telemetry.causes.cause import CauseKind, Finding, percent
 from telemetry.causes.evidence import Evidence, Side
+from telemetry.causes.replica_added import joined
 from telemetry.causes.replica_lost import lost
 from telemetry.causes.replica_restarted import restarted
+from telemetry.causes.revision import rolled
 
 CERTAINTY = 0.9
 WITHOUT_LADDER, WITH_PRESSURE = 0.45, 0.65
@@ -14,12 +17,12 @@ GROWN = 0.02  # of the tokens
 
 
 def judge(evidence: Evidence) -> Finding | None:
-    """By the rungs W - C of the ladder; without it by known openings that hit less where they always were."""
+    """By the rungs W - C of the ladder; without it by known openings that hit less, though nothing moved them."""
     grown = evidence.grown("reachable", "capacity")
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
     else:
-        tokens = _lost_at_home(evidence) or 0.0
+        tokens = (_lost_at_home(evidence) or 0.0) + _lost_elsewhere(evidence)
         certainty = WITH_PRESSURE if _pressed(evidence) else WITHOUT_LADDER
     if tokens < GROWN * evidence.now.total.prompt:
         return None
@@ -31,7 +34,7 @@ def judge(evidence: Evidence) -> Finding | None:
         f"The fleet's caches hold too little of what comes again: {percent(gap)} of the tokens are lost to it, "
         f"{percent(usual)} before."
         if gap is not None
-        else "Known prompts hit less at replicas where they always were: caches drop them before they come again."
+        else "Known prompts hit less, and nothing sent them elsewhere: caches drop them before they come again."
     )
     return Finding(
         CauseKind.CAPACITY,
@@ -66,3 +69,14 @@ def _lost_at_home(evidence: Evidence) -> float | None:
         if it.replica == homes.get((it.group, it.prefix)) and it.replica not in away
     )
     return sum(parts) * evidence.now.sampled
+
+
+def _lost_elsewhere(evidence: Evidence) -> float:
+    """Tokens that known openings lost at other replicas though these did not spill: nobody held them any more.
+
+    0 where replicas or a revision may have sent them there.
+    """
+    moved = lost(evidence)[0] or joined(evidence)[0] or restarted(evidence)
+    if moved or any(not it.did_well for it in rolled(evidence)):
+        return 0.0
+    return max((away_from_home(evidence) or 0.0) - spilled_tokens(evidence), 0.0)

@@ -1,0 +1,53 @@
+"""Without a ladder: prompts that hit less because nobody holds them any more, and those that were sent elsewhere."""
+
+from datetime import timedelta
+
+import pytest
+
+from telemetry.causes import affinity_given_up, capacity
+from telemetry.causes.evidence import Evidence, Happening, Prefix, Route, Side, Sums
+from tests.telemetry.conftest import T0
+
+HOUR = timedelta(hours=1)
+TOKENS = 1_000_000.0
+
+
+def side(start, spilled, *parts):
+    """1,000 requests of one prompt: (replica, tokens, hit rate), of which some spilled."""
+    prefixes = [Prefix("chat", 1, name, Sums(tokens / 1000, tokens, rate * tokens)) for name, tokens, rate in parts]
+    cached = sum(part.sums.cached for part in prefixes)
+    route = Route("chat", "r1", "p", 1, Sums(1000, TOKENS, cached, spilled=spilled))
+    return Side(start, start + HOUR, routes=[route], prefixes=prefixes)
+
+
+def evidence(spilled, *happenings):
+    """It hit 80 % at r1; now 40 % of it goes to r2, and hits nothing there."""
+    before = side(T0 - HOUR, 0, ("r1", TOKENS, 0.8))
+    now = side(T0, spilled, ("r1", 600_000.0, 0.8), ("r2", 400_000.0, 0.0))
+    return Evidence(now, before, happenings, T0)
+
+
+def tokens(judge, seen):
+    finding = judge(seen)
+    return finding.tokens if finding else 0.0
+
+
+@pytest.mark.parametrize(
+    ("spilled", "given_up", "evicted"),
+    [
+        pytest.param(400, 320_000, 0, id="all of it spilled"),
+        pytest.param(100, 120_000, 200_000, id="a part did, and may have been longer than most"),
+        pytest.param(0, 0, 320_000, id="none did: nobody held it any more"),
+    ],
+)
+def test_what_is_lost_elsewhere_is_given_up_affinity_as_far_as_requests_spilled(spilled, given_up, evicted):
+    seen = evidence(spilled)
+
+    assert tokens(affinity_given_up.judge, seen) == pytest.approx(given_up)
+    assert tokens(capacity.judge, seen) == pytest.approx(evicted)
+
+
+def test_what_a_restart_may_have_sent_elsewhere_is_not_taken_for_evicted():
+    restarted = Happening(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
+
+    assert tokens(capacity.judge, evidence(0, restarted)) == 0
