@@ -83,10 +83,7 @@ def evaluate(rules: Iterable[AlertRule], now: datetime) -> dict[int, Verdict]:
         overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
         ready.rule.evaluated_at, ready.rule.verdict = now, overall.as_json()
         judged.append(ready.rule)
-        for subject, verdict in verdicts.items():
-            alert = _advance(ready, subject, verdict, now)
-            if alert is not None:
-                found[alert.pk] = verdict
+        found |= _advance_all(ready, verdicts, now)
         _end_gone(ready, verdicts, now)
     AlertRule.objects.bulk_update(judged, ["evaluated_at", "verdict"], batch_size=500)
     return found
@@ -131,6 +128,21 @@ def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past
             yield one, pasts[one.rule.pool_id]
 
 
+def _advance_all(ready: Ready, verdicts: Verdicts, now: datetime) -> dict[int, Verdict]:
+    """Take every subject's step; the verdict on each alert that is open afterwards. No more are opened than may be."""
+    found: dict[int, Verdict] = {}
+    room = MOST_SUBJECTS - len(ready.open)
+    for subject, verdict in verdicts.items():
+        is_new = subject not in ready.open
+        if is_new and room <= 0:
+            continue
+        alert = _advance(ready, subject, verdict, now)
+        if alert is not None:
+            found[alert.pk] = verdict
+            room -= is_new
+    return found
+
+
 def _advance(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
     """Take the step that a verdict leads to; the alert that is open afterwards."""
     alert = ready.open.get(subject)
@@ -138,8 +150,6 @@ def _advance(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Ale
     step = next_step(ready.settings.timing, verdict.answer, known or None, now)
     if step is Step.NOTHING:
         return alert
-    if alert is None and len(ready.open) >= MOST_SUBJECTS:
-        return None
     return take(step, ready, subject, verdict, alert=alert, now=now)
 
 

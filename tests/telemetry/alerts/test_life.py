@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 import time_machine
-from django.db import connections
+from django.db import connection, connections
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Event
 from controlplane.services.access.projects import create_project
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, remove_pool
+from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from telemetry.alerts import telling
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.labels import labels_of
@@ -245,6 +246,27 @@ def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel
     assert fresh(alert).muted["why"] == "restart"
     tell_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
     assert told() == [("firing", 1)]
+
+
+@pytest.mark.parametrize("what", ["group", "pool"])
+def test_the_end_of_an_alert_is_told_though_what_it_looked_at_is_removed(pool, channel, what):
+    """A pager would ring for ever."""
+    group = create_task_group(pool, name="agents")
+    rule = create_rule(pool, name="agents", kind="hit_rate_drop", group="agents")
+    alert = firing(pool)
+    Alert.objects.filter(pk=alert.pk).update(rule=rule)
+    tell_due(at(10))
+
+    remove_task_group(group)
+    if what == "pool":
+        firing(pool)
+        tell_due(at(20))
+        remove_pool(pool)
+
+    connection.check_constraints()
+    assert told()[:2] == [("firing", 1), ("resolved", 1)]
+    assert told()[2:] == ([("firing", 1), ("resolved", 1)] if what == "pool" else [])
+    assert "because what it looked at was removed" in Event.objects.filter(kind="alert_resolved").first().summary
 
 
 def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(pool, channel, monkeypatch):

@@ -19,7 +19,7 @@ from telemetry.services.alerts.evaluation import evaluate_alerts
 from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading
+from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_waiting")]
 SETTINGS = {"window_s": 60, "baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 60}
@@ -307,3 +307,16 @@ def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule
 
     assert loaded.verdict["answer"] == "breach"
     assert not Alert.objects.exists()
+
+
+def test_a_fleet_that_is_down_as_a_whole_opens_no_more_alerts_than_a_rule_may_have(pool, monkeypatch):
+    monkeypatch.setattr(pipeline, "MOST_SUBJECTS", 3)
+    for number in range(1, 6):
+        replica = add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:910{number}")
+        for second in (200, 240, 280):
+            gap(replica, T0 + timedelta(seconds=second))
+    rule = AlertRule.objects.get(pool=pool, kind="replica_down")
+
+    for second in (285, 290):
+        evaluate(rule, second)
+        assert states() == ["firing"] * 3
