@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from tests.pace import slowdown  # noqa: F401 - who waits for a stack says how long by it
+
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "correct-horse-battery-staple"
 READY = "Warmpath is ready: "
@@ -153,14 +155,6 @@ class LiveStack:
 def outside_pytest(more: dict[str, str]) -> dict[str, str]:
     """The environment as an operator's shell has it, without what pytest set for itself."""
     return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | more
-
-
-def slowdown() -> float:
-    """How much longer work takes on this machine just now: seconds that pass in a second of CPU, at least 1."""
-    begun, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < 0.3:
-        pass
-    return max(1.0, (time.perf_counter() - begun) / (time.thread_time() - used))
 
 
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:

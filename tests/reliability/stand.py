@@ -25,7 +25,8 @@ from controlplane.stack.child import Child
 from controlplane.stack.postgres import EmbeddedPostgres
 from controlplane.stack.valkey import valkey_child
 from tests.conftest import wait_until
-from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest, slowdown
+from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
+from tests.pace import slowdown
 
 STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
 START_S = 90  # of any process, on a machine that does other things too
@@ -326,11 +327,6 @@ def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: f
             if waited_s > allowed_s:
                 pytest.fail(f"waited {waited_s:.1f} s for {what}: more than the {within_s:g} s of a machine at rest")
         time.sleep(every_s)
-
-
-def is_within(took_s: float, limit_s: float) -> bool:
-    """Whether something took no longer than it may, or than that is while others use the machine too."""
-    return took_s < limit_s or took_s < limit_s * slowdown()
 
 
 def answers(ask: Callable[[], httpx.Response]) -> int | None:

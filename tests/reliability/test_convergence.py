@@ -8,8 +8,8 @@ import pytest
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
-from tests.end_to_end.live_stack import slowdown
 from tests.fakes.fault_proxy import Fault
+from tests.pace import slowdown
 from tests.reliability.fleet import fleet
 from tests.reliability.stand import soon
 

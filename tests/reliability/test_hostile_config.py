@@ -12,8 +12,9 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.tasks import reconcile_routers
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.schema import load_snapshot
+from tests.pace import is_within
 from tests.reliability.fleet import fleet
-from tests.reliability.stand import is_within, soon
+from tests.reliability.stand import soon
 from tests.routing.test_schema_damage import CONFIG, damage, sealed
 
 ROUNDS = 60

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.pace import is_within
 from tests.reliability.migrating import (
     EVENTS,
     LONGEST_S,
@@ -20,7 +21,6 @@ from tests.reliability.migrating import (
     migrate,
     migrating,
 )
-from tests.reliability.stand import is_within
 
 pytestmark = pytest.mark.timeout(300)
 ROWS = 100_000

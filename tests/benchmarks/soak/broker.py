@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.benchmarks.soak.verdict import Verdict
+from tests.pace import is_within
 from tests.reliability.broker import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, Absence, flush, kill_and_return
-from tests.reliability.stand import is_within, standing
+from tests.reliability.stand import standing
 from tests.reliability.watched import watched
 
 AWAY_S = (8.0, 60.0)  # (R12)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.benchmarks.soak.verdict import Verdict
+from tests.pace import is_within
 from tests.reliability.asking import ENDPOINTS, Asking
 from tests.reliability.database import RECOVERS_S, Fault, Told, faults, hurt, telling, until_it_answers
-from tests.reliability.stand import is_within, standing
+from tests.reliability.stand import standing
 
 AWAY_S = 60.0
 GIVE_UP_S = 60.0  # after which waiting for an answer is no use

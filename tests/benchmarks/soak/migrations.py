@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.benchmarks.soak.verdict import Verdict
 from tests.benchmarks.telemetry.stand import SERVER
+from tests.pace import is_within
 from tests.reliability.migrating import LONGEST_S, TABLES, Using, before, fill, migrate, url_of
-from tests.reliability.stand import is_within
 
 
 def measure(verdict: Verdict, rows: int) -> None:

@@ -1,6 +1,5 @@
 """Guessing passwords: held back by name and address, without telling who exists."""
 
-import statistics
 import threading
 import time
 
@@ -96,7 +95,7 @@ def test_an_unknown_name_takes_as_long_as_a_wrong_password(ada, settings):
 
     took("bob"), took("nobody")
     times = [(took("bob"), took("nobody")) for _ in range(12)]
-    known, unknown = (statistics.median(column) for column in zip(*times, strict=True))
+    known, unknown = (min(column) for column in zip(*times, strict=True))
     assert known > 0.02, "the password was hashed in earnest"
     assert 0.75 < unknown / known < 1.33
 

@@ -18,6 +18,7 @@ from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
 from routing.schema import dump_snapshot
 from tests.conftest import wait_until
+from tests.pace import is_within
 from tests.side_by_side import alone
 
 from .conftest import later, row
@@ -327,7 +328,7 @@ def test_sixteen_routers_converge_within_two_seconds_of_publishing(start_router,
     reconcile_routers()
     took = time.monotonic() - begun
     assert {router.revision for router in routers} == {newest()}
-    assert took < 2.0
+    assert is_within(took, 2.0)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -361,7 +362,7 @@ def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(star
     router = start_router()
     begun = time.monotonic()
     publish(policy)
-    assert time.monotonic() - begun < 1.0  # a person waits for this
+    assert is_within(time.monotonic() - begun, 1.0)  # a person waits for this
     assert any("could not wake" in record.getMessage() for record in caplog.records)
     reconcile_routers()
     assert router.revision == newest()

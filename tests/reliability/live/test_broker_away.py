@@ -7,8 +7,8 @@ import pytest
 
 from controlplane.broker import LONGEST_PAUSE_S
 from controlplane.celery import app
+from tests.pace import is_within
 from tests.reliability.broker import FLUSHED_S, RESUMES_S, flush, kill_and_return
-from tests.reliability.stand import is_within
 
 pytestmark = pytest.mark.timeout(300)
 STOCK_S = 9.0  # that stock Celery waits until its next try when the broker returns after the longer absence

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests.conftest import wait_until
+from tests.pace import is_within
 from tests.reliability.asking import ENDPOINTS, PAGES, Asking
 from tests.reliability.database import GIVES_UP_S, RECOVERS_S, faults, hurt, telling, until_it_answers
-from tests.reliability.stand import STATEMENT_S, Stand, answers, is_within, soon
+from tests.reliability.stand import STATEMENT_S, Stand, answers, soon
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -50,19 +50,20 @@ def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(re
 
     assert response.status == 200
     assert first == b"d"
-    assert head_s < 0.4
     assert first_s > 0.7
+    assert head_s < first_s / 2
     connection.close()
 
 
 @alone
 def test_a_cached_prompt_is_answered_without_its_prefill(replica: ReplicaProcess) -> None:
-    replica.chat("word " * 5000)
-    started_s = time.perf_counter()
+    begun_s = time.perf_counter()
+    replica.chat("word " * 5000, max_tokens=1)
+    again_s = time.perf_counter()
 
     usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
 
-    assert time.perf_counter() - started_s < 0.4
+    assert time.perf_counter() - again_s < (again_s - begun_s) / 2
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
 
 
