@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
+
+from django.db.models import Q
 
 from controlplane.celery import wake
 from telemetry.channels.grouping import MOST_TOGETHER, together
 from telemetry.matchers import match_all, stored
-from telemetry.models import Channel, Notification, NotificationKind
+from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 
 DELIVER = "telemetry.tasks.deliver_notifications"
 Payload = Mapping[str, Any]
+CLOCKS = timedelta(days=1)  # by which those of two workers may differ, and more
 
 
 def enqueue(
@@ -25,22 +28,39 @@ def enqueue(
 ) -> None:
     """Tell every enabled channel of those of some alerts that go there: alert id -> the payload of that alert alone.
 
-    Several become one message (up to ``MOST_TOGETHER``, then another). ``sequences`` counts
-    each alert's repetitions of this kind (0 where it does not); the same alert, kind and count is one message. Two
-    queries.
+    The end of an alert goes to whoever was told of it, whatever the channel takes by now; where that is switched off it
+    waits, so that a receiver that comes back does not take for firing what is over. Several become one message (up
+    to ``MOST_TOGETHER``, then another). ``sequences`` counts each alert's repetitions of this kind (0 where it does
+    not); the same alert, kind and count is one message. Two queries, three for an end.
     """
+    told = _told_of(payloads) if kind is NotificationKind.RESOLVED else frozenset()
+    channels = Channel.objects.filter(Q(enabled=True) | Q(pk__in={channel for channel, _ in told}))
     found = [
-        row
-        for channel in Channel.objects.filter(enabled=True)
-        for row in _rows(channel, _going_to(channel, payloads), kind, sequences, now)
+        row for channel in channels for row in _rows(channel, _going_to(channel, payloads, told), kind, sequences, now)
     ]
     Notification.objects.bulk_create(found, ignore_conflicts=True)
     wake(DELIVER)
 
 
-def _going_to(channel: Channel, payloads: Mapping[int, Payload]) -> list[tuple[int, Payload]]:
+def _told_of(alerts: Mapping[int, Payload]) -> frozenset[tuple[int, int]]:
+    """(channel, alert) of the messages about some alerts that arrived or still may. One query, no further back."""
+    messages = Notification.objects.filter(alert_ids__overlap=list(alerts)).exclude(state=NotificationState.FAILED)
+    began = [payload["data"].get("started_at") for payload in alerts.values()]
+    if all(began):
+        messages = messages.filter(created_at__gte=datetime.fromisoformat(min(began)) - CLOCKS)
+    rows = messages.order_by().values_list("channel", "alert_ids").distinct()
+    return frozenset((channel, alert) for channel, together in rows for alert in together if alert in alerts)
+
+
+def _going_to(
+    channel: Channel, payloads: Mapping[int, Payload], told: frozenset[tuple[int, int]]
+) -> list[tuple[int, Payload]]:
     matchers = stored(channel.matchers)
-    return [one for one in payloads.items() if match_all(matchers, one[1]["data"].get("labels") or {})]
+    return [
+        (alert, payload)
+        for alert, payload in payloads.items()
+        if (channel.pk, alert) in told or (channel.enabled and match_all(matchers, payload["data"].get("labels") or {}))
+    ]
 
 
 def _rows(

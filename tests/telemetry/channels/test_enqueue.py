@@ -12,7 +12,7 @@ from telemetry import migrations
 from telemetry.channels.enqueue import enqueue
 from telemetry.channels.grouping import MOST_TOGETHER, together
 from telemetry.matchers import match_all, stored
-from telemetry.models import Alert, AlertRule, Channel, Notification
+from telemetry.models import Alert, AlertRule, Channel, Notification, NotificationKind
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
 
@@ -72,6 +72,24 @@ def test_what_is_told_together_says_what_it_has_in_common():
     both = together([payload(1, pool="chat", replica="r1"), payload(2, pool="chat", replica="r2")], T0)
 
     assert both["data"]["labels"] == {"pool": "chat"}
+
+
+def test_the_end_goes_to_whoever_was_told_though_the_channel_is_off_or_takes_other_alerts_by_now(pool, channel):
+    """A pager that comes back would ring for what is long over."""
+    ((alert, _),) = make(pool).items()
+    told = {state: {alert: payload(alert, state, severity="warning")} for state in ("firing", "resolved")}
+    narrowed = create_channel("narrowed", config={"url": "https://hooks.example/y"})
+    enqueue(told["firing"], NotificationKind.FIRING, T0)
+    update_channel(narrowed, matchers=[{"label": "severity", "op": "=", "value": "critical"}])
+    update_channel(channel, enabled=False)
+    create_channel("later", config={"url": "https://hooks.example/z"}, matchers=[{"label": "pool", "value": "other"}])
+
+    enqueue(told["resolved"], NotificationKind.RESOLVED, T0)
+
+    rows = Notification.objects.order_by("channel__name", "number").values_list("channel__name", "kind")
+    assert list(rows) == [
+        ("narrowed", "firing"), ("narrowed", "resolved"), ("ops", "firing"), ("ops", "resolved"),
+    ]  # fmt: skip
 
 
 def test_a_channel_that_is_off_is_told_nothing(pool, channel):
