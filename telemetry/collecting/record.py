@@ -11,7 +11,7 @@ from django.db import transaction
 from controlplane.models import Router
 from telemetry.collecting.budget import faded_peak, sample_ratio
 from telemetry.collecting.page import Page, Told, bounded_json, read_decisions
-from telemetry.lab.chains import signed
+from telemetry.lab.hashes import signed
 from telemetry.models import Decision, DecisionCursor
 from telemetry.storage.store import Row, Table, store_rows
 

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-HASHES = 1 << 64
+from telemetry.lab.hashes import HASHES
+
 Hashes = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -170,13 +171,3 @@ class Prompts:
 def error(ratio: float) -> float:
     """Standard error of a depth, in blocks."""
     return sqrt((1 - ratio) / 2) / ratio
-
-
-def signed(shown: str | None) -> int | None:
-    """A hash as people see it -> as PostgreSQL stores it: the signed integer of the same bits."""
-    return None if shown is None else (int(shown, 16) ^ HASHES // 2) - HASHES // 2
-
-
-def shown(stored: int) -> str:
-    """The other way."""
-    return f"{stored & (HASHES - 1):016x}"

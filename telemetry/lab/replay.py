@@ -19,7 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from telemetry.lab.caches import Chains, Numbers, best_of, distinct, place, seen, through
-from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests
+from telemetry.lab.chains import Coded, Floats, Hashes, Integers, Prompts, Requests
+from telemetry.lab.hashes import HASHES
 from telemetry.lab.tally import Tally
 
 MAX_ENTRIES = 65_536  # of each of the four models

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from django import template
 
-from telemetry.lab.chains import shown
+from telemetry.lab.hashes import shown
 from telemetry.lint.openings import Opening, Segment, Volatile
 from telemetry.models import Decision
 from telemetry.web import reasons

@@ -13,8 +13,8 @@ from telemetry.causes.onset import onset
 from telemetry.lab.ladder import TERMS, Ladder
 from telemetry.lint.openings import Opening
 from telemetry.metrics.windows import Window
+from telemetry.services.lab.bins import BIN, bin_start
 from telemetry.services.lab.ladders import ladders_over_time
-from telemetry.services.lab.replays import BIN, bin_start
 from telemetry.storage import drops
 
 LOOK_BACK = timedelta(minutes=30)  # events before the drop that may have to do with it

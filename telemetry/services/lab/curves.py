@@ -12,7 +12,8 @@ from telemetry.lab.capacity import CapacityCurve as Reckoned
 from telemetry.lab.chains import Prompts, Requests
 from telemetry.lab.replay import Replay
 from telemetry.models import CapacityCurve
-from telemetry.services.lab.replays import MINUTE, rooms_of
+from telemetry.services.lab.bins import MINUTE
+from telemetry.services.lab.replays import rooms_of
 from telemetry.storage.decisions import latest_requests
 
 EVERY = timedelta(minutes=10)

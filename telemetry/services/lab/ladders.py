@@ -11,7 +11,7 @@ from controlplane.models import Pool
 from telemetry.lab.ladder import ADDED, Ladder, Sums, ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, LadderBin
-from telemetry.services.lab.replays import bin_start
+from telemetry.services.lab.bins import bin_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -29,12 +29,11 @@ from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS_PER_MINUTE, Replay
 from telemetry.lab.state import StateError, dump, load
 from telemetry.lab.tally import Tally
 from telemetry.models import DecisionCursor, LadderBin, ReplayState
+from telemetry.services.lab.bins import BIN, MINUTE, bin_start
 from telemetry.storage import decisions
 from telemetry.storage.locks import LADDER, only_one
 
 log = logging.getLogger(__name__)
-MINUTE = timedelta(minutes=1)
-BIN = timedelta(minutes=5)
 SETTLES = timedelta(minutes=2)  # after a minute's end: requests are told when they end, not when they are placed
 REBUILD = timedelta(hours=1)  # of decisions that a new replay begins with
 KEPT_STATES = 6  # beginnings of a pool's bins: half an hour to go back
@@ -209,8 +208,3 @@ def _keep(stand: Stand) -> None:
 def _settled(now: datetime) -> datetime:
     """Up to when minutes are settled."""
     return (now - SETTLES).replace(second=0, microsecond=0)
-
-
-def bin_start(at: datetime) -> datetime:
-    """When the bin began that holds this moment."""
-    return datetime.fromtimestamp(at.timestamp() // BIN.total_seconds() * BIN.total_seconds(), UTC)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from telemetry.collecting.budget import sample_ratio
-from telemetry.lab.chains import HASHES
+from telemetry.lab.hashes import HASHES
 from tests.benchmarks.telemetry.stand import server_s, standing
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, sampled, traffic
 

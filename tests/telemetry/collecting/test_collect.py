@@ -11,7 +11,7 @@ from django.utils import timezone
 from controlplane.models import Router
 from telemetry.collecting.budget import faded_peak, sample_ratio
 from telemetry.collecting.collect import collect_decisions
-from telemetry.lab.chains import shown
+from telemetry.lab.hashes import shown
 from telemetry.models import Decision, DecisionCursor
 from telemetry.storage.locks import COLLECT
 from tests.fakes.fake_metrics_server import endless, hang, status

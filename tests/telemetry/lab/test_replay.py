@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.lab import replay as module
-from telemetry.lab.chains import HASHES, Prompts, coded, error
+from telemetry.lab.chains import Prompts, coded, error
+from telemetry.lab.hashes import HASHES
 from telemetry.lab.ladder import TERMS, Ladder, Sums, ladder_from
 from telemetry.lab.replay import HORIZON_S, Replay
 from telemetry.lab.state import StateError, dump, load

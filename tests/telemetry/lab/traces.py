@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from telemetry.lab.chains import HASHES, Floats, Requests, coded
+from telemetry.lab.chains import Floats, Requests, coded
+from telemetry.lab.hashes import HASHES
 
 HASH_TOKENS = 64
 

@@ -14,9 +14,10 @@ from telemetry.lab.ladder import ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, Decision, LadderBin, ReplayState
 from telemetry.services.lab import replays
+from telemetry.services.lab.bins import BIN
 from telemetry.services.lab.curves import update_curve, update_curves
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, ladders_over_time
-from telemetry.services.lab.replays import BIN, replay_pools
+from telemetry.services.lab.replays import replay_pools
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.test_replay import replayed
