@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -92,7 +93,8 @@ async def test_a_control_plane_that_is_away_changes_nothing(
                 assert (await harness.chat()).status == 200
             assert harness.router.store.applied is before
             assert not task.done()
-    assert caplog.text.count("control_plane_unreachable") == 1
+    said = re.findall(r"control_plane_unreachable problem=(\w+)", caplog.text)  # on a busy machine time runs out too
+    assert 1 <= len(said) == len(set(said)) < len(asked)
 
 
 async def test_each_kind_of_problem_and_its_end_is_said_once(
