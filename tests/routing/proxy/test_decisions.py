@@ -76,9 +76,10 @@ def test_a_page_keeps_requests_waiting_no_longer_than_3_ms_on_a_core_of_its_own(
         ring.add(record(f"r{number}", many(128)))
 
     def taken_s(ratio: float) -> float:
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         msgspec.json.encode(ring.after(0, 1000, ratio))
-        return time.perf_counter() - begun_s
+        return time.thread_time() - begun_s
 
-    whole_s, thin_s = (min(taken_s(ratio) for _ in range(15)) for ratio in (1.0, 0.0625))
+    rounds = [(taken_s(1.0), taken_s(0.0625)) for _ in range(15)]  # in turns, as the machine is now busy, now not
+    whole_s, thin_s = (min(taken) for taken in zip(*rounds, strict=True))
     assert thin_s < 1.5 * whole_s
