@@ -126,7 +126,7 @@ def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
     for key, path in keys:
         page.keyboard.press("g")
         page.keyboard.press(key)
-        page.wait_for_url(f"**{path}", wait_until="domcontentloaded")  # its scripts have run: it hears keys
+        page.wait_for_url(f"{site.url}{path}", wait_until="domcontentloaded")  # its scripts have run: it hears keys
         page.locator("[data-live], main h1").first.wait_for()
 
 
