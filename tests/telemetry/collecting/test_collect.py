@@ -9,6 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.models import Router
+from telemetry.collecting import collect
 from telemetry.collecting.budget import faded_peak, sample_ratio
 from telemetry.collecting.collect import collect_decisions
 from telemetry.lab.hashes import shown
@@ -21,6 +22,13 @@ from tests.telemetry.decisions import FakeRing, decision, hashes, said
 
 pytestmark = pytest.mark.django_db
 NOW = T0 + timedelta(minutes=1)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine may take its time; who is waited for in vain says so itself."""
+    monkeypatch.setattr(collect, "RUN_S", 60.0)
+    monkeypatch.setattr(collect, "PAGE_S", 30.0)
 
 
 @pytest.fixture
@@ -134,7 +142,8 @@ def test_an_address_outside_the_fleets_networks_is_not_asked(server, settings):
 
 
 @alone
-def test_a_router_that_hangs_ends_with_the_run_and_holds_nobody_back(server):
+def test_a_router_that_hangs_ends_with_the_run_and_holds_nobody_back(server, monkeypatch):
+    monkeypatch.setattr(collect, "PAGE_S", 3.0)
     ring = FakeRing()
     ring.records = [decision(1)]
     router(server, "hung", hang())
