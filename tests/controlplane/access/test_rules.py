@@ -50,7 +50,7 @@ def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route
     assert set(RULES[route]) == taken
 
 
-def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions():
+def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions_and_make_links():
     changing = {
         (route, method)
         for route, methods in RULES.items()
@@ -58,7 +58,7 @@ def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions
         if method != "GET" and role is Role.VIEWER
     }
     own = ("tokens", "token-revoke", "session-end", "sessions-end-others")
-    assert changing == {(f"controlplane:{name}", "POST") for name in own}
+    assert changing == {(f"controlplane:{name}", "POST") for name in own} | {("telemetry:links", "POST")}
 
 
 def test_what_has_no_rule_is_nobodys():
@@ -101,6 +101,7 @@ def filled(address, made):
         "state": "draining",
         "slug": "hit-rate",
         "place": "0-0-0-none",
+        "code": "none",
         "person_id": 0,
         "key_id": made.key.pk,
         "token_id": 0,
