@@ -20,17 +20,7 @@ from routing.proxy.exchanges.guarded import never_raises
 from routing.proxy.exchanges.judging import BUSY, no_answer, outcome_of
 from routing.proxy.exchanges.placing import admitted_request, is_stream, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
-from routing.proxy.exchanges.states import (
-    AWAITING,
-    CONNECTING,
-    DONE,
-    JUDGING,
-    NEXT,
-    PLACING,
-    QUEUED,
-    STREAMING,
-    State,
-)
+from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
 from routing.proxy.exchanges.usage import was_aborted
 from routing.proxy.figures.decisions import Record
 from routing.proxy.figures.metrics import Outcome
