@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test check bench bench-soak lock
+.PHONY: run test check bench bench-soak compile lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -17,6 +17,9 @@ bench:  ## benchmarks, as tables
 
 bench-soak: ## goals that need time or numbers, judged; python -m tests.benchmarks soak --full takes the goals' own figures
 	@$(PYTHON) deploy/bootstrap.py bench soak
+
+compile: ## the router as native code: a wheel in dist/ for its hosts, and the same in .compiled/ (takes a C compiler)
+	@$(PYTHON) deploy/bootstrap.py compile
 
 lock:   ## compile requirements/*.txt anew from pyproject.toml
 	@$(PYTHON) deploy/bootstrap.py lock

@@ -8,7 +8,7 @@ import pytest
 
 from .documents.reading import ROOT
 
-LOCKS = ("base.txt", "dev.txt", "router.txt")
+LOCKS = ("base.txt", "compile.txt", "dev.txt", "router.txt")
 
 
 def test_locking_again_changes_nothing(tmp_path):
