@@ -28,6 +28,7 @@ from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import NackError
 from routing.proxy.events.observer import Observer
 from routing.proxy.events.spool import Spool
+from routing.proxy.figures import build
 from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.router import Router
@@ -164,6 +165,7 @@ async def serve(settings: ServeSettings) -> None:
             loop.add_signal_handler(signal.SIGHUP, server.roll)
         give_back_large_blocks()
         spare_the_collector()
+        event(logger, "serving", **build.facts(__version__))
         _say_ready(server)
         await stop.wait()
         waits = {asyncio.create_task(server.drain()), asyncio.create_task(stop_now.wait())}

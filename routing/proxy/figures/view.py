@@ -18,7 +18,7 @@ from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.store import ConfigStore
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
-from routing.proxy.figures import metrics
+from routing.proxy.figures import build, metrics
 from routing.proxy.figures.decisions import Record, shown_hash
 from routing.proxy.router import Router, Serving
 from routing.proxy.turns import in_turns
@@ -287,7 +287,7 @@ def warming_of(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
 def about_lines(view: View, version: str) -> Iterator[str]:
     """Which router this is, and what it runs."""
     yield from metrics.header("info", "gauge", "This router.")
-    yield f"{metrics.PREFIX}info{{{metrics.labels(router=view.name, boot=view.boot, version=version)}}} 1"
+    yield f"{metrics.PREFIX}info{{{metrics.labels(router=view.name, boot=view.boot, **build.facts(version))}}} 1"
     applied = view.store.applied
     if applied is not None:
         yield from metrics.header("config_revision", "gauge", "The configuration in force.")

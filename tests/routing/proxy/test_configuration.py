@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing import __version__
 from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt
 from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS, LastKnownGood
@@ -368,6 +369,8 @@ async def test_a_process_drains_at_the_first_signal_and_ends_at_the_second(tmp_p
         writer.close()
     text = "".join(process.lines)
     assert "Router one is ready" in text
+    build = {"version": __version__, "compiled": str("TEST_COMPILED" in os.environ).lower()}
+    assert " INFO serving " + " ".join(f"{name}={value}" for name, value in build.items()) in text
     assert "revision=3" in text
     assert "canary" not in text
 

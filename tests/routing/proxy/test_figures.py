@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from array import array
 from itertools import pairwise
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from routing import __version__
 from routing.proxy.figures.decisions import DecisionRing, Record
 from routing.proxy.figures.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
 from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome, SeriesKey
@@ -58,7 +61,9 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     assert (ok, 3) in seen["warmpath_router_requests_total"]
     refused = [labels for labels, _ in seen["warmpath_router_requests_total"] if labels["outcome"] == "client_error"]
     assert refused == [dict.fromkeys(ok, "") | {"outcome": "client_error"}]
-    assert seen["warmpath_router_info"][0][0] | {"version": ""} == {"router": "tested", "boot": boot, "version": ""}
+    compiled = str("TEST_COMPILED" in os.environ).lower()
+    build = {"version": __version__, "compiled": compiled, "python": platform.python_version()}
+    assert seen["warmpath_router_info"] == [({"router": "tested", "boot": boot} | build, 1)]
     assert seen["warmpath_router_config_revision"] == [({}, 8)]
     for name, value in (
         ("usage_reported", 3),
