@@ -1,10 +1,11 @@
 """How tests share a machine when several processes run them: what goes first, and what wants to be alone.
 
 A process takes one file at a time, in the order made here. First comes what mostly waits while the others work: the
-live stack, and the stands of ``tests/reliability``, which are one file to the scheduler, so that one process has them
-one after the other. What measures milliseconds is marked ``@alone`` and goes last, all of it in one process. A lock
-keeps what the others still have to finish away from it: every test holds it with the rest, or for itself if it wants
-to be alone. What measures seconds runs beside the others, and gives itself the time that a busy machine takes.
+live stack, the stands of ``tests/reliability``, and the compiled router of ``tests/compiled``. Each of these folders is
+one file to the scheduler, so that one process has what it sets up. What measures milliseconds is marked ``@alone`` and
+goes last, all of it in one process. A lock keeps what the others still have to finish away from it: every test holds it
+with the rest, or for itself if it wants to be alone. What measures seconds runs beside the others, and gives itself the
+time that a busy machine takes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 STANDS = "tests/reliability/"
-FIRST = ("tests/end_to_end/test_make_run.py", STANDS, "tests/end_to_end/")
+COMPILED = "tests/compiled/"
+FIRST = ("tests/end_to_end/test_make_run.py", STANDS, COMPILED, "tests/end_to_end/")
 
 alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hand out whole files in the order of collection, the stands as one, and what wants to be alone as one more."""
+    """Hand out whole files in the order of collection, two folders as one each, and what wants to be alone as one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")
         if name.partition("[")[0] in _alone_in(path):
             return "alone"
-        return STANDS if nodeid.startswith(STANDS) else path
+        return next((folder for folder in (STANDS, COMPILED) if nodeid.startswith(folder)), path)
 
 
 @cache

@@ -6,12 +6,12 @@ import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from routing.core import residency
+from routing.core import breaker
 
 
 def is_compiled() -> bool:
     """Whether the hot modules are native code; one of them stands for all."""
-    return residency.__file__.endswith(tuple(EXTENSION_SUFFIXES))
+    return breaker.__file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def facts(version: str) -> dict[str, Any]:
