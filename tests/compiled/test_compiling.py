@@ -28,3 +28,7 @@ def test_without_a_c_compiler_it_says_in_a_sentence_what_to_install(tmp_path):
     assert "takes a C compiler" in done.stderr
     assert "apt-get install gcc libc6-dev" in done.stderr
     assert not (tmp_path / "dist").exists()
+
+
+def test_no_native_module_lies_where_the_plain_router_would_run_it():
+    assert list((ROOT / "routing").rglob("*.so")) == []

@@ -10,6 +10,10 @@ EXECUTED_BY: dict[str, str] = {
     "make test": "tests/contracts/documents/test_commands.py",  # this very run
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
+    "make compile": "tests/compiled/test_wheel.py",
+    "python -m pip install --require-hashes -r requirements/router.txt": "tests/compiled/test_wheel.py",
+    "python -m pip install --no-deps dist/warmpath-*.whl": "tests/compiled/test_wheel.py",
+    ".venv/bin/python -m tests.compiled tests/routing/core -n 2": "tests/compiled/test_routing.py",
     "make lock": "tests/contracts/test_lock.py",
     "python -m routing replica --port 9101": "tests/end_to_end/test_make_run.py",  # started by the stack
     "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,17 @@ class Process:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, config: RouterConfig | None, *options: str, revision: int = 1, port: int = 0, name: str = "tested"
+    folder: Path,
+    config: RouterConfig | None,
+    *options: str,
+    revision: int = 1,
+    port: int = 0,
+    name: str = "tested",
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> AsyncIterator[Process]:
-    """A router with these options, until the block ends."""
+    """A router with these options, until the block ends; None: this process's environment, and its folder."""
     source = ["--control-plane=http://127.0.0.1:9"]
     if config is not None:
         file = folder / f"{name}.json"
@@ -111,8 +119,9 @@ async def serving(
         source = [f"--config={file}"]
     ports = [f"--port={port}", "--admin-port=0", "--host=127.0.0.1", "--admin-host=127.0.0.1"]
     where = [f"--name={name}", f"--state-dir={folder / name}"]
-    command = [sys.executable, "-m", "routing", "serve", *source, *ports, *where, *options]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    command = [python, "-m", "routing", "serve", *source, *ports, *where, *options]
+    stderr = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stderr=stderr, env=environment, cwd=cwd)
     async with aiohttp.ClientSession() as http:
         running = Process(process, http)
         try:

@@ -1,0 +1,107 @@
+"""A compiled and a plain router decide alike."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+
+from routing.schema import (
+    CacheAwareSettings,
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    SessionAffinitySettings,
+    TieredSettings,
+)
+from routing.strategies.registry import STRATEGIES
+from tests.compiled.package import ROOT, environment
+from tests.fakes.replica import answering, fake_replicas
+from tests.routing.building import config
+from tests.routing.workers.harness import serving
+
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(400)]
+# Those that break ties by homes, which all routers compute alike, and not by what each of them drew when it started.
+STRATEGIES_WITH_HOMES = (
+    CacheAwareSettings,
+    LowestCostSettings,
+    PrefixHashSettings,
+    SessionAffinitySettings,
+    TieredSettings,
+)
+USAGE = b'{"usage":{"prompt_tokens":900,"prompt_tokens_details":{"cached_tokens":448}}}'
+
+
+def pool(strategy, replicas) -> PoolConfig:
+    """A pool whose model is called as its strategy is."""
+    members = tuple(ReplicaConfig(name=f"{strategy.name}-{one.name}", url=one.url, block_tokens=16) for one in replicas)
+    return PoolConfig(
+        name=strategy.name,
+        policy=PolicyConfig(name=strategy.name, revision=1, settings=strategy()),
+        models=(strategy.name,),
+        replicas=members,
+    )
+
+
+def conversations(model: str) -> list[bytes]:
+    """Requests of twelve conversations that three system prompts share, turn by turn."""
+    chance = random.Random(7)
+    spoken = {number: [{"role": "system", "content": f"You are assistant {number % 3}. " * 60}] for number in range(12)}
+    bodies = []
+    for _ in range(60):
+        number = chance.randrange(12)
+        spoken[number].append({"role": "user", "content": "".join(chance.choices("abcdef ", k=400))})
+        bodies.append(json.dumps({"model": model, "messages": spoken[number], "user": f"user-{number}"}).encode())
+    return bodies
+
+
+async def test_the_same_requests_get_the_same_replicas_for_the_same_reasons(tmp_path):
+    seen = {}
+    async with fake_replicas(4, answering(USAGE)) as replicas:
+        snapshot = config(*(pool(strategy, replicas) for strategy in STRATEGIES_WITH_HOMES))
+        for name, where in (("plain", None), ("compiled", environment())):
+            (tmp_path / name).mkdir()
+            async with serving(tmp_path / name, snapshot, environment=where) as router:
+                await router.line(f"compiled={str(where is not None).lower()}")
+                for body in chain(*(conversations(strategy.name) for strategy in STRATEGIES_WITH_HOMES)):
+                    assert (await router.chat(body)).status == 200
+                _, shown = await router.admin("GET", "/admin/decisions")
+            seen[name] = [without_time(decision) for decision in shown["decisions"]]
+
+    assert seen["compiled"] == seen["plain"]
+    assert len({(decision["pool"], decision["replica"]) for decision in seen["plain"]}) > 2 * len(STRATEGIES_WITH_HOMES)
+
+
+def without_time(decision):
+    """What does not tell one run from another; one request a second is described at greater length."""
+    passing = {"request_id", "at", "ttft_s", "opening", "candidates"}
+    return {name: value for name, value in decision.items() if name not in passing}
+
+
+def test_a_replay_ends_in_the_same_figures(tmp_path):
+    chance, at = random.Random(5), 0.0
+    with (tmp_path / "trace.jsonl").open("w") as trace:
+        for _ in range(800):
+            at += chance.expovariate(3) * 1000
+            first = 1000 * chance.randrange(1, 41)
+            ids = [0, *range(first, first + chance.randrange(1, 12))]
+            row = {"timestamp": at, "input_length": 512 * len(ids), "output_length": 40, "hash_ids": ids}
+            trace.write(json.dumps(row) + "\n")
+    policies = []
+    for strategy in STRATEGIES:
+        (tmp_path / strategy.name).write_text(json.dumps({"strategy": strategy.name}))
+        policies += ["--policy", strategy.name]
+    options = ["--trace", "trace.jsonl", "--replicas", "4", "--blocks", "300", "--json", *policies]
+    command = [sys.executable, "-m", "routing", "simulate", *options]
+    plain, compiled = (
+        json.loads(subprocess.run(command, cwd=tmp_path, env=where, stdout=subprocess.PIPE, check=True).stdout)
+        for where in (os.environ | {"PYTHONPATH": str(ROOT)}, environment())
+    )
+
+    assert compiled == plain
+    assert len({json.dumps(one["ttft_s"]) for one in plain}) > len(STRATEGIES) / 2

@@ -1,0 +1,66 @@
+"""The wheel of `make compile`: what is native in it, and that it serves on a host that has nothing else of ours."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pathspec import GitIgnoreSpec
+
+from routing import __version__
+from tests.compiled.package import DIST, ROOT
+from tests.contracts.documents.test_commands import shown
+from tests.fakes.replica import fake_replicas
+from tests.routing.proxy.harness import config
+from tests.routing.workers.harness import serving
+
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(400)]
+
+
+def only_wheel() -> Path:
+    (wheel,) = DIST.glob("*.whl")
+    return wheel
+
+
+def test_exactly_the_modules_that_are_named_are_native():
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    include, exclude = (GitIgnoreSpec.from_lines(hook["mypyc"][name]) for name in ("include", "exclude"))
+    plain = [str(path.relative_to(ROOT)) for path in (ROOT / "routing").rglob("*.py")]
+    named = {path.removesuffix(".py") for path in plain if include.match_file(path) and not exclude.match_file(path)}
+
+    names = zipfile.ZipFile(only_wheel()).namelist()
+
+    native = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    assert native == named | {"warmpath__mypyc"}  # the library behind them all
+    assert set(plain) <= set(names)  # for tracebacks
+
+
+async def test_a_host_with_the_wheel_and_its_requirements_alone_serves(tmp_path):
+    """As deploy/README.md says."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "host"], check=True)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = bare | {"PATH": f"{tmp_path}/host/bin:{os.environ['PATH']}"}
+    installing = [command for command in shown((ROOT / "deploy/README.md").read_text()) if "pip install" in command]
+    assert len(installing) == 2
+    requirements, wheel = (partial(subprocess.run, one, shell=True, cwd=ROOT, env=environment) for one in installing)
+    if requirements(check=False).returncode and not os.environ.get("REQUIRE_PROGRAMS"):
+        pytest.skip("LOUD: the packages of a router host could not be installed, so its wheel was not tried")
+    wheel(check=True)
+    python = str(tmp_path / "host/bin/python")
+
+    usage = subprocess.run(
+        [python, "-m", "routing", "--help"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, check=True
+    )
+    assert b"route requests to replicas" in usage.stderr
+    async with (
+        fake_replicas(2) as replicas,
+        serving(tmp_path, config(replicas), python=python, environment=environment, cwd=tmp_path) as router,
+    ):
+        assert (await router.chat()).status == 200
+        _, text = await router.admin("GET", "/metrics")
+        await router.line(f"serving version={__version__} compiled=true python=")
+        assert 'compiled="true"' in text
