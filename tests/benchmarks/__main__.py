@@ -1,6 +1,7 @@
 """Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``.
 
 One that is named alone may be given its own options: ``python -m tests.benchmarks quality --trace FILE``.
+Those that measure the router measure it compiled as well, where a C compiler can be had.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+
+from routing.proxy.figures.build import is_compiled
+from tests.benchmarks.builds import again_compiled
 
 BENCHMARKS = {
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
@@ -20,6 +24,8 @@ BENCHMARKS = {
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
     "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
 }
+# What runs the router's code in this process runs it compiled too, in another process; the options of that run.
+COMPILED_TOO = {"decision": (), "path": (), "quality": ("--speed",)}
 TAKE_OPTIONS = {"causes", "quality", "soak", "telemetry"}
 ON_DEMAND = {"soak"}
 
@@ -37,9 +43,11 @@ def main(arguments: list[str]) -> int:
         print(f"options are for one benchmark of its own: {', '.join(sorted(TAKE_OPTIONS))}", file=sys.stderr)
         return 2
     for name in chosen or [name for name in BENCHMARKS if name not in ON_DEMAND]:
-        print(f"\n== {name}\n", flush=True)
+        print(f"\n== {name}{', compiled' if is_compiled() else ''}\n", flush=True)
         run = importlib.import_module(BENCHMARKS[name]).main
         run(options) if options else run()
+        if name in COMPILED_TOO:
+            again_compiled(name, COMPILED_TOO[name])
     return 0
 
 

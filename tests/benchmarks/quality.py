@@ -7,7 +7,7 @@ hard to place, on 8 replicas.
 ``x`` columns are ratios to ``clairvoyant``, which sees every cache and all work; ``max/mean`` is of requests.
 Strategies that go by an opening get one of two blocks in chat, where all prompts share the first. A trace knows no
 sessions, so ``session_affinity`` is not there. ``shared`` is one cache without limit, ``pooled`` one as large as all.
-The last table says how fast replays are.
+The last table says how fast replays are; it alone is printed for the compiled router, whose choices are the same.
 """
 
 from __future__ import annotations
@@ -100,12 +100,18 @@ def main(argv: Sequence[str] = ()) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks quality")
     parser.add_argument("--trace", type=Path, help="in Mooncake's format; without it a seeded one is made")
-    trace = parser.parse_args(argv).trace
-    cells = [*chat_cells("chat" if trace is None else str(trace)), *literature_cells(), *hard_cells()]
+    parser.add_argument("--speed", action="store_true", help="print the last table alone")
+    asked = parser.parse_args(argv)
+    if not asked.speed:
+        print_cells([*chat_cells(str(asked.trace or "chat")), *literature_cells(), *hard_cells()])
+    print_speed()
+
+
+def print_cells(cells: Sequence[Cell]) -> None:
+    """How good the choices are, a table for each cell."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as workers:
         for lines in workers.map(lines_of, cells):
             print("\n".join(lines), end="\n\n", flush=True)
-    print_speed()
 
 
 def all_settings(names: Sequence[str] = (), boundary_bytes: int | None = None) -> Iterator[Settings]:

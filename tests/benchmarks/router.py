@@ -33,6 +33,7 @@ from routing.schema import (
     Settings,
     dump_snapshot,
 )
+from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.load import SESSIONS, request, warm_s
 from tests.benchmarks.peers import installed
 from tests.benchmarks.proxy import DEADLINE_S, Proxy
@@ -50,7 +51,10 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = stack.enter_context(replicas())
-        routers = [stack.enter_context(our_router(folder, ports, settings)) for settings in POLICIES]
+        builds = [None, compiled_environment()] if compiled_environment() else [None]
+        routers = [
+            stack.enter_context(our_router(folder, ports, settings, build)) for settings in POLICIES for build in builds
+        ]
         peers = [stack.enter_context(start(folder, ports)) for start in installed()]
         proxies = [Proxy("direct", ports[0], None), *peers, *routers]
         for _ in range(ROUNDS):
@@ -104,9 +108,9 @@ def measure_streams(proxy: Proxy) -> None:
 def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float) -> None:
     columns = ["us_per_request", "requests_per_s", "us_paced", "p50_ms", "p99_ms", "us_per_event", "memory_mib"]
     print(f"8 KiB chat bodies, {CONNECTIONS} connections; paced: {rate:.0f} requests/s; {STREAMS} streams; {python()}")
-    print(f"{'':14}" + "".join(f"{name:>26}" for name in columns))
+    print(f"{'':22}" + "".join(f"{name:>26}" for name in columns))
     for proxy in (direct, *peers, *routers):
-        print(f"{proxy.name:14}" + "".join(f"{proxy.text(name):>26}" for name in columns))
+        print(f"{proxy.name:22}" + "".join(f"{proxy.text(name):>26}" for name in columns))
     for router in routers:
         added = [min(router.figures[name]) - min(direct.figures[name]) for name in ("p50_ms", "p99_ms")]
         print(f"{router.name}, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, least rounds of both")
@@ -177,8 +181,12 @@ def replicas() -> Iterator[list[int]]:
 
 
 @contextmanager
-def our_router(folder: Path, ports: list[int], settings: Settings) -> Iterator[Proxy]:
-    folder = folder / settings.name
+def our_router(
+    folder: Path, ports: list[int], settings: Settings, compiled: dict[str, str] | None = None
+) -> Iterator[Proxy]:
+    """The router under a policy; ``compiled``: the environment in which the compiled one is found."""
+    name = f"{settings.name}, compiled" if compiled else settings.name
+    folder = folder / name
     folder.mkdir()
     members = tuple(
         ReplicaConfig(name=f"replica-{port}", url=f"http://127.0.0.1:{port}", block_tokens=16) for port in ports
@@ -188,10 +196,11 @@ def our_router(folder: Path, ports: list[int], settings: Settings) -> Iterator[P
     file = folder / "config.json"
     file.write_bytes(dump_snapshot(snapshot, 1).document)
     command = [sys.executable, "-m", "routing", "serve", "--config", str(file), "--port=0", "--admin-port=0"]
-    process = subprocess.Popen([*command, f"--state-dir={folder}/state"], stderr=subprocess.PIPE, text=True)
+    command += [f"--state-dir={folder}/state"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=compiled)
     try:
         assert process.stderr
-        yield Proxy(settings.name, _ready_port(process.stderr), process.pid)
+        yield Proxy(name, _ready_port(process.stderr), process.pid)
     finally:
         process.terminate()
         process.communicate(timeout=DEADLINE_S)
