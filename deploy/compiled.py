@@ -57,7 +57,7 @@ def compile_router() -> None:
 
 def _digest() -> str:
     """Of everything that the result depends on."""
-    found = hashlib.sha256(f"{sys.version} {platform.platform()}".encode())
+    found = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
     for path in (LOCKS / "compile.txt", *_sources()):
         found.update(f"{path.relative_to(ROOT)} ".encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
