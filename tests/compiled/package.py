@@ -31,3 +31,8 @@ def environment() -> dict[str, str]:
     """This process's, for one in which the router is compiled; with ``python -m`` too, which begins to look at home."""
     path = os.pathsep.join(map(str, (PACKAGES, ROOT)))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TEST_COMPILED": "1"}
+
+
+def runs_compiled(pid: int) -> bool:
+    """Whether a process has the native modules in its memory."""
+    return "warmpath__mypyc" in Path(f"/proc/{pid}/maps").read_text()

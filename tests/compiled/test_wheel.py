@@ -12,7 +12,7 @@ import pytest
 from pathspec import GitIgnoreSpec
 
 from routing import __version__
-from tests.compiled.package import DIST, ROOT
+from tests.compiled.package import DIST, ROOT, runs_compiled
 from tests.contracts.documents.test_commands import shown
 from tests.fakes.replica import fake_replicas
 from tests.routing.proxy.harness import config
@@ -58,9 +58,12 @@ async def test_a_host_with_the_wheel_and_its_requirements_alone_serves(tmp_path)
     assert b"route requests to replicas" in usage.stderr
     async with (
         fake_replicas(2) as replicas,
-        serving(tmp_path, config(replicas), python=python, environment=environment, cwd=tmp_path) as router,
+        serving(
+            tmp_path, config(replicas), "--workers=2", python=python, environment=environment, cwd=tmp_path
+        ) as router,
     ):
         assert (await router.chat()).status == 200
         _, text = await router.admin("GET", "/metrics")
         await router.line(f"serving version={__version__} compiled=true python=")
-        assert 'compiled="true"' in text
+        assert text.count('compiled="true"') == 1
+        assert [runs_compiled(pid) for pid in (router.process.pid, *router.workers)] == [True, True, True]
