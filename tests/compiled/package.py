@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / ".compiled"
@@ -31,6 +34,15 @@ def environment() -> dict[str, str]:
     """This process's, for one in which the router is compiled; with ``python -m`` too, which begins to look at home."""
     path = os.pathsep.join(map(str, (PACKAGES, ROOT)))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TEST_COMPILED": "1"}
+
+
+def named_modules() -> list[Path]:
+    """The modules that pyproject.toml names to be compiled, below the root."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    include, exclude = (GitIgnoreSpec.from_lines(hook[name]) for name in ("include", "exclude"))
+    modules = sorted(path.relative_to(ROOT) for path in (ROOT / "routing").rglob("*.py"))
+    return [path for path in modules if include.match_file(path) and not exclude.match_file(path)]
 
 
 def runs_compiled(pid: int) -> bool:

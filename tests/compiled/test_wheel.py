@@ -3,16 +3,14 @@
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
 from functools import partial
 from pathlib import Path
 
 import pytest
-from pathspec import GitIgnoreSpec
 
 from routing import __version__
-from tests.compiled.package import DIST, ROOT, runs_compiled
+from tests.compiled.package import DIST, ROOT, named_modules, runs_compiled
 from tests.contracts.documents.test_commands import shown
 from tests.fakes.replica import fake_replicas
 from tests.routing.proxy.harness import config
@@ -27,16 +25,12 @@ def only_wheel() -> Path:
 
 
 def test_exactly_the_modules_that_are_named_are_native():
-    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
-    include, exclude = (GitIgnoreSpec.from_lines(hook["mypyc"][name]) for name in ("include", "exclude"))
-    plain = [str(path.relative_to(ROOT)) for path in (ROOT / "routing").rglob("*.py")]
-    named = {path.removesuffix(".py") for path in plain if include.match_file(path) and not exclude.match_file(path)}
-
     names = zipfile.ZipFile(only_wheel()).namelist()
 
     native = {name.partition(".")[0] for name in names if name.endswith(".so")}
-    assert native == named | {"warmpath__mypyc"}  # the library behind them all
-    assert set(plain) <= set(names)  # for tracebacks
+    named = {str(module) for module in named_modules()}
+    assert native == {name.removesuffix(".py") for name in named} | {"warmpath__mypyc"}  # the library behind them all
+    assert named <= set(names)  # for tracebacks
 
 
 async def test_a_host_with_the_wheel_and_its_requirements_alone_serves(tmp_path):
