@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tests.compiled.package import ROOT, NotHereError, compile_router, environment
 
-FOLDERS = [f"tests/routing/{name}" for name in ("core", "strategies", "proxy", "workers", "simulation")]
+FOLDERS = [f"tests/routing/{name}" for name in ("core", "strategies", "proxy", "workers", "simulation/whatif")]
 
 
 def main(arguments: Sequence[str]) -> int:
