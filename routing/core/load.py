@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from msgspec import Struct
-
 from routing.core.rates import PrefillRate
 from routing.core.residency import Stay
 from routing.core.types import ReplicaId
@@ -62,15 +60,18 @@ class Load:
         self.oldest_since_s = now_s
 
 
-class Ticket(Struct, gc=False, eq=False):
+class Ticket:
     """One dispatched request's share of a replica's load."""
 
-    _book: LoadBook
-    _load: Load
-    _stay: Stay | None
-    _ahead: float  # tokens of requests before it
-    _running: int = 1
-    _is_prefilled: bool = False
+    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay")
+
+    def __init__(self, book: LoadBook, load: Load, stay: Stay | None, ahead: float) -> None:
+        self._book = book
+        self._load = load
+        self._stay = stay
+        self._ahead = ahead  # tokens of requests before it
+        self._running = 1
+        self._is_prefilled = False
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from routing.core.models import Served
 from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
 from routing.core.prompt import CanonicalPrompt
@@ -29,16 +27,28 @@ from routing.schema import (
 )
 
 
-class PlacementRequest(Struct, frozen=True, gc=False):
+class PlacementRequest:
     """What placing a request needs to know of it."""
 
-    model: str | None
-    group: str | None  # the task group that the client named
-    session_key: str | None
-    prompt: CanonicalPrompt
-    tenant: str = ""  # the salt of its API key's tenant; "" without one
-    key: str | None = None  # the name of its API key
-    key_groups: tuple[str, ...] | None = None  # the task groups that the key is good for; None: all
+    __slots__ = ("group", "key", "key_groups", "model", "prompt", "session_key", "tenant")
+
+    def __init__(
+        self,
+        model: str | None,
+        group: str | None,
+        session_key: str | None,
+        prompt: CanonicalPrompt,
+        tenant: str = "",
+        key: str | None = None,
+        key_groups: tuple[str, ...] | None = None,
+    ) -> None:
+        self.model = model
+        self.group = group  # the task group that the client named
+        self.session_key = session_key
+        self.prompt = prompt
+        self.tenant = tenant  # the salt of its API key's tenant; "" without one
+        self.key = key  # the name of its API key
+        self.key_groups = key_groups  # the task groups that the key is good for; None: all
 
 
 class Found(NamedTuple):

@@ -7,8 +7,7 @@ blocks are its own, though its weights are mostly those of the model that it ada
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from routing.core.types import UnknownModelError
 from routing.schema import PoolConfig, RouterConfig
@@ -16,7 +15,8 @@ from routing.schema import PoolConfig, RouterConfig
 MAX_STRANGE = 256  # names remembered that no configuration knows
 
 
-class Served(Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Served:
     """What the name of a model stands for."""
 
     pool: PoolConfig

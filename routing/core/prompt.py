@@ -20,7 +20,6 @@ from array import array
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from xxhash import xxh3_128_hexdigest
 
 from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
@@ -45,15 +44,24 @@ _OPENINGS = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "use
 _json = msgspec.json.Encoder(order="deterministic").encode
 
 
-class CanonicalPrompt(Struct, frozen=True, gc=False):
+class CanonicalPrompt:
     """A prompt as hashes see it. Offsets are into ``data``, ascending."""
 
-    data: bytes
-    tools_end: int  # 0 without tools
-    opening_end: int  # end of the tools and of the system messages that begin the prompt; 0 without either
-    message_ends: list[int]
-    tokens: int  # estimate: a quarter of the bytes, or the count of the ids; an attachment counts as its digest
-    salt: str = ""  # the client's ``cache_salt``
+    __slots__ = ("data", "message_ends", "opening_end", "salt", "tokens", "tools_end")
+
+    def __init__(
+        self, data: bytes, tools_end: int, opening_end: int, message_ends: list[int], tokens: int, salt: str = ""
+    ) -> None:
+        self.data = data
+        self.tools_end = tools_end  # 0 without tools
+        self.opening_end = opening_end  # of the tools and the system messages that begin the prompt; 0 without either
+        self.message_ends = message_ends
+        self.tokens = tokens  # estimate: a quarter of the bytes, or the count of ids; an attachment is its digest
+        self.salt = salt  # the client's ``cache_salt``
+
+    def salted(self, salt: str) -> CanonicalPrompt:
+        """The same prompt under another salt."""
+        return CanonicalPrompt(self.data, self.tools_end, self.opening_end, self.message_ends, self.tokens, salt)
 
 
 def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:

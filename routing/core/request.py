@@ -96,6 +96,7 @@ BODIES: dict[str, type[ParsedBody]] = {
     "/v1/responses": ResponsesBody,
 }
 _decoders = {path: msgspec.json.Decoder(body) for path, body in BODIES.items()}
+_any_decoder = msgspec.json.Decoder(ParsedBody)
 
 
 def parse_body(path: str, body: bytes | bytearray | memoryview) -> ParsedBody:
@@ -109,6 +110,14 @@ def parse_body(path: str, body: bytes | bytearray | memoryview) -> ParsedBody:
         return _parse_odd(BODIES[path], body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
+
+
+def is_stream(body: bytes) -> bool:
+    """Whether a body asks for events. Not on the path of a request that goes well: it is decoded once more."""
+    try:
+        return _any_decoder.decode(body).stream is True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def _parse_odd(kind: type[ParsedBody], body: bytes | bytearray | memoryview) -> ParsedBody:

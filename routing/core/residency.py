@@ -24,8 +24,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from msgspec import Struct
-
 from routing.core.types import ReplicaId
 
 BLOCK_TOKENS = 64  # of a block of the canonical prompt, as its length is estimated
@@ -43,13 +41,16 @@ Chain = Sequence[int]
 EVERYBODY = -1  # a mask with every bit
 
 
-class Run(Struct, gc=False, eq=False):
+class Run:
     """Consecutive blocks that were always met together, and who holds them."""
 
-    hashes: Chain
-    last: int
-    length: int
-    mask: int
+    __slots__ = ("hashes", "last", "length", "mask")
+
+    def __init__(self, hashes: Chain, last: int, length: int, mask: int) -> None:
+        self.hashes = hashes
+        self.last = last
+        self.length = length
+        self.mask = mask
 
     @classmethod
     def of(cls, hashes: Chain, mask: int) -> Run:
@@ -57,12 +58,15 @@ class Run(Struct, gc=False, eq=False):
         return cls(hashes, hashes[-1], len(hashes), mask)
 
 
-class Match(Struct, gc=False, eq=False):
+class Match:
     """How much of a prompt each replica holds, by its longest known opening."""
 
-    levels: list[tuple[int, int]]  # (blocks, mask of those who hold at least so many), the shortest opening first
-    block_tokens: int
-    reuse_ratio: float  # the residency's
+    __slots__ = ("block_tokens", "levels", "reuse_ratio")
+
+    def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
+        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest opening first
+        self.block_tokens = block_tokens
+        self.reuse_ratio = reuse_ratio  # the residency's
 
     @property
     def blocks(self) -> int:
@@ -103,15 +107,26 @@ class Holding:
         return (next(iter(self.runs.values())) + now_s) / 2
 
 
-class Stay(Struct, gc=False, eq=False):
+class Stay:
     """One dispatched prompt's place in the residency: confirmed by the answer, or taken back."""
 
-    _residency: Residency
-    _holding: Holding
-    _fresh: list[Run]  # runs that this prompt brought
-    _now_s: float
-    _leans_on_s: float  # when the replica last used what it already had of the prompt
-    _predicted_ratio: float  # cached tokens / prompt tokens
+    __slots__ = ("_fresh", "_holding", "_leans_on_s", "_now_s", "_predicted_ratio", "_residency")
+
+    def __init__(
+        self,
+        residency: Residency,
+        holding: Holding,
+        fresh: list[Run],
+        now_s: float,
+        leans_on_s: float,
+        predicted_ratio: float,
+    ) -> None:
+        self._residency = residency
+        self._holding = holding
+        self._fresh = fresh  # runs that this prompt brought
+        self._now_s = now_s
+        self._leans_on_s = leans_on_s  # when the replica last used what it already had of the prompt
+        self._predicted_ratio = predicted_ratio  # cached tokens / prompt tokens
 
     def confirm(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The answer says how much was cached; both in the engine's tokens."""

@@ -11,9 +11,9 @@ boundary too; without a prompt there is nothing to warm, and the revision in for
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from routing.core.matching import PlacementRequest
@@ -42,7 +42,8 @@ class ArmReason(StrEnum):
     WITHIN_SHARE = "within_share"
 
 
-class Verdict(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Verdict:
     """Which revision places a request, and why."""
 
     arm: Arm

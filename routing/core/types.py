@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NewType
 
-from msgspec import Struct
-
 ReplicaId = NewType("ReplicaId", str)  # a replica's stable name, its identity on every ring
 PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening, or of a session
 
@@ -39,14 +37,24 @@ class MatchedBy(StrEnum):
     UNMATCHED = "unmatched"  # none: the pool's own
 
 
-class Choice(Struct, frozen=True, gc=False):
+class Choice:
     """Where a request goes, and the rule that said so."""
 
-    replica: ReplicaId
-    reason: Reason
-    refused: tuple[ReplicaId, ...] = ()  # homes that came earlier and were full, in order
-    bound: int | None = None  # requests the replica may hold by the bounded-load rule; None: no bound was asked
-    hit_tokens: int | None = None  # predicted cached tokens there; None where the strategy does not ask what it holds
+    __slots__ = ("bound", "hit_tokens", "reason", "refused", "replica")
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        reason: Reason,
+        refused: tuple[ReplicaId, ...] = (),
+        bound: int | None = None,
+        hit_tokens: int | None = None,
+    ) -> None:
+        self.replica = replica
+        self.reason = reason
+        self.refused = refused  # homes that came earlier and were full, in order
+        self.bound = bound  # requests the replica may hold by the bounded-load rule; None: no bound was asked
+        self.hit_tokens = hit_tokens  # predicted cached tokens there; None where the strategy does not ask
 
 
 class RoutingError(Exception):

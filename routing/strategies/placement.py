@@ -13,12 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-
 from routing.core.candidates import Candidates
 from routing.core.group_shares import GroupShares
 from routing.core.health import Health, HealthBook
-from routing.core.load import LoadBook, Ticket
+from routing.core.load import Load, LoadBook, Ticket
 from routing.core.matching import Found, Matcher, PlacementRequest
 from routing.core.models import Models, Served
 from routing.core.openings import Cut, OpeningKey
@@ -34,32 +32,57 @@ from routing.strategies.routes import Route, RouteBuilder, asks_residency, carry
 from routing.strategies.strategy import Keys, Weighed, Weighs
 
 
-class CandidateLoad(Struct, frozen=True, gc=False):
+class CandidateLoad:
     """A candidate's load at one moment."""
 
-    replica: ReplicaId
-    running: int
-    waiting_tokens: int
+    __slots__ = ("replica", "running", "waiting_tokens")
+
+    def __init__(self, load: Load) -> None:
+        self.replica = load.replica
+        self.running = load.running
+        self.waiting_tokens = load.waiting_tokens
+
+    def as_json(self) -> dict[str, Any]:
+        """As the admin port shows it."""
+        return {"replica": self.replica, "running": self.running, "waiting_tokens": self.waiting_tokens}
 
 
-class CandidateCost(CandidateLoad, frozen=True, gc=False):
+class CandidateCost(CandidateLoad):
     """The same with what a strategy makes of it for one request."""
 
-    hit_tokens: int | None = None  # predicted cached tokens of the prompt; None where the strategy does not ask
-    cost: float | None = None  # as the strategy compares it; None where it compares no figures
+    __slots__ = ("cost", "hit_tokens")
+
+    def __init__(self, load: Load, hit_tokens: int | None, cost: float | None) -> None:
+        super().__init__(load)
+        self.hit_tokens = hit_tokens  # predicted cached tokens of the prompt; None where the strategy does not ask
+        self.cost = cost  # as the strategy compares it; None where it compares no figures
+
+    def as_json(self) -> dict[str, Any]:
+        """As the admin port shows it."""
+        return super().as_json() | {"hit_tokens": self.hit_tokens, "cost": self.cost}
 
 
-class RequestKeys(Struct, gc=False, eq=False):
+class RequestKeys:
     """The keys of one request. Computed when asked, and then kept."""
 
-    _request: PlacementRequest
-    _served: Served
-    _hasher: PrefixHasher
-    _rule: Tier1
-    prompt_tokens: int  # estimated length of the prompt
-    _tier1: PrefixHash | None = None
-    _blocks: list[array[int]] | None = None
-    _chain: array[int] | None = None
+    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
+
+    def __init__(
+        self,
+        request: PlacementRequest,
+        served: Served,
+        hasher: PrefixHasher,
+        rule: Tier1,
+        prompt_tokens: int,
+    ) -> None:
+        self._request = request
+        self._served = served
+        self._hasher = hasher
+        self._rule = rule
+        self.prompt_tokens = prompt_tokens  # estimated length of the prompt
+        self._tier1: PrefixHash | None = None
+        self._blocks: list[array[int]] | None = None
+        self._chain: array[int] | None = None
 
     @property
     def session(self) -> PrefixHash | None:
@@ -107,16 +130,28 @@ class RequestKeys(Struct, gc=False, eq=False):
         return shape_of(self._request.prompt, tools, self._request.session_key, self._hasher.digest)
 
 
-class Decision(Struct, frozen=True, gc=False):
+class Decision:
     """Where a request goes, and everything that explains why."""
 
-    route: Route
-    matched_by: MatchedBy
-    served: Served
-    target: Target
-    choice: Choice
-    candidates: Candidates
-    keys: RequestKeys
+    __slots__ = ("candidates", "choice", "keys", "matched_by", "route", "served", "target")
+
+    def __init__(
+        self,
+        route: Route,
+        matched_by: MatchedBy,
+        served: Served,
+        target: Target,
+        choice: Choice,
+        candidates: Candidates,
+        keys: RequestKeys,
+    ) -> None:
+        self.route = route
+        self.matched_by = matched_by
+        self.served = served
+        self.target = target
+        self.choice = choice
+        self.candidates = candidates
+        self.keys = keys
 
     @property
     def replica(self) -> ReplicaConfig:
@@ -157,8 +192,8 @@ class Decision(Struct, frozen=True, gc=False):
         """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
-            return [CandidateLoad(load.replica, load.running, load.waiting_tokens) for load in loads.values()]
-        return [CandidateLoad(name, (load := loads[name]).running, load.waiting_tokens) for name in self._shown(limit)]
+            return [CandidateLoad(load) for load in loads.values()]
+        return [CandidateLoad(loads[name]) for name in self._shown(limit)]
 
     def explained(self, limit: int | None = None) -> list[CandidateCost]:
         """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
@@ -166,9 +201,9 @@ class Decision(Struct, frozen=True, gc=False):
         weighed = [Weighed()] * len(names)
         if isinstance(self.route.strategy, Weighs):
             weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
+        loads = self.candidates.loads
         return [
-            CandidateCost(load.replica, load.running, load.waiting_tokens, *found)
-            for load, found in zip(self.candidate_loads(limit), weighed, strict=True)
+            CandidateCost(loads[name], found.hit_tokens, found.cost) for name, found in zip(names, weighed, strict=True)
         ]
 
     def _shown(self, limit: int | None) -> Collection[ReplicaId]:

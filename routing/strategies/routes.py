@@ -7,10 +7,10 @@ its settings and its strategy, and share everything else, what replicas hold, do
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import structs
 
 from routing.core.fleet import Fleet
 from routing.core.group_shares import GroupShares
@@ -24,7 +24,8 @@ from routing.strategies.registry import build_strategy
 from routing.strategies.strategy import CarriesOver, Strategy
 
 
-class Route(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Route:
     """One pool's own requests, or one task group's; of these, while a trial lasts, one revision's."""
 
     pool: str
@@ -73,7 +74,7 @@ class RouteBuilder:
         in_force = replace(self._placed_by(policy, group), arm=Arm.IN_FORCE, trial=rule)
         if not rule.is_here:
             return in_force
-        tried = replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
+        tried = structs.replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
         return replace(in_force, tried=Tried(rule, replace(self._placed_by(tried, group), arm=Arm.TRIAL)))
 
     def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:

@@ -9,7 +9,7 @@ from typing import Any
 from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
 from routing.core.request import parse_body
-from routing.core.types import PrefixHash, ReplicaId
+from routing.core.types import Choice, PrefixHash, ReplicaId
 from routing.schema import (
     PolicyConfig,
     PoolConfig,
@@ -64,8 +64,15 @@ def request(
     group: str | None = None,
     session: str | None = None,
     prompt: CanonicalPrompt | None = None,
+    key: str | None = None,
+    key_groups: tuple[str, ...] | None = None,
 ) -> PlacementRequest:
-    return PlacementRequest(model, group, session, prompt or chat(("user", text)))
+    return PlacementRequest(model, group, session, prompt or chat(("user", text)), key=key, key_groups=key_groups)
+
+
+def told(choice: Choice) -> tuple[object, ...]:
+    """All that a choice says."""
+    return choice.replica, choice.reason, choice.refused, choice.bound, choice.hit_tokens
 
 
 class FixedKeys:

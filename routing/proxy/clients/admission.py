@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from routing.core.caps import check_caps, length_to_add
 from routing.core.matching import Matcher, PlacementRequest
 from routing.core.models import Models
@@ -87,5 +85,6 @@ class Admission:
 def _with_key(grant: Grant, wanted: PlacementRequest) -> PlacementRequest:
     """The request under its key, and under its tenant's salt: nothing of it in common with anybody else's."""
     salt = grant.salt(wanted.prompt.salt)
-    prompt = wanted.prompt if salt is None else replace(wanted.prompt, salt=salt)
-    return replace(wanted, prompt=prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups)
+    prompt = wanted.prompt if salt is None else wanted.prompt.salted(salt)
+    named = wanted.model, wanted.group, wanted.session_key
+    return PlacementRequest(*named, prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-
 from routing.proxy.errors import RefusalError
 from routing.schema import Limits
 
@@ -100,14 +98,17 @@ def _is_credential(line: bytes) -> bool:
     return line.partition(b":")[0].lower().replace(b"_", b"-") in _CREDENTIALS
 
 
-class Request(Struct, gc=False, eq=False):
+class Request:
     """One whole request."""
 
-    head: Head
-    body: bytes
-    request_id: str
-    grant: Grant | None = None  # of its key, where keys are asked for
-    arrived_at: float = field(default_factory=monotonic)  # seconds
+    __slots__ = ("arrived_at", "body", "grant", "head", "request_id")
+
+    def __init__(self, head: Head, body: bytes, request_id: str) -> None:
+        self.head = head
+        self.body = body
+        self.request_id = request_id
+        self.grant: Grant | None = None  # of its key, where keys are asked for
+        self.arrived_at = monotonic()
 
 
 def read_head(method: bytes, target: bytes, version: str, headers: Sequence[Header], *, limits: Limits) -> Head:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError, error_event
-from routing.proxy.exchanges.usage import WHOLE_BYTES, Tail, Usage, usage_of
+from routing.proxy.exchanges.tail import Tail
+from routing.proxy.exchanges.usage import WHOLE_BYTES, Usage, usage_of
 from routing.proxy.figures.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 

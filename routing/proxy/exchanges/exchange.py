@@ -12,13 +12,14 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from routing.core.request import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.guarded import never_raises
 from routing.proxy.exchanges.judging import BUSY, no_answer, outcome_of
-from routing.proxy.exchanges.placing import admitted_request, is_stream, refusal_of
+from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
 from routing.proxy.exchanges.usage import was_aborted
@@ -63,6 +64,8 @@ class Exchange:
         "_upstream",
         "_wanted",
     )
+
+    __deletable__ = ("_wanted", "_decision")  # for mypyc
 
     _wanted: PlacementRequest  # until the first byte, as the decision
     _decision: Decision

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-from msgspec import Struct
+from typing import TYPE_CHECKING
 
 from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
@@ -20,21 +17,6 @@ if TYPE_CHECKING:
 PROMPT_PATHS = {path.encode(): path for path in BODIES}
 NO_PROMPT = CanonicalPrompt(b"", 0, 0, [], 0)
 RETRY_AFTER_S = 1  # seconds a client is asked to wait when the router cannot serve it now
-
-
-class _Streaming(Struct):
-    stream: Any = False
-
-
-_streaming = msgspec.json.Decoder(_Streaming)
-
-
-def is_stream(body: bytes) -> bool:
-    """Whether a request's body asks for events. Not on the path of a request that goes well: it decodes the body."""
-    try:
-        return _streaming.decode(body).stream is True
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def admitted_request(request: Request, admission: Admission) -> PlacementRequest:

@@ -1,7 +1,5 @@
 """What an answer says about itself: its token usage, and an error inside a stream that began well.
 
-Both stand near the end, so the last few reads are kept by reference and looked at once, when the answer is complete.
-A short read is joined to the one before it, so that what is kept is long enough however the end is cut.
 ``"usage"`` with its quotes cannot come from a generated text, where JSON escapes every quote.
 """
 
@@ -12,8 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-TAIL_BYTES = 4096  # kept of each of the last four reads: usage and [DONE] may come one by one, and in two
-SHORT_BYTES = 128  # a read that is shorter is joined to the one before, until that is no longer short
 WHOLE_BYTES = 16 << 10  # of a JSON answer that is decoded as a whole, which is faster than a search up to about here
 
 _usage = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
@@ -84,48 +80,19 @@ def was_aborted(text: bytes) -> bool:
     return b'"abort"' in text and _abort(text) is not None
 
 
-class Tail:
-    """The end of an answer's body. It is added to for each read of a stream, so its reads lie in its own slots."""
+def last_usage(text: bytes) -> Usage | None:
+    """The last usage object in a text, or None where there is none that can be read."""
+    end = len(text)
+    while (at := text.rfind(b'"usage"', 0, end)) >= 0:
+        if found := _usage(text, at):
+            return _read_usage(found[1])
+        end = at
+    return None
 
-    __slots__ = ("_fourth", "_last", "_second", "_third")
 
-    def __init__(self) -> None:
-        self._last = self._second = self._third = self._fourth = b""
-
-    def add(self, data: bytes) -> None:
-        """Keep the end of a read, and let the oldest go."""
-        if len(data) < SHORT_BYTES and len(self._last) < SHORT_BYTES:
-            self._last += data
-            return
-        self._fourth = self._third
-        self._third = self._second
-        self._second = self._last
-        self._last = data if len(data) <= TAIL_BYTES else data[-TAIL_BYTES:]
-
-    @property
-    def text(self) -> bytes:
-        """All that is kept."""
-        return b"".join((self._fourth, self._third, self._second, self._last))
-
-    def usage(self) -> Usage | None:
-        """The last usage object, or None where there is none that can be read."""
-        text = self.text
-        end = len(text)
-        while (at := text.rfind(b'"usage"', 0, end)) >= 0:
-            if found := _usage(text, at):
-                return _read_usage(found[1])
-            end = at
-        return None
-
-    def has_error(self) -> bool:
-        """Whether a stream ended with an error object or aborted, as vLLM's does when its engine dies or stops."""
-        text = self.text
-        return (b'"error"' in text and _stream_error(text) is not None) or was_aborted(text)
-
-    def ends_event(self) -> bool:
-        """Whether the last bytes end an event, so that another one may follow."""
-        text = self.text
-        return not text or text.endswith((b"\n\n", b"\r\n\r\n"))
+def has_error(text: bytes) -> bool:
+    """Whether a stream ended with an error object or aborted, as vLLM's does when its engine dies or stops."""
+    return (b'"error"' in text and _stream_error(text) is not None) or was_aborted(text)
 
 
 def _read_usage(text: bytes) -> Usage | None:

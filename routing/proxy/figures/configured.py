@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from routing.proxy.figures.metrics import SeriesKey
 from routing.schema import PoolConfig, RouterConfig
 
 
-class _Labels(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Labels:
     """What may stand beside a pool's name. Each has the empty one, which stands for any."""
 
     groups: frozenset[str]

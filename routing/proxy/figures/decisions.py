@@ -15,12 +15,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 
 from routing.core.residency import BLOCK_TOKENS
 
@@ -41,33 +41,81 @@ _RECORD_BYTES = 900  # of a record without its blocks
 _CANDIDATE_BYTES = 120
 
 
-class Record(Struct, gc=False):
+class Record:
     """One decision. Tokens and seconds; None where nobody said."""
 
-    request_id: str
-    at: float  # unix seconds
-    pool: str
-    group: str
-    matched_by: str
-    policy: str
-    revision: int
-    strategy: str
-    replica: str
-    reason: str
-    prompt_tokens_estimate: int
-    block_tokens: int | None  # of the replica
-    prefix: int | None
-    blocks: list[array[int]]  # in stretches, shared with other records
-    candidates: Sequence[CandidateLoad]  # with costs where the opening is described
-    hit_tokens: int | None = None  # predicted, of the estimated prompt; None where the strategy does not ask
-    retries: int = 0
-    status: int | None = None
-    ttft_s: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    rank: int | None = None  # data-parallel, of the replica; None: it has only one
-    arm: str | None = None  # whether the revision in force placed it or the one on trial; None: the policy tries none
-    opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (openings.py)
+    __slots__ = (
+        "arm",
+        "at",
+        "block_tokens",
+        "blocks",
+        "cached_tokens",
+        "candidates",
+        "group",
+        "hit_tokens",
+        "matched_by",
+        "opening",
+        "policy",
+        "pool",
+        "prefix",
+        "prompt_tokens",
+        "prompt_tokens_estimate",
+        "rank",
+        "reason",
+        "replica",
+        "request_id",
+        "retries",
+        "revision",
+        "status",
+        "strategy",
+        "ttft_s",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        at: float,
+        pool: str,
+        group: str,
+        matched_by: str,
+        policy: str,
+        revision: int,
+        strategy: str,
+        replica: str,
+        reason: str,
+        prompt_tokens_estimate: int,
+        block_tokens: int | None,
+        prefix: int | None,
+        blocks: list[array[int]],
+        candidates: Sequence[CandidateLoad],
+        hit_tokens: int | None = None,
+        rank: int | None = None,
+        arm: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.at = at  # unix seconds
+        self.pool = pool
+        self.group = group
+        self.matched_by = matched_by
+        self.policy = policy
+        self.revision = revision
+        self.strategy = strategy
+        self.replica = replica
+        self.reason = reason
+        self.prompt_tokens_estimate = prompt_tokens_estimate
+        self.block_tokens = block_tokens  # of the replica
+        self.prefix = prefix
+        self.blocks = blocks  # in stretches, shared with other records
+        self.candidates = candidates  # with costs where the opening is described
+        self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None where the strategy does not ask
+        self.retries = 0
+        self.status: int | None = None
+        self.ttft_s: float | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.rank = rank  # data-parallel, of the replica; None: it has only one
+        self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
+        self.opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (openings.py)
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int, *, weighed: bool = False) -> Record:
@@ -91,8 +139,8 @@ class Record(Struct, gc=False):
             decision.keys.blocks,
             decision.explained(MAX_CANDIDATES) if weighed else decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
-            rank=target.rank,
-            arm=route.arm,
+            target.rank,
+            route.arm,
         )
 
     def placed_again(self, decision: Decision) -> None:
@@ -136,7 +184,7 @@ class Record(Struct, gc=False):
             "prefix": shown_hash(self.prefix),
             **self._shown_blocks(ratio),
             "hash_tokens": BLOCK_TOKENS,
-            "candidates": self.candidates,
+            "candidates": [candidate.as_json() for candidate in self.candidates],
             "hit_tokens": self.hit_tokens,
             "retries": self.retries,
             "status": self.status,
@@ -183,7 +231,8 @@ def shown_hash(value: int | None) -> str | None:
     return None if value is None else f"{value:016x}"
 
 
-class Page(Struct, gc=False):
+@dataclass(frozen=True, slots=True)
+class Page:
     """Some of the latest records, in order. They no longer change, so writing them out may take its time."""
 
     start: int  # sequence number of the first one

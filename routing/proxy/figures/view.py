@@ -163,7 +163,7 @@ class RouterView:
             "group_replicas": _group_replicas(decision),
             "refused": decision.choice.refused,
             "bound": decision.choice.bound,
-            "candidates": decision.explained(),
+            "candidates": [candidate.as_json() for candidate in decision.explained()],
         }
 
     # --- rows and lines ---

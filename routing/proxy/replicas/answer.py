@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from msgspec import Struct
-
 from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
 from routing.proxy.errors import LocalAnswer, phrase
 
@@ -34,15 +32,26 @@ class Framing(Enum):
 NONE, LENGTH, CHUNKED, CLOSE = Framing  # an enum's attributes are slow to look up
 
 
-class AnswerHead(Struct, gc=False):
+class AnswerHead:
     """The end-to-end part of an answer's head."""
 
-    status: int
-    status_line: bytes
-    lines: bytes = b""  # its headers, each with its CRLF
-    framing: Framing = CLOSE
-    length: bytes = b""
-    is_stream: bool = False  # server-sent events
+    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line")
+
+    def __init__(
+        self,
+        status: int,
+        status_line: bytes,
+        lines: bytes = b"",
+        framing: Framing = CLOSE,
+        length: bytes = b"",
+        is_stream: bool = False,
+    ) -> None:
+        self.status = status
+        self.status_line = status_line
+        self.lines = lines  # its headers, each with its CRLF
+        self.framing = framing
+        self.length = length
+        self.is_stream = is_stream  # server-sent events
 
     def with_length(self, length: int) -> AnswerHead:
         """The same head before another body."""

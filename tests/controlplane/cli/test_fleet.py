@@ -93,7 +93,7 @@ def test_pruning_is_asked_for(warmpath, document):
         (1, "format: 1\npools: [{name: default, colour: red}]\n", "#/pools/0/colour: There is no such field."),
     ],
 )
-def test_a_document_that_is_none_is_refused_with_the_place(warmpath, replica, tmp_path, status, written, told):  # noqa: PLR0917 - one refusal in three facts
+def test_a_document_that_is_none_is_refused_with_the_place(warmpath, replica, tmp_path, status, written, told):
     path = tmp_path / "fleet.yaml"
     path.write_text(written)
     done = warmpath("plan", str(path))

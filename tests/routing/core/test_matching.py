@@ -55,7 +55,7 @@ EVERY_RULE = {
 
 
 def test_rules_are_asked_from_the_header_down_to_the_model() -> None:
-    wanted = replace(request(group="by-header", session="agent-7", prompt=HANDBOOK), key="team-red")
+    wanted = request(group="by-header", session="agent-7", prompt=HANDBOOK, key="team-red")
     rules = dict(EVERY_RULE)
     while rules:
         rule, first = next(iter(rules.items()))
@@ -66,7 +66,7 @@ def test_rules_are_asked_from_the_header_down_to_the_model() -> None:
 
 
 def test_the_order_of_the_groups_decides_nothing_between_rules() -> None:
-    wanted = replace(request(session="agent-7", prompt=HANDBOOK), key="team-red")
+    wanted = request(session="agent-7", prompt=HANDBOOK, key="team-red")
 
     assert matched(list(reversed(EVERY_RULE.values())), wanted) == ("by-key", MatchedBy.API_KEY)
 
@@ -104,16 +104,18 @@ def test_the_longest_beginning_of_a_session_key_decides(session: str, name: str)
 def test_a_key_is_claimed_by_its_name_or_by_how_that_begins(key: str, name: str) -> None:
     groups = [group("exact", api_keys=("red",)), group("any-red", api_key_prefixes=("red",))]
 
-    assert matched(groups, replace(request(), key=key))[0] == name
+    assert matched(groups, request(key=key))[0] == name
 
 
 def test_a_key_for_some_groups_is_asked_by_no_other_rule() -> None:
     groups = [TaskGroupConfig(name="coding"), TaskGroupConfig(name="chat"), *EVERY_RULE.values()]
-    wanted = replace(request(session="agent-7"), key="team-red", key_groups=("gone", "chat", "coding"))
+    good_for = ("gone", "chat", "coding")
+    wanted = request(session="agent-7", key="team-red", key_groups=good_for)
 
     assert matched(groups, wanted) == ("chat", MatchedBy.API_KEY)
-    assert matched(groups, replace(wanted, group="coding")) == ("coding", MatchedBy.HEADER)
-    assert matched(groups, replace(wanted, group="by-header")) == ("", MatchedBy.UNMATCHED)
+    for asked, found in {"coding": ("coding", MatchedBy.HEADER), "by-header": ("", MatchedBy.UNMATCHED)}.items():
+        wanted = request(session="agent-7", key="team-red", key_groups=good_for, group=asked)
+        assert matched(groups, wanted) == found
 
 
 @pytest.mark.parametrize("name", ["fast", "llama", "sql"])
@@ -219,7 +221,7 @@ def test_a_marker_must_be_said() -> None:
 )
 def test_a_request_is_of_one_group_at_most_and_routers_agree(prefixes: set[str], session: str, key: str | None) -> None:
     groups = [group(f"g{number}", session_prefixes=(prefix,)) for number, prefix in enumerate(sorted(prefixes))]
-    wanted = replace(request(session=session), key=key)
+    wanted = request(session=session, key=key)
     longest = max((prefix for prefix in prefixes if session.startswith(prefix)), key=len, default=None)
     expected = f"g{sorted(prefixes).index(longest)}" if longest else ""
 

@@ -146,7 +146,7 @@ def test_ids_that_look_like_framing_are_told_apart() -> None:
 def test_a_cache_mark_on_an_image_does_not_count() -> None:
     image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
 
-    assert chat(("user", [image])) == chat(("user", [{**image, "cache_control": {"type": "ephemeral"}}]))
+    assert chat(("user", [image])).data == chat(("user", [{**image, "cache_control": {"type": "ephemeral"}}])).data
 
 
 @pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
@@ -169,8 +169,9 @@ def test_responses_are_read_as_the_chat_that_they_are() -> None:
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
     as_chat = chat(("system", "Be brief."), ("user", "Hi"))
 
-    assert canonical(RESPONSES, {"instructions": "Be brief.", "input": items}) == as_chat
-    assert canonical(RESPONSES, {"instructions": "Be brief.", "input": "Hi"}) == as_chat
+    for said in (items, "Hi"):
+        prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": said})
+        assert (prompt.data, prompt.opening_end) == (as_chat.data, as_chat.opening_end)
 
 
 def test_function_calls_of_responses_count() -> None:

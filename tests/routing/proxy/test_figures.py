@@ -30,10 +30,13 @@ USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens"
 
 
 def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Record:
-    return Record(
+    record = Record(
         "id", 0.0, "chat", "", "unmatched", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
-        [array("Q", range(blocks))], [], status=200, ttft_s=0.5, prompt_tokens=33, cached_tokens=16,
+        [array("Q", range(blocks))], [],
     )  # fmt: skip
+    record.first_byte(200, 0.5)
+    record.prompt_tokens, record.cached_tokens = 33, 16
+    return record
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

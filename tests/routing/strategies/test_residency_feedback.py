@@ -10,7 +10,7 @@ from routing.core.residency import Residency
 from routing.core.types import Reason
 from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, TaskGroupConfig
 from routing.strategies.placement import Decision, Placement
-from tests.routing.building import config, pool, request
+from tests.routing.building import config, pool, request, told
 
 LONG = "A long document. " * 1000
 COSTS = pool(LowestCostSettings())
@@ -115,7 +115,7 @@ def test_a_burst_of_one_cold_prefix_stays_together_until_it_costs_too_much() -> 
 
 def test_deciding_changes_nothing() -> None:
     rig = Rig(COSTS)
-    decisions = {rig.decide().choice for _ in range(10)}
+    decisions = {told(rig.decide().choice) for _ in range(10)}
 
     assert len(decisions) == 1
     assert len(rig.residency) == 0
