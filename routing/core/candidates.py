@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from routing.core.load import Load, LoadBook
 from routing.core.types import ReplicaId
 
-REQUEST_TOKENS = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
+REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
 
 
 class Member(NamedTuple):
@@ -61,6 +60,13 @@ class Candidates:
         self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
         self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
         self._stamp = 0
+        self._members: list[Member] | None = None  # from here on: made when they are first asked for
+        self._cumulative: list[float] | None = None
+        self._by_name: dict[ReplicaId, Member] | None = None
+        self._by_bit: dict[int, Member] | None = None
+        self._mask: int | None = None
+        self._greatest_weight: float | None = None
+        self._is_even: bool | None = None
         self._start_over()
 
     def __len__(self) -> int:
@@ -96,48 +102,65 @@ class Candidates:
             yield
         self.least_loaded()
 
-    @cached_property
+    @property
     def members(self) -> list[Member]:
         """Everybody, in one list."""
-        bits, weights, shares = self.bits, self.weights, self._shares
-        return [
-            Member(name, load, weights[name], bits.get(name, 0), shares.get(name, 1.0))
-            for name, load in self.loads.items()
-        ]
-
-    @cached_property
-    def _cumulative(self) -> list[float]:
-        return list(accumulate(self.weights.values()))
+        members = self._members
+        if members is None:
+            bits, weights, shares = self.bits, self.weights, self._shares
+            members = self._members = [
+                Member(name, load, weights[name], bits.get(name, 0), shares.get(name, 1.0))
+                for name, load in self.loads.items()
+            ]
+        return members
 
     def drawn(self, chance: float) -> Member:
         """Whoever a number from 0 to below 1 draws, each with the chance that its weight says."""
-        at = bisect_right(self._cumulative, chance * self._cumulative[-1])
+        cumulative = self._cumulative
+        if cumulative is None:
+            cumulative = self._cumulative = list(accumulate(self.weights.values()))
+        at = bisect_right(cumulative, chance * cumulative[-1])
         return self.members[min(at, len(self.members) - 1)]
 
-    @cached_property
-    def by_name(self) -> Mapping[ReplicaId, Member]:
+    @property
+    def by_name(self) -> dict[ReplicaId, Member]:
         """The same by name."""
-        return {member.replica: member for member in self.members}
+        by_name = self._by_name
+        if by_name is None:
+            by_name = self._by_name = {member.replica: member for member in self.members}
+        return by_name
 
-    @cached_property
-    def by_bit(self) -> Mapping[int, Member]:
+    @property
+    def by_bit(self) -> dict[int, Member]:
         """The same by bit."""
-        return {member.bit: member for member in self.members if member.bit}
+        by_bit = self._by_bit
+        if by_bit is None:
+            by_bit = self._by_bit = {member.bit: member for member in self.members if member.bit}
+        return by_bit
 
-    @cached_property
+    @property
     def mask(self) -> int:
         """The bits of all."""
-        return sum(self.by_bit)
+        mask = self._mask
+        if mask is None:
+            mask = self._mask = sum(self.by_bit)
+        return mask
 
-    @cached_property
+    @property
     def greatest_weight(self) -> float:
         """Of the candidate with the most capacity."""
-        return max(self.weights.values())
+        weight = self._greatest_weight
+        if weight is None:
+            weight = self._greatest_weight = max(self.weights.values())
+        return weight
 
-    @cached_property
+    @property
     def is_even(self) -> bool:
         """Whether all have the same weight."""
-        return self.greatest_weight == min(self.weights.values())
+        is_even = self._is_even
+        if is_even is None:
+            is_even = self._is_even = self.greatest_weight == min(self.weights.values())
+        return is_even
 
     def only(self, names: Collection[ReplicaId], whole: Candidates | None = None) -> Candidates:
         """Some of them, in this order. O(names). ``whole``: those that they are left of, if some refused a request."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from routing.core.request import CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 from routing.schema import Caps
 
-COMPLETION_TOKENS = 16  # that /v1/completions generates where max_tokens is left out
+COMPLETION_TOKENS: Final = 16  # that /v1/completions generates where max_tokens is left out
 
-_CHOICES = ("n", "best_of")
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_remote = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
+_CHOICES: Final = ("n", "best_of")
+_LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LOGPROBS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
+_remote: Final = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
 
 
 def check_caps(body: ParsedBody, caps: Caps) -> None:

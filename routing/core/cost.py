@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -34,13 +35,13 @@ from routing.core.residency import Match
 from routing.core.ring import HashRing
 from routing.core.types import Choice, PrefixHash, Reason
 
-EVERYBODY = 16  # candidates up to which all are compared
-HOLDERS = 4  # compared of each of two depths
-LOOKS = 3  # replicas that a next request is taken to choose among
-STEP_S = 0.010  # prefill time that a running request counts as: about a step's fixed cost
-TIE_S = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
-HIT = Reason.HIT  # an enum's attributes are slow to look up
-RATE_ERROR = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
+EVERYBODY: Final = 16  # candidates up to which all are compared
+HOLDERS: Final = 4  # compared of each of two depths
+LOOKS: Final = 3  # replicas that a next request is taken to choose among
+STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
+TIE_S: Final = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
+HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
+RATE_ERROR: Final = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
 
 
 class CostRule:

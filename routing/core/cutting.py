@@ -9,22 +9,22 @@ templates ask for one; the blocks before it are those of the opening all the sam
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from routing.core.prompt import CanonicalPrompt
 
-DOT = "."
-_CHAT = "/v1/chat/completions"
-_COMPLETIONS = "/v1/completions"
-_RESPONSES = "/v1/responses"
-_RENDERED = (  # what is read before or beside the prompt by whoever renders it, or keys its blocks
+DOT: Final = "."
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+_RESPONSES: Final = "/v1/responses"
+_RENDERED: Final = (  # what is read before or beside the prompt by whoever renders it, or keys its blocks
     *("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
     *("add_special_tokens", "mm_processor_kwargs", "reasoning", "tool_choice"),
 )
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_json = msgspec.json.Encoder()
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_json: Final = msgspec.json.Encoder()
 
 
 def cut_body(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bytes | None:

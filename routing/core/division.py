@@ -12,13 +12,13 @@ from the numbers and the names alone, so routers that see the same shares agree.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from routing.core.types import ReplicaId
 
-GAIN = 0.75  # replicas that a share must be above its number to gain one, so most of a fraction is rounded off:
-LOSE = 0.5  # what is shared hits, and the others are most of the prefill; and below its number, to lose one
-FEW = 0.1  # replicas' worth of traffic below which nobody needs any of its own
+GAIN: Final = 0.75  # replicas that a share must be above its number to gain one, so most of a fraction is rounded off:
+LOSE: Final = 0.5  # what is shared hits, and the others are most of the prefill; and below its number, to lose one
+FEW: Final = 0.1  # replicas' worth of traffic below which nobody needs any of its own
 
 K = TypeVar("K", bound=Hashable)
 

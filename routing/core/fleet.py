@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import islice
 
 from routing.core.candidates import Candidates
@@ -32,12 +31,17 @@ class Fleet:
         self.seed = seed
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
+        self._ring: HashRing | None = None  # from here on: made when they are first asked for
+        self._by_replica: dict[str, list[ReplicaId]] | None = None
+        self._bits: dict[ReplicaId, int] | None = None
         self._holders: dict[str, Candidates] = {}  # of them, those that hold an adapter, by its name
 
-    @cached_property
+    @property
     def ring(self) -> HashRing:
         """Home order of all configured replicas."""
-        return shared_ring({name: target.replica.weight for name, target in self.targets.items()})
+        if self._ring is None:
+            self._ring = shared_ring({name: target.replica.weight for name, target in self.targets.items()})
+        return self._ring
 
     def candidates(self, health: Health, adapter: str = "") -> Candidates:
         """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health.
@@ -58,20 +62,18 @@ class Fleet:
 
     def prepare(self, health: Health) -> Iterator[None]:
         """Make what the next request would otherwise wait for; stops where others may have their turn."""
-        _ = self._bits
+        self._settle()
         yield
         yield from self.candidates(health).prepare()
 
-    @cached_property
-    def _by_replica(self) -> dict[str, list[ReplicaId]]:
-        ranks: dict[str, list[ReplicaId]] = {}
-        for name, target in self.targets.items():
-            ranks.setdefault(target.replica.name, []).append(name)
-        return ranks
-
     def ranks(self, replica: str) -> list[ReplicaId]:
         """The targets of one of its replicas; none of any other."""
-        return self._by_replica.get(replica, [])
+        ranks = self._by_replica
+        if ranks is None:
+            ranks = self._by_replica = {}
+            for name, target in self.targets.items():
+                ranks.setdefault(target.replica.name, []).append(name)
+        return ranks.get(replica, [])
 
     def present(
         self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
@@ -88,22 +90,22 @@ class Fleet:
 
     def _eligible(self, health: Health) -> Candidates:
         shares, weights = {}, {}
-        for name, replica in self._active:
+        for name, replica, _rank in self.targets.values():
+            if replica.state is not ReplicaState.ACTIVE:
+                continue
             of = ReplicaId(replica.name)
             if health.is_up(of):
                 share = health.share(of)
                 weights[name] = replica.weight * share
                 if share < 1.0:
                     shares[name] = share
-        return Candidates(weights, self.loads, self.seed, self._bits, shares)
+        return Candidates(weights, self.loads, self.seed, self._settle(), shares)
 
-    @cached_property
-    def _active(self) -> list[tuple[ReplicaId, ReplicaConfig]]:
-        return [(name, it) for name, it, _ in self.targets.values() if it.state is ReplicaState.ACTIVE]
-
-    @cached_property
-    def _bits(self) -> dict[ReplicaId, int]:
-        return {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
+    def _settle(self) -> dict[ReplicaId, int]:
+        """Each target's bit in the residency, in which it has its holding from now on."""
+        if self._bits is None:
+            self._bits = {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
+        return self._bits
 
     def _settled(self, name: ReplicaId, replica: ReplicaConfig) -> Holding:
         """A target's holding, with the room that its engine told of."""

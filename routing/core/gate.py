@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from routing.schema import PRIORITIES, ConcurrencyConfig
 
-MAX_RETRY_AFTER_S = 60
-PACE_WEIGHT = 1 / 32  # of the latest gap between two ends
+MAX_RETRY_AFTER_S: Final = 60
+PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two ends
 
 
 class Refused(StrEnum):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -23,9 +24,9 @@ from routing.core.shares import Shares
 from routing.core.types import ReplicaId
 from routing.schema import AutoReplicas, PoolConfig, ReplicaState
 
-REVIEW = 64  # requests between two looks at the sizes, and as many count at the start as if all groups sent alike
-OWN = ""  # the pool's own requests
-_UNBOUND = AutoReplicas()
+REVIEW: Final = 64  # requests between two looks at sizes; as many count at the start as if all groups sent alike
+OWN: Final = ""  # the pool's own requests
+_UNBOUND: Final = AutoReplicas()
 
 
 class GroupShares:

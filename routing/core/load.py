@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
 
 from routing.core.rates import PrefillRate
 from routing.core.residency import Stay
 from routing.core.types import ReplicaId
 
-JOURNAL_ENTRIES = 4096  # kept for readers at least; one that is further behind sums anew
-ALMOST_DONE = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
+JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
+ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
 
 Clock = Callable[[], float]  # seconds, never going back
 

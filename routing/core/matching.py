@@ -9,7 +9,7 @@ its first one, and no other rule is asked. Rules that no group of a pool uses co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from routing.core.models import Served
 from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
@@ -58,8 +58,8 @@ class Found(NamedTuple):
     by: MatchedBy
 
 
-_UNMATCHED = Found(None, MatchedBy.UNMATCHED)
-_NO_RULES = GroupMatch()
+_UNMATCHED: Final = Found(None, MatchedBy.UNMATCHED)
+_NO_RULES: Final = GroupMatch()
 
 
 class Matcher:

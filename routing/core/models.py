@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from routing.core.types import UnknownModelError
 from routing.schema import PoolConfig, RouterConfig
 
-MAX_STRANGE = 256  # names remembered that no configuration knows
+MAX_STRANGE: Final = 256  # names remembered that no configuration knows
 
 
 @dataclass(frozen=True, slots=True)

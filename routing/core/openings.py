@@ -13,16 +13,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from heapq import nlargest
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from routing.core.prompt import BYTES_PER_TOKEN
 from routing.core.types import PrefixHash, ReplicaId
 
-KEPT = 512  # openings counted at least
-AGAIN = 2  # times an opening comes until its body is kept
-OVERHEAD_BYTES = 512  # of an opening beside its body
-LARGEST = 1 / 8  # of all memory, that one body may take
-_LARGE = 1e100
+KEPT: Final = 512  # openings counted at least
+AGAIN: Final = 2  # times an opening comes until its body is kept
+OVERHEAD_BYTES: Final = 512  # of an opening beside its body
+LARGEST: Final = 1 / 8  # of all memory, that one body may take
+_LARGE: Final = 1e100
 
 OpeningKey = tuple[str, PrefixHash]  # task group, "" for the pool's own requests, and tier-1 key
 

@@ -13,6 +13,7 @@ import struct
 from array import array
 from hashlib import blake2b, sha256
 from itertools import chain
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -20,19 +21,19 @@ from routing.core.prompt import CanonicalPrompt
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, Tier1
 
-BLOCK_BYTES = 256  # about 64 tokens
-MAX_BLOCKS = 2048  # 512 KiB, about 128k tokens
-STRETCH_BLOCKS = 16  # hashed at once where they are known
-MAX_STRETCHES = 16_384  # remembered at least, and twice as many at most: 12 MiB
-MAX_SEEDS = 1024  # remembered: models, salts and adapters
-TIER2_BYTES = 4096  # of the first message behind the opening
-_STRETCH_BYTES = STRETCH_BLOCKS * BLOCK_BYTES
+BLOCK_BYTES: Final = 256  # about 64 tokens
+MAX_BLOCKS: Final = 2048  # 512 KiB, about 128k tokens
+STRETCH_BLOCKS: Final = 16  # hashed at once where they are known
+MAX_STRETCHES: Final = 16_384  # remembered at least, and twice as many at most: 12 MiB
+MAX_SEEDS: Final = 1024  # remembered: models, salts and adapters
+TIER2_BYTES: Final = 4096  # of the first message behind the opening
+_STRETCH_BYTES: Final = STRETCH_BLOCKS * BLOCK_BYTES
 
 _, SYSTEM, BYTES, MESSAGES, MARKER = Boundary  # an enum's attributes are slow to look up
-DEFAULT_TIER1 = Tier1()  # where tier 1 ends unless a group, a pool or a policy says it
+DEFAULT_TIER1: Final = Tier1()  # where tier 1 ends unless a group, a pool or a policy says it
 
-_SEPARATOR = b"\xff"  # in no UTF-8 text
-_word = struct.Struct("<Q").pack
+_SEPARATOR: Final = b"\xff"  # in no UTF-8 text
+_word: Final = struct.Struct("<Q").pack
 
 
 class PrefixHasher:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from xxhash import xxh3_128_hexdigest
@@ -25,23 +25,25 @@ from xxhash import xxh3_128_hexdigest
 from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 
-BYTES_PER_TOKEN = 4  # of English text, roughly; the estimate of a prompt's length where no ids are given
+BYTES_PER_TOKEN: Final = 4  # of English text, roughly; the estimate of a prompt's length where no ids are given
 
-MESSAGE = b"\xff"
-CONTENT = b"\xfe"
-PART = b"\xfd"
-ATTACHMENT = b"\xfc"
-FIELD = b"\xfb"
-TOOLS = b"\xfa"
-IDS = b"\xf9"
-ODD = b"\xf8"
-END_OF_IDS = b"\xff\xff\xff\xff"
+MESSAGE: Final = b"\xff"
+CONTENT: Final = b"\xfe"
+PART: Final = b"\xfd"
+ATTACHMENT: Final = b"\xfc"
+FIELD: Final = b"\xfb"
+TOOLS: Final = b"\xfa"
+IDS: Final = b"\xf9"
+ODD: Final = b"\xf8"
+END_OF_IDS: Final = b"\xff\xff\xff\xff"
 
-_SYSTEM_ROLES = frozenset({"system", "developer"})
-_TEXT_PARTS = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
-_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
-_OPENINGS = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}  # of most
-_json = msgspec.json.Encoder(order="deterministic").encode
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
+_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_OPENINGS: Final = {
+    role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")
+}  # of most
+_json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 class CanonicalPrompt:

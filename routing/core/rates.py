@@ -11,14 +11,16 @@ others would starve it or flood it.
 
 from __future__ import annotations
 
-DEFAULT_RATE = 8000.0  # tokens/s until any replica was measured: that of the simulation's engines
-LENT = 24.0  # samples that every replica is taken to have shown at the rate of all
-MIN_TOKENS = 512  # of a sample's work
-HALF_LIFE = 128  # samples
-CLIP = 2.0
+from typing import Final
+
+DEFAULT_RATE: Final = 8000.0  # tokens/s until any replica was measured: that of the simulation's engines
+LENT: Final = 24.0  # samples that every replica is taken to have shown at the rate of all
+MIN_TOKENS: Final = 512  # of a sample's work
+HALF_LIFE: Final = 128  # samples
+CLIP: Final = 2.0
 SLOWEST, FASTEST = 50.0, 5_000_000.0  # tokens/s; what lies outside is a fault of some clock
 
-_FADE = 0.5 ** (1 / HALF_LIFE)
+_FADE: Final = 0.5 ** (1 / HALF_LIFE)
 
 
 class PrefillRate:

@@ -23,22 +23,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import Final
 
 from routing.core.types import ReplicaId
 
-BLOCK_TOKENS = 64  # of a block of the canonical prompt, as its length is estimated
-RUN_TOKENS = 1024  # the longest run, unless a single block is longer
-DEFAULT_TOKENS = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
-MAX_ENTRIES = 262_144  # runs of all replicas together; about 0.7 KiB each where no two share one
-TTL_S = 1200.0  # since last used
-SETTLED_S = 5.0  # after which a dispatched prompt has been prefilled, or never will be
-MISSES = 3  # in a row, until a replica's old entries are forgotten
-MISS_RATIO = 0.5  # delivered / predicted tokens below which a prediction was wrong
-FULL_RATIO = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
-MIN_CHECKED_TOKENS = 256  # predictions of fewer say nothing
+BLOCK_TOKENS: Final = 64  # of a block of the canonical prompt, as its length is estimated
+RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
+DEFAULT_TOKENS: Final = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
+MAX_ENTRIES: Final = 262_144  # runs of all replicas together; about 0.7 KiB each where no two share one
+TTL_S: Final = 1200.0  # since last used
+SETTLED_S: Final = 5.0  # after which a dispatched prompt has been prefilled, or never will be
+MISSES: Final = 3  # in a row, until a replica's old entries are forgotten
+MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
+FULL_RATIO: Final = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
+MIN_CHECKED_TOKENS: Final = 256  # predictions of fewer say nothing
 
 Chain = Sequence[int]
-EVERYBODY = -1  # a mask with every bit
+EVERYBODY: Final = -1  # a mask with every bit
 
 
 class Run:

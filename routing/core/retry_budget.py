@@ -9,8 +9,9 @@ Source of the rule: Finagle's retry budgets.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-WINDOW_S = 10
+WINDOW_S: Final = 10
 
 
 class RetryBudget:

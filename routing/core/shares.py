@@ -9,9 +9,10 @@ with a share above 1 / ``KEPT`` is never among those dropped, and one that was c
 from __future__ import annotations
 
 from heapq import nlargest
+from typing import Final
 
-KEPT = 256
-_LARGE = 1e100
+KEPT: Final = 256
+_LARGE: Final = 1e100
 
 
 class Shares:

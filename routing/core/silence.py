@@ -11,9 +11,11 @@ in ``HALF_LIFE_S``, so that one bad moment does not make the router blind for a 
 
 from __future__ import annotations
 
-SLACK = 3.0
-UNMEASURED_RATE = 1000.0  # tokens/s, while no replica has shown how fast it is: a slow one must not look hung
-HALF_LIFE_S = 300.0
+from typing import Final
+
+SLACK: Final = 3.0
+UNMEASURED_RATE: Final = 1000.0  # tokens/s, while no replica has shown how fast it is: a slow one must not look hung
+HALF_LIFE_S: Final = 300.0
 
 
 class UsualSilence:

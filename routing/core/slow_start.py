@@ -6,11 +6,13 @@ every group makes its candidates anew. Homes stay where they are: what grows is 
 
 from __future__ import annotations
 
+from typing import Final
+
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
 
-FIRST_SHARE = 0.25  # of its weight (ALGORITHMS: failure rules)
-STEPS = 12
+FIRST_SHARE: Final = 0.25  # of its weight (ALGORITHMS: failure rules)
+STEPS: Final = 12
 
 
 class SlowStarts:

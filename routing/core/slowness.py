@@ -21,19 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from routing.core.silence import SLACK
 from routing.core.types import ReplicaId
 
-FEWEST = 3  # streams
-TRICKLE_S = 0.5  # since the last byte at the median: less than one event a second
-PEERS = 10.0
-LATE_PEERS = 4.0
-FULLER = 1.5
-RECENT_S = 1.0
-HALF_LIFE_S = 10.0  # of a peer's lateness: one that has just caught up was late all the same
-SMOOTHING = 0.5  # what the latest look counts of a pace
+FEWEST: Final = 3  # streams
+TRICKLE_S: Final = 0.5  # since the last byte at the median: less than one event a second
+PEERS: Final = 10.0
+LATE_PEERS: Final = 4.0
+FULLER: Final = 1.5
+RECENT_S: Final = 1.0
+HALF_LIFE_S: Final = 10.0  # of a peer's lateness: one that has just caught up was late all the same
+SMOOTHING: Final = 0.5  # what the latest look counts of a pace
 
 
 class Look(NamedTuple):

@@ -7,11 +7,13 @@ stand, each once, as a parser that lets the last one win would read them (RFC 82
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-_BLANKS = b" \t\n\r"
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_json = msgspec.json.Encoder().encode
+_BLANKS: Final = b" \t\n\r"
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_json: Final = msgspec.json.Encoder().encode
 
 
 def with_member(body: bytes, name: str, value: str | int) -> bytes:

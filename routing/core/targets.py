@@ -8,12 +8,12 @@ the server as a whole stays the replica's: its health, its breaker, its connecti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig
 
-MARK = "#"  # between a replica's name, in which it cannot stand, and a rank
+MARK: Final = "#"  # between a replica's name, in which it cannot stand, and a rank
 
 
 class Target(NamedTuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,8 +22,8 @@ from routing.core.models import Served
 from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
 from routing.schema import PolicyConfig, Tier1, Trial
 
-_SPACE = 1 << 64
-_word = struct.Struct("<Q").pack
+_SPACE: Final = 1 << 64
+_word: Final = struct.Struct("<Q").pack
 
 
 class Arm(StrEnum):

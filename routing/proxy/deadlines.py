@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 from routing.proxy.log import defect
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.05  # seconds; how late a deadline may be noticed
-NEVER = float("inf")
-NOWHERE = 1 << 62  # the bucket of a holder that lies in none
+TICK_S: Final = 0.05  # seconds; how late a deadline may be noticed
+NEVER: Final = float("inf")
+NOWHERE: Final = 1 << 62  # the bucket of a holder that lies in none
 
 
 class Holder(Protocol):

@@ -9,11 +9,11 @@ of it: head, and as many bytes of body as the digits say. Anything else goes the
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-LENGTH = b"\r\ncontent-length: "
-MAX_HEADS = 1024  # kept; one more, and all are forgotten
-MAX_HEAD_BYTES = 4096  # of a head that is kept
+LENGTH: Final = b"\r\ncontent-length: "
+MAX_HEADS: Final = 1024  # kept; one more, and all are forgotten
+MAX_HEAD_BYTES: Final = 4096  # of a head that is kept
 
 H = TypeVar("H")
 

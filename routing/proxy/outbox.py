@@ -13,13 +13,14 @@ import asyncio
 import logging
 import struct
 from socket import SO_LINGER, SOL_SOCKET
+from typing import Final
 
 from routing.proxy.log import defect
 
 logger = logging.getLogger(__name__)
 
-BURST_BYTES = 64 << 10  # a larger piece is written at once, so that a transport's own back-pressure is heard in time
-_RESET = struct.pack("ii", 1, 0)
+BURST_BYTES: Final = 64 << 10  # a larger piece is written at once, so that a transport's back-pressure is heard in time
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
 from routing.core.breaker import Breakers
 from routing.core.health import HealthBook
@@ -51,12 +52,12 @@ from routing.strategies.placement import Decision, Placement
 
 logger = logging.getLogger(__name__)
 
-OWED_S = 1.0  # that a stopping router waits for requests on new connections
-LINGER_S = 2.0  # the same for requests on idle ones, where another process goes on in its place
-LAST_WORDS_S = 0.2  # in which what was written last reaches clients
-HEALTH = b"/health"
-MODELS = b"/v1/models"
-_METHODS = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
+OWED_S: Final = 1.0  # that a stopping router waits for requests on new connections
+LINGER_S: Final = 2.0  # the same for requests on idle ones, where another process goes on in its place
+LAST_WORDS_S: Final = 0.2  # in which what was written last reaches clients
+HEALTH: Final = b"/health"
+MODELS: Final = b"/v1/models"
+_METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ loaded. Any other opening goes by its home order among the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from routing.core.bounded_load import bounded_choice
 from routing.core.candidates import Candidates
@@ -26,10 +27,10 @@ from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
 from routing.schema import AffinityGroupsSettings
 from routing.strategies.strategy import Keys
 
-REVIEW = 64  # requests between two looks at the plan
-COOL = 0.7  # of the ratio that made an opening hot, below which it no longer is
-CROWD = 0.1  # of a replica's traffic, above which one conversation is none: all who share the opening begin alike
-_WORD = (1 << 64) - 1
+REVIEW: Final = 64  # requests between two looks at the plan
+COOL: Final = 0.7  # of the ratio that made an opening hot, below which it no longer is
+CROWD: Final = 0.1  # of a replica's traffic, above which a conversation is none: all who share the opening begin alike
+_WORD: Final = (1 << 64) - 1
 
 
 class AffinityGroups:

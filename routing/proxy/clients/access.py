@@ -12,7 +12,7 @@ import hmac
 import math
 import re
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.core.budget import Budget
 from routing.proxy.errors import RefusalError
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from routing.proxy.clients.request import Head
     from routing.proxy.exchanges.usage import Usage
 
-SALT_HEX = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
+SALT_HEX: Final = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
 
-_bearer = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE).fullmatch
-_CHALLENGE = ((b"WWW-Authenticate", b"Bearer"),)
+_bearer: Final = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE).fullmatch
+_CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
 
 
 class Grant:

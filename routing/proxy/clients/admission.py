@@ -6,7 +6,7 @@ model's own name in place of an alias. Every other body goes on byte by byte.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.core.caps import check_caps, length_to_add
 from routing.core.matching import Matcher, PlacementRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from routing.proxy.clients.access import Grant
     from routing.proxy.clients.request import Request
 
-_DEFAULT = Caps()
+_DEFAULT: Final = Caps()
 
 
 class Admission:

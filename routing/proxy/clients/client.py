@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 2.0  # how long a refused client may go on sending before the connection is cut
-PIECE_BYTES = 4096  # of a body; a shorter one is joined to the next
-AHEAD_BYTES = 256 << 10  # read of later requests while one is being answered
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LINGER_S: Final = 2.0  # how long a refused client may go on sending before the connection is cut
+PIECE_BYTES: Final = 4096  # of a body; a shorter one is joined to the next
+AHEAD_BYTES: Final = 256 << 10  # read of later requests while one is being answered
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Client(asyncio.Protocol):

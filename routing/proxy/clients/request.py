@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.proxy.errors import RefusalError
 from routing.schema import Limits
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 Header = tuple[bytes, bytes]
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade"}
 )
-_REPLACED = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
-_NOT_FOR_CLIENTS = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
-_NOT_FOR_CLIENTS_PREFIXES = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
-_READ = frozenset(
+_REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
+_NOT_FOR_CLIENTS: Final = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
+_NOT_FOR_CLIENTS_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
+_READ: Final = frozenset(
     {b"authorization", b"content-encoding", b"x-priority", b"x-session-id", b"x-task-group"}
 )  # ours to read, and to pass on
-_SPECIAL = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
-_CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
-_NAMES_KNOWN = 1000  # header names whose treatment is remembered
-_NAME_BYTES = 64  # of a longest one
+_SPECIAL: Final = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
+_CREDENTIALS: Final = frozenset({b"authorization", b"api-key", b"x-api-key"})
+_NAMES_KNOWN: Final = 1000  # header names whose treatment is remembered
+_NAME_BYTES: Final = 64  # of a longest one
 
-_host = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
-_request_id = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
-_digit = re.compile(rb"[0-9]").fullmatch
-_absolute = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
+_host: Final = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
+_request_id: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
+_digit: Final = re.compile(rb"[0-9]").fullmatch
+_absolute: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
 
 
 class Head:
@@ -157,7 +157,7 @@ class _Treatments(dict[bytes, tuple[bytes, bool]]):
         return treatment
 
 
-_treatments = _Treatments()
+_treatments: Final = _Treatments()
 
 
 def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:

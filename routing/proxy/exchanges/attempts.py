@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.core.types import NoReplicaError, ReplicaId
 from routing.proxy.exchanges.judging import cause_of
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision
 
-HELD_BYTES = 64 << 10  # of an error answer that is being judged
-TOO_MANY = HTTPStatus.TOO_MANY_REQUESTS.value
+HELD_BYTES: Final = 64 << 10  # of an error answer that is being judged
+TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
 
 
 class Attempts:

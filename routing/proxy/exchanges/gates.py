@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from routing.core.gate import Gate, Refused
 from routing.proxy.errors import RefusalError
@@ -86,7 +86,7 @@ class Passage:
             self._guest.not_admitted(refusal)
 
 
-_SAID = {
+_SAID: Final = {
     Refused.FULL: "too many requests are waiting already",
     Refused.DISPLACED: "more urgent requests are waiting",
     Refused.TIMEOUT: "the request has waited for too long",

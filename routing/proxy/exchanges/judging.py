@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure
 
-RETRIED_STATUSES = frozenset({502, 503, 504})
-SHUTTING_DOWN = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
-QUEUE_FULL = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
-BUSY = "busy"
+RETRIED_STATUSES: Final = frozenset({502, 503, 504})
+SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
+QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
+BUSY: Final = "busy"
 
-_retry_after = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
+_retry_after: Final = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
 
 
 def cause_of(answer: AnswerHead, body: bytes) -> str | None:

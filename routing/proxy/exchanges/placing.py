@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from routing.proxy.clients.admission import Admission
     from routing.proxy.clients.request import Request
 
-PROMPT_PATHS = {path.encode(): path for path in BODIES}
-NO_PROMPT = CanonicalPrompt(b"", 0, 0, [], 0)
-RETRY_AFTER_S = 1  # seconds a client is asked to wait when the router cannot serve it now
+PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
+NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [], 0)
+RETRY_AFTER_S: Final = 1  # seconds a client is asked to wait when the router cannot serve it now
 
 
 def admitted_request(request: Request, admission: Admission) -> PlacementRequest:
@@ -24,8 +24,8 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
     head = request.head
     prompt_path = PROMPT_PATHS.get(head.path)
     if prompt_path is None:
-        parsed, wanted = None, PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
-        return wanted if admission.is_idle else admission.admitted(request, parsed, wanted)
+        wanted = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
+        return wanted if admission.is_idle else admission.admitted(request, None, wanted)
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
     wanted = PlacementRequest(parsed.model, head.task_group, head.session_id or parsed.session_key, prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing.core.types import ReplicaId
 from routing.proxy.exchanges.attempts import TOO_MANY
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from routing.proxy.figures.decisions import Record
     from routing.proxy.router import Router
 
-REPLICA_ERROR = Outcome.REPLICA_ERROR
+REPLICA_ERROR: Final = Outcome.REPLICA_ERROR
 
 
 def settle(

@@ -12,6 +12,7 @@ DONE        the end, reached exactly once; the load is given back whatever happe
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class State(IntEnum):
@@ -26,9 +27,15 @@ class State(IntEnum):
     DONE = 6
 
 
-PLACING, QUEUED, CONNECTING, AWAITING, JUDGING, STREAMING, DONE = State  # an enum's attributes are slow to look up
+PLACING: Final = State.PLACING  # an enum's attributes are slow to look up
+QUEUED: Final = State.QUEUED
+CONNECTING: Final = State.CONNECTING
+AWAITING: Final = State.AWAITING
+JUDGING: Final = State.JUDGING
+STREAMING: Final = State.STREAMING
+DONE: Final = State.DONE
 
-NEXT = {
+NEXT: Final = {
     PLACING: {QUEUED, CONNECTING, AWAITING, DONE},
     QUEUED: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},

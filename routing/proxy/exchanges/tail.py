@@ -6,10 +6,12 @@ one before it, so that what is kept is long enough however the end is cut.
 
 from __future__ import annotations
 
+from typing import Final
+
 from routing.proxy.exchanges.usage import Usage, has_error, last_usage
 
-TAIL_BYTES = 4096  # kept of each of the last four reads: usage and [DONE] may come one by one, and in two
-SHORT_BYTES = 128  # a read that is shorter is joined to the one before, until that is no longer short
+TAIL_BYTES: Final = 4096  # kept of each of the last four reads: usage and [DONE] may come one by one, and in two
+SHORT_BYTES: Final = 128  # a read that is shorter is joined to the one before, until that is no longer short
 
 
 class Tail:

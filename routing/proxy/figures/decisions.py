@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from routing.proxy.exchanges.usage import Usage
     from routing.strategies.placement import CandidateLoad, Decision
 
-MAX_RECORDS = 20_000
-MAX_BYTES = 32 << 20
-MAX_SHOWN_BLOCKS = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
-_RECORD_UNITS = 25  # of them that a record without its blocks takes as long as, and looking at a block
-_LOOK_UNITS = 0.2
-_HASHES = 1 << 64
-MAX_CANDIDATES = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
-_RECORD_BYTES = 900  # of a record without its blocks
-_CANDIDATE_BYTES = 120
+MAX_RECORDS: Final = 20_000
+MAX_BYTES: Final = 32 << 20
+MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
+_RECORD_UNITS: Final = 25  # of them that a record without its blocks takes as long as, and looking at a block
+_LOOK_UNITS: Final = 0.2
+_HASHES: Final = 1 << 64
+MAX_CANDIDATES: Final = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
+_RECORD_BYTES: Final = 900  # of a record without its blocks
+_CANDIDATE_BYTES: Final = 120
 
 
 class Record:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from routing.proxy.figures.histogram import Histogram, PlainHistogram, bucket_of
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from routing.proxy.figures.decisions import Record
     from routing.strategies.placement import Decision
 
-GRACE_S = 900.0  # how long a series outlives its configuration
+GRACE_S: Final = 900.0  # how long a series outlives its configuration
 
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
-POLICY_TTFT = "policy_ttft_seconds"
-REUSE_TTFT = "reuse_ttft_seconds"
-PREDICTION_LINES = (
+POLICY_TTFT: Final = "policy_ttft_seconds"
+REUSE_TTFT: Final = "reuse_ttft_seconds"
+PREDICTION_LINES: Final = (
     ("predicted_answers_total", "answers", "Of these answers, those of which a hit was predicted."),
     ("predicted_prompt_tokens_total", "prompt", "Prompt tokens of the answers with a prediction."),
     ("predicted_tokens_total", "predicted", "Of these, tokens that were predicted to be cached."),
@@ -263,8 +263,8 @@ def _prediction_lines(predictions: list[tuple[SeriesKey, Predictions]]) -> Itera
             yield f"{PREFIX}{name}{{{_series(key)}}} {getattr(sums, of)}"
 
 
-PREFIX = "warmpath_router_"
-_started_at = time.time()
+PREFIX: Final = "warmpath_router_"
+_started_at: Final = time.time()
 
 
 def header(name: str, kind: str, text: str, prefix: str = PREFIX) -> Iterable[str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Final
 
 from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
 from routing.proxy.errors import LocalAnswer, phrase
 
-LAST_CHUNK = b"0\r\n\r\n"
-_NOT_PASSED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+LAST_CHUNK: Final = b"0\r\n\r\n"
+_NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 
 
 class BadAnswerError(Exception):
@@ -29,7 +30,10 @@ class Framing(Enum):
     CLOSE = "the connection's end"
 
 
-NONE, LENGTH, CHUNKED, CLOSE = Framing  # an enum's attributes are slow to look up
+NONE: Final = Framing.NONE  # an enum's attributes are slow to look up
+LENGTH: Final = Framing.LENGTH
+CHUNKED: Final = Framing.CHUNKED
+CLOSE: Final = Framing.CLOSE
 
 
 class AnswerHead:

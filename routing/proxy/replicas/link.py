@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from routing.proxy.clients.request import Request
@@ -16,10 +16,10 @@ from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.tls import reason_of
 
-IDLE_S = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
-MAX_IDLE = 512  # kept-alive connections
+IDLE_S: Final = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
+MAX_IDLE: Final = 512  # kept-alive connections
 
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Caller(Protocol):

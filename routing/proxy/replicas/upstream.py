@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -24,8 +24,8 @@ from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, r
 if TYPE_CHECKING:
     from routing.proxy.replicas.link import ReplicaLink
 
-MAX_HEAD_BYTES = 64 << 10  # of a replica's answer, 1xx included
-JOINED_BYTES = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own
+MAX_HEAD_BYTES: Final = 64 << 10  # of a replica's answer, 1xx included
+JOINED_BYTES: Final = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own
 
 
 class Failure(StrEnum):
@@ -74,7 +74,7 @@ class Listener(Protocol):
 
 # Body bytes of the read that is being parsed, of whichever connection: parsing is not interrupted, and every read ends
 # with none left. One list for all stays in the core's cache, where a list for each stream would not.
-_parts: list[bytes] = []
+_parts: Final[list[bytes]] = []
 
 
 def _joined() -> bytes:
