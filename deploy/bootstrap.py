@@ -115,7 +115,7 @@ def lock(_arguments: list[str]) -> int:
     compile_lock("base", *everything)
     compile_lock("router", "-c", "requirements/base.txt")
     compile_lock("dev", *everything, "--group", "dev", "-c", "requirements/base.txt")
-    compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt", "-c", "requirements/dev.txt")
+    compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
     return 0
 
 

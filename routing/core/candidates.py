@@ -88,7 +88,7 @@ class Candidates:
     @property
     def whole(self) -> Candidates:
         """Those that these were taken out of, where some refused a request; else these."""
-        return self._whole or self
+        return self if self._whole is None else self._whole
 
     def prepare(self) -> Iterator[None]:
         """Make what is else made when it is first asked for; stops where others may have their turn.

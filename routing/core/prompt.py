@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from xxhash import xxh3_128_hexdigest
@@ -79,19 +79,20 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
 
 def _write(body: ParsedBody, writer: _Writer) -> None:
     """Write the fields of each endpoint in the order in which an engine renders them."""
-    if isinstance(body, ChatBody):
-        writer.tools(body.tools)
-        writer.messages(body.messages)
-    elif isinstance(body, CompletionBody):
-        writer.prompts(body.prompt)
-    elif isinstance(body, EmbeddingBody):
-        writer.prompts(body.input)
-        writer.messages(body.messages)
-    elif isinstance(body, ResponsesBody):
-        writer.tools(body.tools)
-        if body.instructions is not None:
-            writer.messages([Message(role="system", content=body.instructions)])
-        writer.items(body.input)
+    kind, fields = type(body), cast("Any", body)  # an odd body's hold anything, whatever their types say
+    if kind is ChatBody:
+        writer.tools(fields.tools)
+        writer.messages(fields.messages)
+    elif kind is CompletionBody:
+        writer.prompts(fields.prompt)
+    elif kind is EmbeddingBody:
+        writer.prompts(fields.input)
+        writer.messages(fields.messages)
+    elif kind is ResponsesBody:
+        writer.tools(fields.tools)
+        if fields.instructions is not None:
+            writer.messages([Message(role="system", content=fields.instructions)])
+        writer.items(fields.input)
 
 
 class _Writer:

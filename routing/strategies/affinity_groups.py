@@ -62,10 +62,15 @@ class AffinityGroups:
         if candidates.whole is not self._reviewed_for or not self._requests % REVIEW:
             self._review(candidates.whole)
         owned = _untried(self._owned.get(opening), candidates)
-        if owned:
+        if owned is not None:
             return self._among(owned, keys)
-        rest = _untried(self._rest, candidates) or candidates
-        return bounded_choice(self._ring.walk(opening), rest, self._settings.load_factor, self._settings.min_bound)
+        rest = _untried(self._rest, candidates)
+        return bounded_choice(
+            self._ring.walk(opening),
+            candidates if rest is None else rest,
+            self._settings.load_factor,
+            self._settings.min_bound,
+        )
 
     def carry_over(self, before: AffinityGroups) -> None:
         """Go on from the traffic that was counted, and from how many replicas each hot opening had."""
@@ -123,10 +128,11 @@ class AffinityGroups:
 
 
 def _untried(part: Candidates | None, candidates: Candidates) -> Candidates | None:
-    """The part of a plan that is among the candidates: all of it, unless some refused this request before."""
+    """The part of a plan that is among the candidates: all of it, unless some refused this request before; or None."""
     if part is None or candidates is candidates.whole:
-        return part
-    return part.only([replica for replica in part if replica in candidates])
+        return part if part is not None and part.loads else None
+    untried = [replica for replica in part if replica in candidates]
+    return part.only(untried) if untried else None
 
 
 def jump(key: int, buckets: int) -> int:

@@ -79,7 +79,7 @@ def replay(kind: Kind, settings: RuleSettings, past: Past, *, group: str = "", f
     return found
 
 
-def _advance(  # noqa: PLR0917 - the two collections are the replay's state
+def _advance(
     settings: RuleSettings,
     subject: str,
     verdict: Verdict,

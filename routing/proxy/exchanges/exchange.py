@@ -95,18 +95,18 @@ class Exchange:
             decision = self._serving.placement.decide(self._wanted, self._router.health)
             if self._router.gates is None or self._may_go(self._router.gates, decision):
                 self._dispatch(decision)
-        except NoReplicaError as error:
-            self._pool, self._group = error.pool, error.group
-            if not self._router.lets_in(error.pool):
-                self._refuse(refusal_of(error))
+        except NoReplicaError as missing:
+            self._pool, self._group = missing.pool, missing.group
+            if not self._router.lets_in(missing.pool):
+                self._refuse(refusal_of(missing))
             else:
                 self.start()
         except RoutingError as error:
             self._refuse(refusal_of(error))
         except RefusalError as refusal:
             self._refuse(refusal)
-        except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
-            self.give_up(error)
+        except Exception as mistake:  # noqa: BLE001 - as in never_raises, but without its frame
+            self.give_up(mistake)
 
     def _may_go(self, gates: Gates, decision: Decision) -> bool:
         """Whether the request need not wait in line."""

@@ -184,6 +184,7 @@ def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
         assert used.blocks(of_bytes(data[:length]), "llama") == fresh.blocks(of_bytes(data[:length]), "llama")
 
 
+@pytest.mark.plain_python(reason="It sets a constant.")
 def test_what_is_remembered_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix, "MAX_STRETCHES", 10)
     hasher = PrefixHasher(SECRET)

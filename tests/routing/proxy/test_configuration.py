@@ -58,7 +58,8 @@ async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in
         serving, health = harness.router.serving, harness.router.health
         assert serving is not None
         asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5], 2))
-        assert {"members", "mask", "by_name"} <= vars(serving.placement.decide(asked, health).candidates).keys()
+        candidates = serving.placement.decide(asked, health).candidates
+        assert None not in (candidates._members, candidates._mask, candidates._by_name)
 
 
 async def test_a_pool_that_has_no_replicas_yet_is_taken(two: list[FakeReplica]) -> None:

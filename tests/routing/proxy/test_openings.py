@@ -84,6 +84,7 @@ def test_a_description_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture)
     assert "opening" in caplog.text
 
 
+@pytest.mark.plain_python(reason="It replaces what the router calls.")
 async def test_a_request_is_on_its_way_before_its_opening_is_described(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

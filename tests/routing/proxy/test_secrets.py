@@ -112,6 +112,7 @@ async def test_nothing_that_a_replica_says_is_logged(
 
 
 @pytest.mark.parametrize("place", [(Placement, "decide"), (LoadBook, "dispatch")], ids=["placing", "dispatching"])
+@pytest.mark.plain_python(reason="It puts mistakes into objects of the router.")
 async def test_a_mistake_of_our_own_quotes_nobody(
     place: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ async def test_without_a_trial_nothing_speaks_of_one(two: list[FakeReplica]) -> 
     assert not [name for name in seen if name.startswith(HISTOGRAM)]
 
 
+@pytest.mark.plain_python(reason="It sets a constant.")
 async def test_the_histogram_stays_for_a_last_reading_after_the_trial_and_then_goes(
     two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:

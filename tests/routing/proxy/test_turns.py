@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy import turns
+from routing.proxy.figures.metrics import Outcome
 from routing.proxy.turns import in_turns
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
@@ -45,7 +46,7 @@ async def test_figures_may_change_between_any_two_lines(replica: FakeReplica, mo
         scrape = asyncio.create_task(view.metrics())
         (series,) = metrics._series.values()
         for name in map("group-{}".format, count()):
-            metrics.unplaced_ended("ok", "chat", name)
+            metrics.unplaced_ended(Outcome.OK, "chat", name)
             series.count(name, "ok")
             if scrape.done():
                 break

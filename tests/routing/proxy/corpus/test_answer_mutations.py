@@ -19,6 +19,8 @@ from tests.routing.proxy.corpus.answers import VECTORS, Fate
 from tests.routing.proxy.corpus.test_boundaries import Wire
 from tests.routing.proxy.corpus.test_mutations import ROUNDS, damaged
 
+pytestmark = pytest.mark.plain_python(reason="Their link is of a class of their own.")
+
 SHORT = [vector for vector in VECTORS if len(vector.raw) < 400]
 SEEDS = [vector.raw for vector in SHORT] + 3 * [one.raw for one in SHORT if one.fate in {Fate.KEPT, Fate.CLOSED}]
 

@@ -25,6 +25,8 @@ from tests.routing.proxy.corpus.requests import (
     Vector,
 )
 
+pytestmark = pytest.mark.plain_python(reason="Their router is of a class of their own.")
+
 CUTS = 400  # at most, of a long one
 
 

@@ -11,6 +11,8 @@ from tests.routing.proxy.corpus.parsers import by_aiohttp, by_h11
 from tests.routing.proxy.corpus.requests import FOLLOWER, VECTORS
 from tests.routing.proxy.corpus.test_boundaries import Listening, outcome
 
+pytestmark = pytest.mark.plain_python(reason="Their router is of a class of their own.")
+
 ROUNDS = int(os.environ.get("WARMPATH_FUZZ_ROUNDS", "200"))  # for each of ten seeds
 
 PIECES = (
