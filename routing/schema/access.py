@@ -1,7 +1,7 @@
-"""Who may send requests, and how much a request may ask for.
+"""Who may send requests, and how many.
 
 Without ``access`` a router takes requests from anybody and passes ``Authorization`` on; with it, only those that carry
-a key named here. ``Caps`` hold for everybody, with keys or without.
+a key named here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from routing.schema.base import ConfigError, Frozen, Model, Name
 # The key itself is never in a snapshot. Keys are 256 random bits, so nobody can search for the key of a digest, and a
 # fast hash without salt is enough; slow hashes are for what people make up.
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]  # SHA-256 of the key's bytes
-Host = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class ApiKey(Frozen, frozen=True):
@@ -86,34 +84,6 @@ class Access(Frozen, frozen=True):
     """The keys that are taken. None at all: nobody is let in."""
 
     keys: tuple[ApiKey, ...] = ()
-
-
-class Caps(Frozen, frozen=True):
-    """The most that one request may ask for. None: whatever the engine allows."""
-
-    n: Annotated[Amount | None, Meta(description="Choices a prompt, best_of included.", extra={"unit": "choices"})] = (
-        128  # OpenAI's own limit, where vLLM would take 16,384
-    )
-    max_tokens: Annotated[
-        Amount | None,
-        Meta(
-            description="Generated a choice, under every name that says so; put in where a request says none.",
-            extra={"unit": "tokens"},
-        ),
-    ] = None
-    logprobs: Annotated[
-        Amount | None,
-        Meta(
-            description="Alternatives a token: logprobs, top_logprobs, prompt_logprobs.", extra={"unit": "alternatives"}
-        ),
-    ] = None
-    prompts: Annotated[
-        Amount | None, Meta(description="In one completion or embedding.", extra={"unit": "prompts"})
-    ] = None
-    media_hosts: Annotated[
-        tuple[Host, ...] | None,
-        Meta(description="Hosts that the engine may load media from; none of them: data URLs alone."),
-    ] = None
 
 
 def check_access(access: Access, groups: Collection[str], models: Collection[str] | None) -> None:

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.access import Caps
 from routing.schema.base import ConfigError, Frozen, Model, Name
-from routing.schema.failures import LEAST_URGENT, ConcurrencyConfig
+from routing.schema.caps import Caps
+from routing.schema.concurrency import LEAST_URGENT, ConcurrencyConfig
 from routing.schema.openings import Tier1
 from routing.schema.policies import PolicyConfig
 
