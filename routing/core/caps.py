@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from routing.core.request import CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
+from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 from routing.schema import Caps
 
@@ -18,6 +18,12 @@ COMPLETION_TOKENS: Final = 16  # that /v1/completions generates where max_tokens
 
 _CHOICES: Final = ("n", "best_of")
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # by engines; another endpoint's name says nothing
+    ChatBody: ("max_tokens", "max_completion_tokens"),
+    CompletionBody: ("max_tokens",),
+    EmbeddingBody: (),
+    ResponsesBody: ("max_output_tokens",),
+}
 _LOGPROBS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
 _remote: Final = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
 
@@ -38,11 +44,12 @@ def check_caps(body: ParsedBody, caps: Caps) -> None:
 
 def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
     """The member that bounds what is generated, where the body says nothing, null or 0, which means: to the context."""
-    if any(getattr(body, field) for field in _LENGTHS) or isinstance(body, EmbeddingBody):
+    names = _LENGTHS_READ[type(body)]
+    if not names or any(getattr(body, name) for name in names):
         return None
     if isinstance(body, CompletionBody):
-        return None if body.max_tokens == 0 else ("max_tokens", min(cap, COMPLETION_TOKENS))
-    return ("max_output_tokens" if isinstance(body, ResponsesBody) else "max_tokens"), cap
+        return None if body.max_tokens == 0 else (names[0], min(cap, COMPLETION_TOKENS))
+    return names[0], cap
 
 
 def _check_number(field: str, value: Any, cap: int) -> None:

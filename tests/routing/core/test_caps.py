@@ -125,6 +125,12 @@ def test_without_hosts_only_data_is_left() -> None:
         (COMPLETION, {}, ("max_tokens", 16)),
         (COMPLETION, {"max_tokens": 0}, None),
         (EMBEDDING, {}, None),
+        (CHAT, {"max_output_tokens": 5}, ("max_tokens", 100)),  # from here on: names that the endpoint's engine ignores
+        (CHAT, {"max_output_tokens": 5, "max_completion_tokens": 1}, None),
+        (COMPLETION, {"max_completion_tokens": 5}, ("max_tokens", 16)),
+        (COMPLETION, {"max_output_tokens": 5}, ("max_tokens", 16)),
+        (RESPONSE, {"max_tokens": 5}, ("max_output_tokens", 100)),
+        (RESPONSE, {"max_completion_tokens": 5}, ("max_output_tokens", 100)),
     ],
 )
 def test_a_length_that_is_not_given_is_put_in(path: str, fields: Any, added: tuple[str, int] | None) -> None:
