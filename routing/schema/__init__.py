@@ -6,7 +6,7 @@ that others import, so it depends on msgspec alone and does no I/O. README.md sa
 
 from routing.schema.access import Access, ApiKey, check_access
 from routing.schema.base import HIDDEN, SECRET_FIELDS, ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
-from routing.schema.caps import Caps
+from routing.schema.caps import Caps, GroupCaps
 from routing.schema.checks import check_config
 from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConfig
 from routing.schema.failures import BreakerConfig, HealthCheck
@@ -74,6 +74,7 @@ __all__ = [
     "ConfigError",
     "CostSettings",
     "Frozen",
+    "GroupCaps",
     "GroupMatch",
     "HealthCheck",
     "Hex",

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from routing.schema.base import ConfigError, Frozen, Model, Name
-from routing.schema.caps import Caps
+from routing.schema.caps import GroupCaps
 from routing.schema.concurrency import LEAST_URGENT, ConcurrencyConfig
 from routing.schema.openings import Tier1
 from routing.schema.policies import PolicyConfig
@@ -64,7 +64,7 @@ class TaskGroupConfig(Frozen, frozen=True):
     name: Name
     policy: PolicyConfig | None = None  # None: the pool's
     replicas: tuple[Name, ...] | None = None  # the subset of the pool it may use; None: all
-    caps: Caps | None = None  # None: the pool's
+    caps: GroupCaps | None = None  # None: the pool's
     concurrency: ConcurrencyConfig | None = None  # beside the pool's own; None: no limit
     priority: Annotated[
         int,

@@ -9,6 +9,7 @@ from routing import schema
 STRUCTS = (
     schema.Tier1,
     schema.Caps,
+    schema.GroupCaps,
     schema.ConcurrencyConfig,
     schema.HealthCheck,
     schema.BreakerConfig,

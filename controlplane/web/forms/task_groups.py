@@ -46,9 +46,9 @@ class TaskGroupForm(SectionedForm):
         ),
         Section(
             "caps",
-            schema.Caps,
+            schema.GroupCaps,
             "The most that one request may ask for",
-            "Instead of the pool's caps.",
+            "What is filled in stands in place of the pool's; the rest is as the pool says.",
             "as its pool says",
         ),
     )

@@ -31,7 +31,7 @@ class Admission:
         self._models = models
         self._matcher = matcher
         self._caps = {
-            (pool.name, group.name if group else ""): group.caps if group and group.caps else pool.caps
+            (pool.name, group.name if group else ""): group.caps.over(pool.caps) if group and group.caps else pool.caps
             for pool in config.pools
             for group in (None, *pool.groups)
         }

@@ -18,6 +18,7 @@ from routing.proxy.exchanges.placing import admitted_request
 from routing.schema import (
     ApiKey,
     Caps,
+    GroupCaps,
     LowestCostSettings,
     PolicyConfig,
     ReplicaConfig,
@@ -34,7 +35,7 @@ from tests.routing.simulation.replica_process import ReplicaProcess, replica_pro
 LONG = "A passage that several tenants have in common. " * 200
 
 
-def capped(replica: FakeReplica, caps: Caps, group_caps: Caps | None = None) -> RouterConfig:
+def capped(replica: FakeReplica, caps: Caps, group_caps: GroupCaps | None = None) -> RouterConfig:
     snapshot = config([replica], groups=(TaskGroupConfig(name="coding", caps=group_caps),))
     pool = msgspec.structs.replace(snapshot.pools[0], caps=caps)
     return msgspec.structs.replace(snapshot, pools=(pool,))
@@ -67,10 +68,36 @@ async def test_a_task_group_has_its_own_caps_or_the_pools(replica: FakeReplica) 
     coding = [b"X-Task-Group: coding"]
     async with routed(capped(replica, Caps(n=1))) as harness:
         assert (await harness.chat(asking(n=2), coding)).status == 400
-        await harness.push(capped(replica, Caps(n=1), Caps(n=2)), revision=2)
+        await harness.push(capped(replica, Caps(n=1), GroupCaps(n=2)), revision=2)
         assert [(await harness.chat(asking(n=2), headers)).status for headers in ((), coding)] == [400, 200]
         await harness.push(capped(replica, Caps(n=None)), revision=3)
         assert (await harness.chat(asking(n=16_384))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3}, "n"),
+        ({"top_logprobs": 6}, "top_logprobs"),
+        ({"max_tokens": 51}, "max_tokens"),
+        ({"n": 2, "top_logprobs": 5, "max_tokens": 50}, None),
+    ],
+)
+async def test_a_group_that_caps_one_thing_keeps_the_pools_other_caps(
+    fields: dict[str, Any], param: str | None, replica: FakeReplica
+) -> None:
+    snapshot = capped(replica, Caps(n=2, logprobs=5, max_tokens=10), GroupCaps(max_tokens=50))
+    async with routed(snapshot) as harness:
+        answer = await harness.chat(asking(**fields), [b"X-Task-Group: coding"])
+    assert answer.status == (400 if param else 200)
+    assert param is None or answer.error["param"] == param
+
+
+async def test_a_groups_length_is_put_in_over_its_pools(replica: FakeReplica) -> None:
+    async with routed(capped(replica, Caps(max_tokens=10), GroupCaps(max_tokens=50))) as harness:
+        for headers in ([b"X-Task-Group: coding"], []):
+            assert (await harness.chat(asking(), headers)).status == 200
+    assert [json.loads(call.body)["max_tokens"] for call in replica.calls] == [50, 10]
 
 
 async def test_a_body_within_its_caps_goes_on_byte_by_byte(replica: FakeReplica) -> None:
@@ -95,6 +122,27 @@ async def test_a_length_that_the_engine_would_make_up_is_the_cap(replica: FakeRe
         b'{"messages":[],"max_tokens":7}',
     ]
     assert [int(call.header(b"content-length")[0]) for call in replica.calls] == [34, 32, 30]
+
+
+@pytest.mark.parametrize(
+    ("path", "others", "name"),
+    [
+        (CHAT, ("max_output_tokens",), "max_tokens"),
+        (b"/v1/completions", ("max_completion_tokens", "max_output_tokens"), "max_tokens"),
+        (b"/v1/responses", ("max_tokens", "max_completion_tokens"), "max_output_tokens"),
+    ],
+)
+async def test_a_length_under_a_name_of_another_endpoint_is_none(
+    path: bytes, others: tuple[str, ...], name: str, replica: FakeReplica
+) -> None:
+    """The engine of an endpoint passes over the names that others read, and generates as if nothing was said."""
+    async with routed(capped(replica, Caps(max_tokens=9))) as harness, harness.connect() as client:
+        for other in others:
+            for spelled in (other, other.upper(), other.replace("_", r"\u005f")):
+                await client.send(post(path, b'{"%b":5}' % spelled.encode()))
+                assert (await client.answer()).status == 200
+    assert len(replica.calls) == 3 * len(others)
+    assert {json.loads(call.body)[name] for call in replica.calls} == {9}
 
 
 # --- tenants ---
