@@ -13,16 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
-from routing.core.prompt import CanonicalPrompt
+from routing.core.prompt import DOCUMENTS, MESSAGE, CanonicalPrompt
 
 DOT: Final = "."
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
 _RENDERED: Final = (  # what is read before or beside the prompt by whoever renders it, or keys its blocks
-    *("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
-    *("add_special_tokens", "mm_processor_kwargs", "reasoning", "tool_choice"),
+    *("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs", "reasoning_effort"),
+    *("add_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "reasoning", "tool_choice"),
 )
+_UNCUT: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")  # with one of these it begins otherwise
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _json: Final = msgspec.json.Encoder()
 
@@ -44,9 +45,12 @@ def cut_body(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bytes
 
 
 def _cut(path: str, members: dict[str, msgspec.Raw], prompt: CanonicalPrompt, end: int) -> dict[str, Any] | None:
+    if any(name in members for name in _UNCUT):
+        return None
     if path == _CHAT:
         messages = _cut_messages(_decoded(members, "messages"), prompt, end)
-        return {"messages": messages, "max_tokens": 1} if messages else None
+        informed = {"documents": members["documents"]} if _has_documents(prompt, end) else {}
+        return informed | {"messages": messages, "max_tokens": 1} if messages else None
     if path == _COMPLETIONS:
         text = _cut_prompt(_decoded(members, "prompt"), end)
         return {"prompt": text, "max_tokens": 1} if text else None
@@ -68,6 +72,7 @@ def _cut_messages(messages: Any, prompt: CanonicalPrompt, end: int) -> list[Any]
     for message, message_end in zip(messages, prompt.message_ends, strict=True):
         if type(message) is not dict:
             return None
+        start = _behind_documents(prompt, start)
         if message_end > end:
             if part := _cut_message(message, end - start):
                 kept.append(part)
@@ -77,6 +82,16 @@ def _cut_messages(messages: Any, prompt: CanonicalPrompt, end: int) -> list[Any]
     if not kept and not prompt.tools_end:
         return None
     return kept if kept and kept[-1].get("role") == "user" else [*kept, {"role": "user", "content": DOT}]
+
+
+def _has_documents(prompt: CanonicalPrompt, end: int) -> bool:
+    """Whether there are any before the cut; they stay whole."""
+    return end > prompt.opening_end and _behind_documents(prompt, prompt.opening_end) > prompt.opening_end
+
+
+def _behind_documents(prompt: CanonicalPrompt, start: int) -> int:
+    """Where the message begins that follows a place; documents may stand before it."""
+    return prompt.data.find(MESSAGE, start) if prompt.data.startswith(DOCUMENTS, start) else start
 
 
 def _cut_message(message: dict[str, Any], length: int) -> dict[str, Any] | None:

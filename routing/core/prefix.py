@@ -3,8 +3,9 @@
 Theory of operation. Everything starts from a seed, XXH3-64 of model, adapter, salt and the fleet's secret, so that
 no caller can compute a placement and a stored hash tells nothing about the text. The tier-1 key is the hash of the
 opening up to a boundary. Block hashes are chained, ``h[i] = XXH3-64(h[i-1], block[i])``, so one of them names a block
-and everything before it: two prompts share exactly the blocks of their common prefix. Routers with the same secret
-agree on every value, whatever their release; golden values in the tests keep it so.
+and everything before it: two prompts share exactly the blocks of their common prefix, or none if they are rendered
+differently, for then their chains start apart. Routers with the same secret agree on every value, whatever their
+release; golden values in the tests keep it so.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class PrefixHasher:
         data, known, found = prompt.data, self._stretches, []
         word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
         last = int.from_bytes(word, "little")
+        if prompt.rendering:
+            last = xxh3_64_intdigest(word, prompt.rendering)
         end = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
         for start in range(0, end, _STRETCH_BYTES):
             stretch = data[start : min(start + _STRETCH_BYTES, end)]

@@ -6,7 +6,11 @@ canonical bytes. Both come from framing each field with bytes that no UTF-8 text
 A length in front of a text would tell fields apart as well, but two prompts that share 10 KB of one message and
 differ after it would then differ from their first block on.
 
+What changes a prompt from its first token on without being a part of it is a number beside them (``rendering.py``).
+
     tools        TOOLS json                    key-sorted
+    documents    DOCUMENTS json                behind the system messages that begin the prompt
+    history      PREVIOUS json                 a stored response's id, or messages, behind the instructions
     message      MESSAGE role CONTENT content [FIELD name CONTENT json]...
     content      text | part [PART part]...    a part is text or ATTACHMENT digest
     token ids    MESSAGE CONTENT IDS u32... 0xFFFFFFFF
@@ -17,11 +21,13 @@ from __future__ import annotations
 
 import sys
 from array import array
+from itertools import takewhile
 from typing import Any, Final, cast
 
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
+from routing.core.rendering import rendering_of
 from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 
@@ -35,11 +41,13 @@ FIELD: Final = b"\xfb"
 TOOLS: Final = b"\xfa"
 IDS: Final = b"\xf9"
 ODD: Final = b"\xf8"
+DOCUMENTS: Final = b"\xf7"
+PREVIOUS: Final = b"\xf6"
 END_OF_IDS: Final = b"\xff\xff\xff\xff"
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
-_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
 _OPENINGS: Final = {
     role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")
 }  # of most
@@ -49,10 +57,17 @@ _json: Final = msgspec.json.Encoder(order="deterministic").encode
 class CanonicalPrompt:
     """A prompt as hashes see it. Offsets are into ``data``, ascending."""
 
-    __slots__ = ("data", "message_ends", "opening_end", "salt", "tokens", "tools_end")
+    __slots__ = ("data", "message_ends", "opening_end", "rendering", "salt", "tokens", "tools_end")
 
     def __init__(
-        self, data: bytes, tools_end: int, opening_end: int, message_ends: list[int], tokens: int, salt: str = ""
+        self,
+        data: bytes,
+        tools_end: int,
+        opening_end: int,
+        message_ends: list[int],
+        tokens: int,
+        salt: str = "",
+        rendering: int = 0,
     ) -> None:
         self.data = data
         self.tools_end = tools_end  # 0 without tools
@@ -60,10 +75,12 @@ class CanonicalPrompt:
         self.message_ends = message_ends
         self.tokens = tokens  # estimate: a quarter of the bytes, or the count of ids; an attachment is its digest
         self.salt = salt  # the client's ``cache_salt``
+        self.rendering = rendering  # hash of what else changes it from its first token on; 0 for nothing
 
     def salted(self, salt: str) -> CanonicalPrompt:
         """The same prompt under another salt."""
-        return CanonicalPrompt(self.data, self.tools_end, self.opening_end, self.message_ends, self.tokens, salt)
+        ends = self.tools_end, self.opening_end, self.message_ends
+        return CanonicalPrompt(self.data, *ends, self.tokens, salt, self.rendering)
 
 
 def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
@@ -71,10 +88,14 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
     writer = _Writer()
     try:
         _write(body, writer)
+        prompt = writer.finished()
+        prompt.rendering = rendering_of(body, prompt.data, prompt.tokens)
     except RecursionError:
         raise BodyError(None, "the JSON is nested too deeply") from None
     salt = body.cache_salt
-    return writer.finished(salt if type(salt) is str else "")
+    if type(salt) is str:
+        prompt.salt = salt
+    return prompt
 
 
 def _write(body: ParsedBody, writer: _Writer) -> None:
@@ -82,9 +103,14 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
     kind, fields = type(body), cast("Any", body)  # an odd body's hold anything, whatever their types say
     if kind is ChatBody:
         writer.tools(fields.tools)
-        writer.messages(fields.messages)
+        if fields.documents:
+            writer.informed(fields.messages, fields.documents)
+        else:
+            writer.messages(fields.messages)
     elif kind is CompletionBody:
-        writer.prompts(fields.prompt)
+        if fields.prompt_embeds is not None:
+            writer.embeddings(fields.prompt_embeds)
+        writer.prompts(fields.prompt, fields.suffix)
     elif kind is EmbeddingBody:
         writer.prompts(fields.input)
         writer.messages(fields.messages)
@@ -92,6 +118,8 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
         writer.tools(fields.tools)
         if fields.instructions is not None:
             writer.messages([Message(role="system", content=fields.instructions)])
+        writer.previous(fields.previous_response_id)
+        writer.previous(fields.previous_input_messages)
         writer.items(fields.input)
 
 
@@ -108,10 +136,10 @@ class _Writer:
         self._opening_end = 0
         self._ids = 0  # token ids written
 
-    def finished(self, salt: str) -> CanonicalPrompt:
+    def finished(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
         tokens = -(-(len(data) - 4 * self._ids) // BYTES_PER_TOKEN) + self._ids
-        return CanonicalPrompt(data, self._tools_end, self._opening_end, self._ends, tokens, salt)
+        return CanonicalPrompt(data, self._tools_end, self._opening_end, self._ends, tokens)
 
     def tools(self, tools: Any) -> None:
         """The tool definitions; none is the same as an empty list."""
@@ -131,16 +159,35 @@ class _Writer:
             else:
                 self._odd(message)
 
-    def prompts(self, prompt: Any) -> None:
+    def informed(self, messages: Any, documents: Any) -> None:
+        """Messages with documents, which most templates render behind the system's."""
+        listed = messages if type(messages) is list else []
+        opening = list(takewhile(_is_system, listed))
+        self.messages(opening)
+        self._add(DOCUMENTS + _json(documents))
+        self.messages(listed[len(opening) :] if messages is listed else messages)
+
+    def previous(self, said: Any) -> None:
+        """What went before the input, or the id that an engine knows it by."""
+        if said:
+            self._segment(PREVIOUS + _json(said))
+
+    def prompts(self, prompt: Any, suffix: Any = None) -> None:
         """A completion's prompt: a text, token ids, or a list of either, each of which counts as a message."""
         if prompt is None:
             return
+        behind = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _json(suffix)
         several = type(prompt) is list and prompt and type(prompt[0]) is not int
         for one in prompt if several else (prompt,):
             if type(one) is str:
-                self._segment(MESSAGE + CONTENT + one.encode())
+                self._segment(MESSAGE + CONTENT + one.encode() + behind)
             elif not self._token_ids(one):
                 self._odd(one)
+
+    def embeddings(self, embeddings: Any) -> None:
+        """Prompts that were embedded before they were sent."""
+        for one in embeddings if type(embeddings) is list else (embeddings,):
+            self._segment(MESSAGE + CONTENT + _attachment(one))
 
     def items(self, items: Any) -> None:
         """The input of the responses API: a text from the user, or a list of messages and other items."""
@@ -156,7 +203,15 @@ class _Writer:
         opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
         self._pieces += (opening, text)
         end = start + len(opening) + len(text)
-        if message.name or message.tool_calls or message.tool_call_id or message.reasoning or message.reasoning_content:
+        if (
+            message.name
+            or message.tool_calls
+            or message.tool_call_id
+            or message.reasoning
+            or message.reasoning_content
+            or message.task
+            or message.tools
+        ):
             fields = _fields(message)
             self._pieces.append(fields)
             end += len(fields)
@@ -194,10 +249,16 @@ class _Writer:
         self._length += len(piece)
 
 
+def _is_system(message: Any) -> bool:
+    return type(message) is Message and type(message.role) is str and message.role in _SYSTEM_ROLES
+
+
 def _fields(message: Message) -> bytes:
     """What a message says beside its role and content."""
-    fields = ((name, getattr(message, name)) for name in _FIELDS)
-    return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields if value)
+    fields = {name: getattr(message, name) for name in _FIELDS}
+    if fields["reasoning"] is None:
+        fields["reasoning"] = message.reasoning_content  # its older name
+    return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields.items() if value)
 
 
 def _content(content: Any) -> bytes:
@@ -220,9 +281,15 @@ def _part(part: Any) -> bytes:
 
 
 def _attachment(value: Any) -> bytes:
-    """An image, a sound, a file: by digest. Marks for caching come and go between turns and change no token."""
-    if type(value) is dict and "cache_control" in value:
-        value = {key: value[key] for key in value if key != "cache_control"}
+    """An image, a sound, a file: by digest. Marks for caching come and go between turns and change no token.
+
+    What a client names by a ``uuid`` is that to an engine, whether it is sent along or was before.
+    """
+    if type(value) is dict:
+        if type(uuid := value.get("uuid")) is str:
+            value = {"type": value.get("type"), "uuid": uuid}
+        elif "cache_control" in value:
+            value = {key: value[key] for key in value if key != "cache_control"}
     return ATTACHMENT + xxh3_128_hexdigest(_json(value)).encode()
 
 

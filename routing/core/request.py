@@ -26,6 +26,8 @@ class Message(Struct, gc=False):
     tool_call_id: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
+    task: Any = None
+    tools: Any = None  # of a developer's message
 
 
 class ParsedBody(Struct, gc=False, kw_only=True):
@@ -46,6 +48,16 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     logprobs: Any = None
     top_logprobs: Any = None
     prompt_logprobs: Any = None
+    chat_template: Any = None  # from here on: what ``rendering.py`` reads, each at some of the endpoints
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    reasoning: Any = None  # whose ``effort`` is the same at the responses API
+    add_special_tokens: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    suffix: Any = None  # of a completion: what follows the gap to fill
 
     @property
     def session_key(self) -> str | None:
@@ -66,12 +78,14 @@ class ChatBody(ParsedBody, gc=False, kw_only=True):
 
     messages: list[Message] | None = None
     tools: Any = None
+    documents: Any = None  # that templates for retrieval render
 
 
 class CompletionBody(ParsedBody, gc=False, kw_only=True):
     """``/v1/completions``: a text, token ids, or a list of either."""
 
     prompt: Any = None
+    prompt_embeds: Any = None  # one or several, base64; each is a prompt of its own
 
 
 class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
@@ -82,9 +96,14 @@ class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
 
 
 class ResponsesBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/responses``: ``instructions`` is the system prompt, ``input`` a text or a list of items."""
+    """``/v1/responses``: ``instructions`` is the system prompt, ``input`` a text or a list of items.
+
+    What went before may be given by the id under which an engine stored it, or as messages.
+    """
 
     instructions: Any = None
+    previous_response_id: Any = None
+    previous_input_messages: Any = None
     input: Any = None
     tools: Any = None
 

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from routing.core.prompt import CONTENT, MESSAGE, ODD, CanonicalPrompt
+from routing.core.prompt import CONTENT, DOCUMENTS, MESSAGE, ODD, PREVIOUS, CanonicalPrompt
 
 DESCRIBED_BYTES = 32 << 10
 MAX_SEGMENTS = 48
@@ -135,6 +135,10 @@ def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]
     for end in prompt.message_ends:
         if start >= limit:
             return
+        if prompt.data.startswith(DOCUMENTS, start):
+            message = prompt.data.index(MESSAGE, start)
+            yield "other", start + 1, min(message, limit)
+            start = message
         kind, content = _kind(prompt.data, start)
         yield kind, min(content, limit), min(end, limit)
         start = end
@@ -144,6 +148,8 @@ def _kind(data: bytes, start: int) -> tuple[str, int]:
     """The kind of a message, in a word of ours, and where its content begins."""
     if data[start : start + 2] == MESSAGE + ODD:
         return "other", start + 2
+    if data.startswith(PREVIOUS, start):
+        return "other", start + 1
     content = data.find(CONTENT, start)
     role = data[start + 1 : content].decode("utf-8", "replace")
     return (role if role in _ROLES else "other") if role else "prompt", content + 1

@@ -135,12 +135,29 @@ def test_instructions_are_an_opening() -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "in parts " * 300}]}]}, 1024),
         (CHAT, {"messages": [QUESTION]}, 3),
         (COMPLETIONS, {"prompt": ["two", "prompts"]}, 5),
+        (COMPLETIONS, {"prompt": "before the gap " * 100, "suffix": "behind it"}, 1024),
+        (COMPLETIONS, {"prompt": "cut at its front " * 100, "truncate_prompt_tokens": 20}, 1024),
         (RESPONSES, {"input": "no instructions " * 100}, 1024),
         ("/v1/embeddings", {"input": "text " * 300}, 1024),
     ],
 )
 def test_what_cannot_be_cut_is_left(path: str, body: dict[str, Any], end: int) -> None:
     assert cut(path, body, end) is None
+
+
+def test_documents_stay_whole_or_go() -> None:
+    documents = [{"title": "Receipts", "text": "Ann Canary: bread, milk."}]
+    body = {"messages": [SYSTEM, QUESTION], "documents": documents}
+    prompt = canonical(CHAT, body)
+    of_opening, of_question = cut(CHAT, body), cut(CHAT, body, len(prompt.data) - 4)
+
+    assert of_opening is not None
+    assert of_question is not None
+    assert of_opening["messages"] == [SYSTEM, {"role": "user", "content": "."}]
+    assert "documents" not in of_opening
+    assert of_question["documents"] == documents
+    assert of_question["messages"] == [SYSTEM, {"role": "user", "content": QUESTION["content"][:-4]}]
+    assert reaches(CHAT, body, of_question, prompt, len(prompt.data) - 4)
 
 
 def test_messages_in_parts_stay_whole_where_they_are_before_the_cut() -> None:

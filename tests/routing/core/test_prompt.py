@@ -69,6 +69,10 @@ def test_texts_that_differ_at_their_end_share_their_beginning() -> None:
         ({"messages": [], "tools": []}, {"messages": [], "tools": None}),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"ttl": 1}}]}]},
          {"messages": [{"role": "user", "content": "a"}]}),
+        ({"messages": [{"role": "assistant", "reasoning_content": "a"}]},
+         {"messages": [{"role": "assistant", "reasoning": "a"}]}),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": {"url": "u"}}]}]},
+         {"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": None}]}]}),
     ],
 )  # fmt: skip
 def test_what_an_engine_renders_alike_has_the_same_bytes(one: Any, other: Any) -> None:
@@ -107,7 +111,9 @@ def test_an_image_counts_by_its_digest() -> None:
     assert len(one.data) < 100
 
 
-@pytest.mark.parametrize("field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"])
+@pytest.mark.parametrize(
+    "field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "task", "tools"]
+)
 def test_fields_that_templates_render_count(field: str) -> None:
     def message(value: str) -> bytes:
         body = {"messages": [{"role": "assistant", "content": None, field: value}]}
@@ -172,6 +178,62 @@ def test_responses_are_read_as_the_chat_that_they_are() -> None:
     for said in (items, "Hi"):
         prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": said})
         assert (prompt.data, prompt.opening_end) == (as_chat.data, as_chat.opening_end)
+
+
+def test_documents_stand_behind_the_opening_and_before_the_conversation() -> None:
+    said = [("system", "Be brief."), ("user", "Hi")]
+    plain, informed = chat(*said), chat(*said, documents=[{"title": "a", "text": "What is known."}])
+
+    assert informed.opening_end == plain.opening_end
+    assert informed.data[: plain.opening_end] == plain.data[: plain.opening_end]
+    assert informed.data[informed.opening_end :].startswith(b'\xf7[{"text":"What is known.","title":"a"}]\xffuser')
+    assert len(informed.message_ends) == 2
+    assert informed.tokens > plain.tokens
+
+
+@given(
+    one=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
+    other=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
+)
+def test_other_documents_are_another_prompt(one: Any, other: Any) -> None:
+    same_bytes = chat(*one[0], documents=one[1]).data == chat(*other[0], documents=other[1]).data
+
+    assert same_bytes == (one == other)
+
+
+@pytest.mark.parametrize("messages", [None, "a text", [5, {"role": ["odd"]}], []])
+def test_documents_count_beside_whatever_else_is_sent(messages: Any) -> None:
+    one, other = (canonical("/v1/chat/completions", {"messages": messages, "documents": [it]}).data for it in "ab")
+
+    assert one != other
+
+
+def test_what_follows_a_gap_counts_behind_what_comes_before_it() -> None:
+    one, other = (canonical(COMPLETIONS, {"prompt": "def f", "suffix": suffix}).data for suffix in ("a", "b"))
+
+    assert one != other
+    assert one.startswith(canonical(COMPLETIONS, {"prompt": "def f"}).data)
+
+
+def test_prompts_that_come_embedded_count_each_by_its_digest() -> None:
+    def embedded(*said: str) -> bytes:
+        return canonical(COMPLETIONS, {"prompt_embeds": list(said)}).data
+
+    assert len({embedded("AAAA"), embedded("BBBB"), embedded("AAAA", "BBBB"), embedded("BBBB", "AAAA")}) == 4
+    assert embedded("AAAA") == canonical(COMPLETIONS, {"prompt_embeds": "AAAA"}).data
+    assert len(embedded("A" * 50_000)) < 100
+
+
+@pytest.mark.parametrize("member", ["previous_response_id", "previous_input_messages"])
+def test_what_a_response_goes_on_from_stands_between_instructions_and_input(member: str) -> None:
+    def response(**said: Any) -> Any:
+        return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **said})
+
+    first, one, other = response(), response(**{member: "a"}), response(**{member: "b"})
+
+    assert len({first.data, one.data, other.data}) == 3
+    assert one.data[: one.opening_end] == first.data[: first.opening_end]
+    assert len(one.message_ends) == 3
 
 
 def test_function_calls_of_responses_count() -> None:

@@ -199,3 +199,20 @@ def test_hashes_are_the_fleets_own() -> None:
     other = PrefixHasher("another" * 8).digest
 
     assert other(b"2026-11-21") != digest(b"2026-11-21") == PrefixHasher(SECRET).digest(b"2026-11-21")
+
+
+def test_documents_are_a_segment_of_their_own() -> None:
+    body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    plain = shape_of(canonical(CHAT, body), None, None, digest)
+    informed = shape_of(canonical(CHAT, body | {"documents": [{"text": LINES}]}), None, None, digest)
+
+    assert [it.kind for it in informed.segments] == ["system", "other", "user"]
+    assert [it.hash for it in informed.segments if it.kind != "other"] == [it.hash for it in plain.segments]
+    assert informed.messages == plain.messages == 2
+
+
+def test_what_a_response_goes_on_from_is_a_segment_of_its_own() -> None:
+    body = {"instructions": "Be brief.", "previous_response_id": "resp_1", "input": "Go on"}
+    found = shape_of(canonical("/v1/responses", body), None, None, digest)
+
+    assert [it.kind for it in found.segments] == ["system", "other", "user"]
