@@ -7,8 +7,9 @@ from itertools import islice
 
 from routing.core.candidates import Candidates
 from routing.core.health import Health
+from routing.core.holdings import Holding
 from routing.core.load import LoadBook
-from routing.core.residency import Holding, Residency
+from routing.core.residency import Residency
 from routing.core.ring import HashRing, shared_ring
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId

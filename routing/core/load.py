@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Final
 
 from routing.core.rates import PrefillRate
-from routing.core.residency import Stay
+from routing.core.stay import Stay
 from routing.core.types import ReplicaId
 
 JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew

@@ -142,7 +142,7 @@ def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle()
     a = fleet.names[0]
     fleet.hold(a, 10)
     fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
-    fleet.residency.reuse_ratio = 1.0
+    fleet.residency.reuse.ratio = 1.0
     assert fleet.choose(100).replica == a
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.core.residency import MISSES, Residency
+from routing.core.residency import Residency
+from routing.core.stay import MISSES
 from tests.routing.building import names
 
 A, B, C = names(3)
@@ -123,15 +124,15 @@ def test_a_crowded_cache_is_told_from_one_that_drops_what_nobody_asks_for_again(
         passing.insert(A, chain([1000 + at] * 4), float(at))
         passing.insert(A, chain([1] * 4), float(at))
 
-    assert crowded.reuse_ratio > 0.5
-    assert passing.reuse_ratio == roomy.reuse_ratio == 0.0
+    assert crowded.reuse.ratio > 0.5
+    assert passing.reuse.ratio == roomy.reuse.ratio == 0.0
 
 
 def test_whether_caches_are_crowded_is_judged_by_their_latest_turnovers() -> None:
     residency, rng = filled(capacity=100), random.Random(1)
     for at in range(1000):
         residency.insert(A, chain([rng.randrange(30)] * 4), float(at))
-    before = residency.reuse_ratio
+    before = residency.reuse.ratio
     for at in range(1000, 2000):
         residency.insert(A, chain([1000 + at] * 4), float(at))
 
