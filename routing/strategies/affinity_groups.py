@@ -48,7 +48,7 @@ class AffinityGroups:
         self._rest: Candidates | None = None
 
     @classmethod
-    def build(cls, settings: AffinityGroupsSettings, fleet: Fleet) -> AffinityGroups:
+    def build(cls, settings: AffinityGroupsSettings, fleet: Fleet, _seed: int) -> AffinityGroups:
         """The strategy for one group."""
         return cls(fleet.ring, settings)
 

@@ -33,7 +33,7 @@ class CacheAware:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: CacheAwareSettings, fleet: Fleet) -> CacheAware:
+    def build(cls, settings: CacheAwareSettings, fleet: Fleet, _seed: int) -> CacheAware:
         """The strategy for one group."""
         by_load = CostRule(fleet.ring, alpha=0.0, by_rate=False)
         return cls(by_load, fleet.residency, settings.min_hit_ratio, settings.load_factor, settings.min_bound)

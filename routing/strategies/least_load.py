@@ -16,7 +16,7 @@ class LeastLoad:
     """Send each request to where the least work waits."""
 
     @classmethod
-    def build(cls, _settings: LeastLoadSettings, _fleet: Fleet) -> LeastLoad:
+    def build(cls, _settings: LeastLoadSettings, _fleet: Fleet, _seed: int) -> LeastLoad:
         """The strategy for one group."""
         return cls()
 

@@ -12,6 +12,6 @@ class LeastTtft(LowestCost):
     """Weigh what waits against what is cached, in seconds: by the prefill rate that each replica showed."""
 
     @classmethod
-    def build(cls, settings: LeastTtftSettings, fleet: Fleet) -> LeastTtft:  # type: ignore[override]
+    def build(cls, settings: LeastTtftSettings, fleet: Fleet, _seed: int) -> LeastTtft:  # type: ignore[override]
         """The strategy for one group."""
         return cls(CostRule(fleet.ring, settings.alpha, by_rate=True), fleet.residency)

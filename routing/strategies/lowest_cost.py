@@ -22,7 +22,7 @@ class LowestCost:
     residency: Residency
 
     @classmethod
-    def build(cls, settings: LowestCostSettings, fleet: Fleet) -> LowestCost:
+    def build(cls, settings: LowestCostSettings, fleet: Fleet, _seed: int) -> LowestCost:
         """The strategy for one group."""
         return cls(CostRule(fleet.ring, settings.alpha, by_rate=False), fleet.residency)
 

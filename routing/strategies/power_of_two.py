@@ -22,9 +22,9 @@ class PowerOfTwo:
     rng: random.Random
 
     @classmethod
-    def build(cls, _settings: PowerOfTwoSettings, fleet: Fleet) -> PowerOfTwo:
+    def build(cls, _settings: PowerOfTwoSettings, _fleet: Fleet, seed: int) -> PowerOfTwo:
         """The strategy for one group."""
-        return cls(random.Random(fleet.seed))  # noqa: S311 - no secret
+        return cls(random.Random(seed))  # noqa: S311 - no secret
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The less loaded one of two, which may be the same."""

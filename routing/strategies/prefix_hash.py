@@ -22,7 +22,7 @@ class PrefixHash:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: PrefixHashSettings, fleet: Fleet) -> PrefixHash:
+    def build(cls, settings: PrefixHashSettings, fleet: Fleet, _seed: int) -> PrefixHash:
         """The strategy for one group; where the prefix ends is settled by the keys that it is given."""
         return cls(fleet.ring, settings.load_factor, settings.min_bound)
 

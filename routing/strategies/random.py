@@ -19,9 +19,9 @@ class Random:
     rng: random.Random
 
     @classmethod
-    def build(cls, _settings: RandomSettings, fleet: Fleet) -> Random:
+    def build(cls, _settings: RandomSettings, _fleet: Fleet, seed: int) -> Random:
         """The strategy for one group."""
-        return cls(random.Random(fleet.seed))  # noqa: S311 - no secret
+        return cls(random.Random(seed))  # noqa: S311 - no secret
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """Whoever is drawn."""

@@ -20,7 +20,7 @@ from routing.strategies.session_affinity import SessionAffinity
 from routing.strategies.strategy import Strategy
 from routing.strategies.tiered import Tiered
 
-STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet], Strategy]] = {
+STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet, int], Strategy]] = {
     schema.AffinityGroupsSettings: AffinityGroups.build,
     schema.CacheAwareSettings: CacheAware.build,
     schema.LeastLoadSettings: LeastLoad.build,
@@ -35,6 +35,6 @@ STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet], Strategy]] 
 }
 
 
-def build_strategy(settings: schema.Settings, fleet: Fleet) -> Strategy:
-    """The strategy that the settings ask for, ready to place requests among a fleet."""
-    return STRATEGIES[type(settings)](settings, fleet)
+def build_strategy(settings: schema.Settings, fleet: Fleet, seed: int = 0) -> Strategy:
+    """The strategy that the settings ask for, ready to place requests among a fleet; what it draws follows the seed."""
+    return STRATEGIES[type(settings)](settings, fleet, seed)

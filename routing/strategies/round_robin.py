@@ -30,9 +30,9 @@ class RoundRobin:
         self._count = 0
 
     @classmethod
-    def build(cls, _settings: RoundRobinSettings, fleet: Fleet) -> RoundRobin:
+    def build(cls, _settings: RoundRobinSettings, _fleet: Fleet, seed: int) -> RoundRobin:
         """The strategy for one group."""
-        return cls(fleet.seed)
+        return cls(seed)
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The replica whose turn it is."""

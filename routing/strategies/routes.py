@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from msgspec import structs
+from xxhash import xxh3_64_intdigest
 
 from routing.core.fleet import Fleet
 from routing.core.group_shares import GroupShares
@@ -49,7 +50,11 @@ class Tried(NamedTuple):
 
 
 class RouteBuilder:
-    """Makes the routes of one pool. ``router`` is this router's name, by which trials may ask for it."""
+    """Makes the routes of one pool. ``router`` is this router's name, by which trials may ask for it.
+
+    Each route draws by a seed of its own, and each fleet breaks ties by one: two groups that drew alike would send
+    their requests to the same replicas at the same time.
+    """
 
     def __init__(
         self, pool: PoolConfig, hasher: PrefixHasher, loads: LoadBook, residency: Residency, *, seed: int, router: str
@@ -79,12 +84,12 @@ class RouteBuilder:
 
     def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
         """The route that one revision makes."""
-        fleet = self._fleet(group)
+        fleet, name = self._fleet(group), group.name if group else ""
         return Route(
             self._pool.name,
-            group.name if group else "",
+            name,
             policy,
-            build_strategy(policy.settings, fleet),
+            build_strategy(policy.settings, fleet, self._seed_of("route", name, str(policy.revision))),
             fleet,
             tier1_rule(self._pool, group, policy.settings),
             self.shares,
@@ -97,8 +102,13 @@ class RouteBuilder:
         replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
         names = frozenset(replica.name for replica in replicas)
         if names not in self._fleets:
-            self._fleets[names] = Fleet(replicas, self._loads, self._seed, self._residency)
+            seed = self._seed_of("fleet", *sorted(names))
+            self._fleets[names] = Fleet(replicas, self._loads, seed, self._residency)
         return self._fleets[names]
+
+    def _seed_of(self, *what: str) -> int:
+        """A seed for one thing in this pool: the same each time for the same router."""
+        return xxh3_64_intdigest("\n".join((self._pool.name, *what)).encode(), self._seed)
 
 
 def asks_residency(pool: PoolConfig) -> bool:

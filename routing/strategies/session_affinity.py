@@ -22,7 +22,7 @@ class SessionAffinity:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: SessionAffinitySettings, fleet: Fleet) -> SessionAffinity:
+    def build(cls, settings: SessionAffinitySettings, fleet: Fleet, _seed: int) -> SessionAffinity:
         """The strategy for one group."""
         return cls(fleet.ring, settings.load_factor, settings.min_bound)
 

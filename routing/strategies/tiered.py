@@ -33,7 +33,7 @@ class Tiered:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: TieredSettings, fleet: Fleet) -> Tiered:
+    def build(cls, settings: TieredSettings, fleet: Fleet, _seed: int) -> Tiered:
         """The strategy for one group."""
         return cls(fleet.ring, settings.replicas, settings.load_factor, settings.min_bound)
 

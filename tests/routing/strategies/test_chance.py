@@ -4,13 +4,26 @@ import random
 from collections import Counter
 
 import pytest
+from msgspec import structs
 
 from routing.core.candidates import Candidates
+from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.types import Reason
+from routing.schema import (
+    LeastLoadSettings,
+    PolicyConfig,
+    PowerOfTwoSettings,
+    RandomSettings,
+    RoundRobinSettings,
+    Settings,
+    TaskGroupConfig,
+    Trial,
+)
+from routing.strategies.placement import Placement
 from routing.strategies.power_of_two import PowerOfTwo
 from routing.strategies.random import Random
-from tests.routing.building import FixedKeys, names
+from tests.routing.building import FixedKeys, config, names, pool, replicas, request
 
 A, B, C = names(3)
 KEYS = FixedKeys()
@@ -54,3 +67,47 @@ def test_seeds_set_routers_apart() -> None:
         Random, map(random.Random, range(10)))}  # fmt: skip
 
     assert len(sequences) == 10
+
+
+GROUPS = tuple(TaskGroupConfig(name=name) for name in ("chat", "batch", "coding"))
+
+
+def of_groups(settings: Settings, seed: int = 7, count: int = 30) -> list[list[str]]:
+    """Whom the groups of one pool, and its own requests, choose in turn; nothing of it is sent."""
+    placement = Placement(config(pool(settings, replicas(12), GROUPS)), LoadBook(), seed)
+    asking = [request(group=it) for it in (None, "chat", "batch", "coding")]
+    rounds = [[placement.decide(it, HealthBook()).choice.replica for it in asking] for _ in range(count)]
+    return [list(chosen) for chosen in zip(*rounds, strict=True)]
+
+
+@pytest.mark.parametrize("settings", [RandomSettings(), PowerOfTwoSettings(), RoundRobinSettings()])
+def test_groups_draw_and_take_turns_apart_and_the_same_again(settings: Settings) -> None:
+    chosen = of_groups(settings)
+    together = max(max(Counter(at_once).values()) for at_once in zip(*chosen, strict=True))
+
+    assert len({tuple(one) for one in chosen}) == 4
+    assert together < 4  # never all of them at one replica
+    assert chosen == of_groups(settings)
+    assert chosen != of_groups(settings, seed=8)
+
+
+def test_a_revision_on_trial_draws_apart_from_the_one_in_force() -> None:
+    trial = Trial(revision=4, settings=RandomSettings(), share=0.5)
+    policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), trial=trial)
+    members = pool(members=replicas(12))
+    placement = Placement(config(structs.replace(members, policy=policy)), LoadBook(), seed=7)
+    chosen: dict[int, list[str]] = {3: [], 4: []}
+    for number in range(200):
+        decision = placement.decide(request(f"{number} " * 40), HealthBook())
+        chosen[decision.policy.revision].append(decision.choice.replica)
+
+    assert chosen[3][:20] != chosen[4][:20]
+
+
+def test_groups_with_other_replicas_begin_elsewhere_among_idle_ones() -> None:
+    shared = [it.name for it in replicas(12)]
+    groups = [TaskGroupConfig(name=f"g{n}", replicas=(*shared[:n], *shared[n + 1 :])) for n in range(8)]
+    placement = Placement(config(pool(LeastLoadSettings(), replicas(12), groups)), LoadBook(), seed=7)
+    first = [placement.decide(request(group=it.name), HealthBook()).choice.replica for it in groups]
+
+    assert max(Counter(first).values()) < 5
