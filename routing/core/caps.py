@@ -89,12 +89,14 @@ def _media_urls(body: ParsedBody) -> Iterator[Any]:
                 yield from _urls(message.content if isinstance(message, Message) else message)
 
 
-def _urls(value: Any, *, is_url: bool = False) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for name, it in value.items():
-            yield from _urls(it, is_url=name == "url" or name.endswith("_url"))
-    elif isinstance(value, list):
-        for it in value:
-            yield from _urls(it, is_url=is_url)
-    elif is_url and value is not None:
-        yield value
+def _urls(value: Any) -> Iterator[Any]:
+    """What stands under ``url`` or a name that ends so, in whatever lists; nested as deeply as anybody likes."""
+    found: list[tuple[Any, bool]] = [(value, False)]
+    while found:
+        it, is_url = found.pop()
+        if isinstance(it, dict):
+            found += [(inner, name == "url" or name.endswith("_url")) for name, inner in it.items()]
+        elif isinstance(it, list):
+            found += [(inner, is_url) for inner in it]
+        elif is_url and it is not None:
+            yield it

@@ -31,6 +31,7 @@ from routing.core.rendering import rendering_of
 from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 
+MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes
 BYTES_PER_TOKEN: Final = 4  # of English text, roughly; the estimate of a prompt's length where no ids are given
 
 MESSAGE: Final = b"\xff"
@@ -84,7 +85,7 @@ class CanonicalPrompt:
 
 
 def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
-    """The canonical prompt of a parsed body; BodyError if it is nested too deeply to be written down."""
+    """The canonical prompt of a parsed body; BodyError if it is nested too deeply or has more than ``MAX_PARTS``."""
     writer = _Writer()
     try:
         _write(body, writer)
@@ -126,7 +127,7 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
 class _Writer:
     """Collects pieces and the offsets at which segments end."""
 
-    __slots__ = ("_ends", "_ids", "_length", "_opening_end", "_pieces", "_tools_end")
+    __slots__ = ("_ends", "_ids", "_left", "_length", "_opening_end", "_pieces", "_tools_end")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -135,6 +136,7 @@ class _Writer:
         self._tools_end = 0
         self._opening_end = 0
         self._ids = 0  # token ids written
+        self._left = MAX_PARTS  # that may still come
 
     def finished(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
@@ -153,6 +155,7 @@ class _Writer:
             if messages is not None:
                 self._odd(messages)
             return
+        self._count(len(messages))
         for message in messages:
             if type(message) is Message and type(role := message.role or "") is str:
                 self._message(message, role)
@@ -178,6 +181,8 @@ class _Writer:
             return
         behind = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _json(suffix)
         several = type(prompt) is list and prompt and type(prompt[0]) is not int
+        if several:
+            self._count(len(prompt))
         for one in prompt if several else (prompt,):
             if type(one) is str:
                 self._segment(MESSAGE + CONTENT + one.encode() + behind)
@@ -194,12 +199,12 @@ class _Writer:
         if type(items) is str:
             items = [Message(role="user", content=items)]
         elif type(items) is list:
-            items = [_as_message(item) for item in items]
+            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many is refused as any number is
         self.messages(items)
 
     def _message(self, message: Message, role: str) -> None:
         content, start = message.content, self._length
-        text = content.encode() if type(content) is str else _content(content)
+        text = content.encode() if type(content) is str else self._content(content)
         opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
         self._pieces += (opening, text)
         end = start + len(opening) + len(text)
@@ -237,6 +242,20 @@ class _Writer:
         self._ids += len(words)
         return True
 
+    def _content(self, content: Any) -> bytes:
+        """A message's content. A lone text part is the same as that text, and null the same as no text."""
+        if content is None:
+            return b""
+        if type(content) is list:
+            self._count(len(content))
+            return PART.join(map(_part, content))
+        return _attachment(content)
+
+    def _count(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and parts of messages in one request")
+
     def _odd(self, value: Any) -> None:
         self._segment(MESSAGE + ODD + _json(value))
 
@@ -259,15 +278,6 @@ def _fields(message: Message) -> bytes:
     if fields["reasoning"] is None:
         fields["reasoning"] = message.reasoning_content  # its older name
     return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields.items() if value)
-
-
-def _content(content: Any) -> bytes:
-    """A message's content. A lone text part is the same as that text, and null the same as no text."""
-    if content is None:
-        return b""
-    if type(content) is list:
-        return PART.join(map(_part, content))
-    return _attachment(content)
 
 
 def _part(part: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from routing.core.caps import check_caps, length_to_add
-from routing.core.request import parse_body
+from routing.core.request import ChatBody, Message, parse_body
 from routing.core.types import BodyError
 from routing.schema import Caps
 
@@ -101,6 +101,15 @@ def test_media_is_found_wherever_a_body_may_have_it(path: str, field: str) -> No
     for items in ([{"role": "user", "content": [part]}], [{"role": 5, "content": part}], [{"content": [[part]]}]):
         with pytest.raises(BodyError):
             check(path, {field: items})
+
+
+def test_media_is_found_however_deeply_it_lies() -> None:
+    """Parsers of JSON allow more than Python's stack does, and what they read is looked through all the same."""
+    content: Any = {"image_url": "https://evil.example/a"}
+    for _ in range(100_000):
+        content = [content]
+    with pytest.raises(BodyError, match="media is loaded from"):
+        check_caps(ChatBody(messages=[Message(role="user", content=content)]), CAPS)
 
 
 def test_without_hosts_only_data_is_left() -> None:

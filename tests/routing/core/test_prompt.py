@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.core.prompt import MAX_PARTS
+from routing.core.types import BodyError
 from tests.routing.building import canonical, chat
 
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
@@ -247,6 +249,29 @@ def test_function_calls_of_responses_count() -> None:
 def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
     assert chat(("user", "x" * 4000)).tokens == 1002  # 6 bytes of framing and role
     assert chat().tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{}]}),
+        ("/v1/chat/completions", {"messages": [0]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [""]}]}),
+        (COMPLETIONS, {"prompt": [""]}),
+        (COMPLETIONS, {"prompt": [[1]]}),
+        (EMBEDDINGS, {"input": [""]}),
+        (RESPONSES, {"input": [{}]}),
+    ],
+)
+def test_a_body_of_nothing_but_parts_is_refused_before_they_are_read(path: str, body: dict[str, Any]) -> None:
+    """Millions of them fit into a body, and would hold all other requests up for seconds."""
+    parts = next(iter(body.values()))
+    parts = parts[0]["content"] if parts[0] and "content" in parts[0] else parts
+    parts *= MAX_PARTS - 1  # with the message around them as many as there may be
+    canonical(path, body)
+    parts += parts[:2]
+    with pytest.raises(BodyError, match="more than 65,536"):
+        canonical(path, body)
 
 
 def test_the_salt_is_kept_beside_the_text() -> None:
