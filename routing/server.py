@@ -20,20 +20,19 @@ import uvloop
 
 from routing import __version__
 from routing.proxy.admin import AdminPort
-from routing.proxy.allocator import give_back_large_blocks
-from routing.proxy.collector import spare_the_collector
-from routing.proxy.configuration.announce import Announcement, keep_announcing
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import NackError
-from routing.proxy.events.observer import Observer
-from routing.proxy.events.spool import Spool
+from routing.proxy.control_plane.announce import Announcement, keep_announcing
+from routing.proxy.control_plane.observer import Observer
+from routing.proxy.control_plane.spool import Spool
 from routing.proxy.figures import build
 from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
+from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
-from routing.proxy.tls import Tls
+from routing.proxy.sockets.tls import Tls
 from routing.settings import ServeSettings, SettingsError, read_settings
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from routing.proxy.loopback import is_loopback
-from routing.proxy.tls import TlsFiles
+from routing.proxy.sockets.loopback import is_loopback
+from routing.proxy.sockets.tls import TlsFiles
 from routing.schema import KEY_HEX, ConfigError, check_base_url
 
 MAX_WORKERS = 64

@@ -21,7 +21,7 @@ from routing.proxy.configuration.store import NackError, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures.view import View
 from routing.proxy.log import defect
-from routing.proxy.loopback import is_loopback
+from routing.proxy.sockets.loopback import is_loopback
 from routing.schema import without_secrets
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte

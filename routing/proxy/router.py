@@ -28,7 +28,6 @@ from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, Swap
-from routing.proxy.deadlines import Deadlines
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.exchanges.exchange import Exchange
 from routing.proxy.exchanges.gates import Gates
@@ -39,13 +38,14 @@ from routing.proxy.figures.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.figures.openings import OpeningSampler
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.log import event
-from routing.proxy.outbox import Outbox
+from routing.proxy.loop.deadlines import Deadlines
+from routing.proxy.loop.outbox import Outbox
+from routing.proxy.loop.turns import in_turns
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks, Target
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
-from routing.proxy.tls import Tls
-from routing.proxy.turns import in_turns
+from routing.proxy.sockets.tls import Tls
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.strategies.placement import Decision, Placement

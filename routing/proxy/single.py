@@ -8,9 +8,9 @@ import socket
 
 from routing.proxy.clients.client import Client
 from routing.proxy.figures.view import RouterView
-from routing.proxy.listening import BACKLOG, bind, leave, send_newcomers_to_others
 from routing.proxy.log import event
 from routing.proxy.router import LINGER_S, Router
+from routing.proxy.sockets.listening import BACKLOG, bind, leave, send_newcomers_to_others
 
 logger = logging.getLogger(__name__)
 

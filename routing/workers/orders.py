@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from routing.proxy.tls import TlsFiles
+from routing.proxy.sockets.tls import TlsFiles
 
 
 class Orders(Struct, frozen=True):

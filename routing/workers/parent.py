@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.listening import bind
-from routing.proxy.tls import Tls, TlsFiles
+from routing.proxy.sockets.listening import bind
+from routing.proxy.sockets.tls import Tls, TlsFiles
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 

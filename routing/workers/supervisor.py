@@ -24,10 +24,10 @@ from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, NackError, Swap
 from routing.proxy.figures.configured import ConfiguredSeries
 from routing.proxy.figures.metrics import SeriesKey
-from routing.proxy.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.log import defect, event
 from routing.proxy.router import LINGER_S, placed_names
-from routing.proxy.tls import TlsFiles
+from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
+from routing.proxy.sockets.tls import TlsFiles
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError

@@ -18,18 +18,17 @@ from typing import Any
 import msgspec
 import uvloop
 
-from routing.proxy.allocator import give_back_large_blocks
 from routing.proxy.clients.client import Client
-from routing.proxy.collector import spare_the_collector
 from routing.proxy.configuration.store import Swap
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures.decisions import MAX_BYTES, MAX_RECORDS, DecisionRing
 from routing.proxy.figures.view import RouterView
-from routing.proxy.listening import BACKLOG
 from routing.proxy.log import event, log_to_stderr
+from routing.proxy.loop.turns import in_turns
+from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
-from routing.proxy.tls import Tls
-from routing.proxy.turns import in_turns
+from routing.proxy.sockets.listening import BACKLOG
+from routing.proxy.sockets.tls import Tls
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
 from routing.workers.channel import Channel, DeclinedError

@@ -22,7 +22,7 @@ from routing.core.matching import PlacementRequest
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
-from routing.proxy.collector import spare_the_collector
+from routing.proxy.memory import spare_the_collector
 from routing.schema import (
     PolicyConfig,
     PoolConfig,

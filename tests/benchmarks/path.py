@@ -15,7 +15,7 @@ from typing import Any, cast
 import uvloop
 
 from routing.proxy.clients.client import Client
-from routing.proxy.collector import spare_the_collector
+from routing.proxy.memory import spare_the_collector
 from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.router import Router
 from routing.schema import (

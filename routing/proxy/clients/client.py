@@ -18,10 +18,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.proxy.clients.body_pace import BodyPace
 from routing.proxy.clients.request import Head, Request, body_too_large, malformed, read_head
-from routing.proxy.deadlines import NEVER, NOWHERE
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
-from routing.proxy.outbox import reset
+from routing.proxy.loop.deadlines import NEVER, NOWHERE
+from routing.proxy.loop.outbox import reset
 from routing.proxy.replicas.answer import local_bytes
 
 if TYPE_CHECKING:

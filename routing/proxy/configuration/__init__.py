@@ -1,1 +1,1 @@
-"""The configuration: pushed or read, checked, kept on disk, and told to the control plane."""
+"""The configuration: pushed or read, checked, kept on disk."""

@@ -20,8 +20,8 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.figures import build, metrics
 from routing.proxy.figures.decisions import Record, shown_hash
+from routing.proxy.loop.turns import in_turns
 from routing.proxy.router import Router, Serving
-from routing.proxy.turns import in_turns
 from routing.schema import ReplicaConfig
 from routing.strategies.placement import Decision
 

@@ -25,7 +25,7 @@ from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.proxy.replicas import held_adapters
 from routing.proxy.replicas.link import Address
-from routing.proxy.tls import reason_of
+from routing.proxy.sockets.tls import reason_of
 from routing.schema import HealthCheck
 
 logger = logging.getLogger(__name__)

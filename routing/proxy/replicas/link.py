@@ -9,12 +9,12 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from routing.proxy.clients.request import Request
-from routing.proxy.deadlines import Deadlines
 from routing.proxy.known_heads import KnownHeads
-from routing.proxy.outbox import Outbox
+from routing.proxy.loop.deadlines import Deadlines
+from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Upstream
-from routing.proxy.tls import reason_of
+from routing.proxy.sockets.tls import reason_of
 
 IDLE_S: Final = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
 MAX_IDLE: Final = 512  # kept-alive connections

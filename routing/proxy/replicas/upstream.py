@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.known_heads import KnownHeads
-from routing.proxy.outbox import Outbox
+from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
+from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, read_answer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import aiohttp
 
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
-from routing.proxy.tls import TlsFiles
+from routing.proxy.sockets.tls import TlsFiles
 from routing.schema import (
     BreakerConfig,
     ConcurrencyConfig,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from routing.proxy.configuration import announce
-from routing.proxy.configuration.announce import Announcement, keep_announcing
-from routing.proxy.events.spool import Spool
+from routing.proxy.control_plane import announce
+from routing.proxy.control_plane.announce import Announcement, keep_announcing
+from routing.proxy.control_plane.spool import Spool
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
 

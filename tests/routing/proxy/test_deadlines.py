@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from routing.proxy.deadlines import NEVER, NOWHERE, TICK_S, Deadlines
+from routing.proxy.loop.deadlines import NEVER, NOWHERE, TICK_S, Deadlines
 
 
 class Waiter:

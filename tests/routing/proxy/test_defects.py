@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from routing.proxy.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.exchanges.delivery import Delivery
+from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.router import Router
 from routing.schema import HealthCheck
 from routing.strategies.placement import Placement

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from routing.proxy.events.observer import Observer
-from routing.proxy.events.spool import FILE, Spool
+from routing.proxy.control_plane.observer import Observer
+from routing.proxy.control_plane.spool import FILE, Spool
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
@@ -119,7 +119,7 @@ def live_and_say(folder: Path, boot: str, says: int) -> None:
 
 @pytest.fixture
 def noticing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routing.proxy.events.observer.LOOK_S", 0.02)
+    monkeypatch.setattr("routing.proxy.control_plane.observer.LOOK_S", 0.02)
 
 
 async def test_what_a_router_lets_go_and_takes_back_is_noticed_once(

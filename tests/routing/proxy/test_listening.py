@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from routing.proxy import listening
-from routing.proxy.listening import bind, leave, queued, send_newcomers_to_others
+from routing.proxy.sockets import listening
+from routing.proxy.sockets.listening import bind, leave, queued, send_newcomers_to_others
 
 Sockets = list[socket.socket]
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from cryptography import x509
 
-from routing.proxy.tls import Tls, TlsError, TlsFiles
+from routing.proxy.sockets.tls import Tls, TlsError, TlsFiles
 from routing.schema import HealthCheck, Limits
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.replica import (

@@ -15,7 +15,7 @@ import pytest
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.store import NackError, Source
-from routing.proxy.listening import bind
+from routing.proxy.sockets.listening import bind
 from routing.schema import dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.member import Member

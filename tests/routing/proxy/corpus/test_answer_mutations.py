@@ -10,9 +10,9 @@ from typing import Any
 import h11
 import pytest
 
-from routing.proxy.deadlines import Deadlines
 from routing.proxy.known_heads import KnownHeads
-from routing.proxy.outbox import Outbox
+from routing.proxy.loop.deadlines import Deadlines
+from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
 from tests.routing.proxy.corpus.answers import VECTORS, Fate

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from routing.proxy.allocator import give_back_large_blocks
+from routing.proxy.memory import give_back_large_blocks
 if sys.argv[1] == "told":
     give_back_large_blocks()
 def resident():

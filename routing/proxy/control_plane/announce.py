@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
-from routing.proxy.events.spool import Spool
+from routing.proxy.control_plane.spool import Spool
 from routing.proxy.figures.view import View
 from routing.proxy.log import event
 

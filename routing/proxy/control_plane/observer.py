@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from routing.core.breaker import State
 from routing.proxy.configuration.store import Source
-from routing.proxy.events.spool import Spool
+from routing.proxy.control_plane.spool import Spool
 from routing.proxy.figures.view import View
 
 LOOK_S = 1.0

@@ -1,1 +1,0 @@
-"""What happened here, kept on disk until the control plane has it."""

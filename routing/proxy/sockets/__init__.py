@@ -1,0 +1,1 @@
+"""Sockets of a process: listened to beside others, spoken to over TLS, bound to the loopback or not."""
