@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from routing import signals
+
 COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
     "replica": ("routing.simulation.server", "pretend to be a vLLM replica"),
@@ -22,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
         lines += [f"  {command:<8} {what}" for command, (_, what) in COMMANDS.items()]
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
+    if name == "serve":
+        signals.hold()  # what serves them takes half a second to import
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0
 

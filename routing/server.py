@@ -1,20 +1,20 @@
 """A router from start to end: bind, serve, drain; in one process, or as the parent of several.
 
 It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
-data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once.
-SIGHUP replaces the workers, where there are any, one after the other; a single process reads its certificates anew.
+data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once,
+as the first one does where it is not ready yet. SIGHUP replaces the workers, where there are any, one after the other;
+a single process reads its certificates anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvloop
 
@@ -34,6 +34,7 @@ from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
 from routing.proxy.sockets.tls import Tls
 from routing.settings import ServeSettings, SettingsError, read_settings
+from routing.signals import heeded
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class DataSide(Protocol):
         """Accept requests; OSError where the port is taken. ``beside_others``: another router may have it too."""
         ...
 
-    def roll(self) -> None:
+    def reload(self) -> None:
         """Begin to put new processes in the place of old ones, or read the certificate anew."""
         ...
 
@@ -70,13 +71,14 @@ class DataSide(Protocol):
 
 
 class Server:
-    """A router with its two ports."""
+    """A router with its two ports, and what it tells the control plane."""
 
     def __init__(self, settings: ServeSettings, data: DataSide) -> None:
         self.settings = settings
         self.data = data
         self._admin = AdminPort(data.view)
         self._admin_tls = Tls(settings.admin_tls)
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Take the configuration, and bind both ports; NackError or OSError where that fails."""
@@ -85,6 +87,16 @@ class Server:
         listening = self._admin_tls.listening
         await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token, listening)
         await self.data.open(settings.host, settings.port, beside_others=settings.reuse_port)
+        if settings.control_plane_url:
+            self._tell(settings.control_plane_url)
+
+    def _tell(self, control_plane_url: str) -> None:
+        """Begin to announce what runs and what happens here."""
+        view, token = self.data.view, self.settings.admin_token
+        what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
+        spool = Spool(self.settings.state_dir, view.boot)
+        loops = Observer(view, spool, __version__).keep_looking(), keep_announcing(view, what, spool)
+        self._telling = set(map(asyncio.create_task, loops))
 
     @property
     def data_port(self) -> int:
@@ -101,10 +113,13 @@ class Server:
         """Where the control plane sends configurations."""
         return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.listening else "http")
 
-    def roll(self) -> None:
-        """Begin to put new processes in the place of old ones, or read certificates anew."""
+    def reload(self) -> None:
+        """Begin to put new processes in the place of old ones, or read certificates anew; whichever there are."""
+        settings = self.settings
+        if settings.workers == 1 and not settings.tls.certificate and not settings.admin_tls.certificate:
+            event(logger, "nothing_to_reload")
         self._admin_tls.reload()
-        self.data.roll()
+        self.data.reload()
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
@@ -112,6 +127,10 @@ class Server:
 
     async def close(self) -> None:
         """End everything that is left."""
+        for task in self._telling:
+            task.cancel()
+        if self._telling:
+            await asyncio.wait(self._telling)
         await self.data.close()
         await self._admin.close()
 
@@ -120,23 +139,10 @@ class Server:
 async def running(settings: ServeSettings) -> AsyncIterator[Server]:
     """A server that has loaded what configuration it can and has opened its ports."""
     server = Server(settings, _data_side(settings))
-    beside: list[asyncio.Task[None]] = []
     try:
         await server.open()
-        if settings.control_plane_url:
-            what = Announcement(
-                settings.control_plane_url, server.admin_url, server.data_url, __version__, settings.admin_token
-            )
-            view = server.data.view
-            spool = Spool(settings.state_dir, view.boot)
-            beside.append(asyncio.create_task(Observer(view, spool, __version__).keep_looking()))
-            beside.append(asyncio.create_task(keep_announcing(view, what, spool)))
         yield server
     finally:
-        for task in beside:
-            task.cancel()
-        if beside:
-            await asyncio.wait(beside)
         await server.close()
 
 
@@ -151,29 +157,39 @@ def _data_side(settings: ServeSettings) -> DataSide:
 
 async def serve(settings: ServeSettings) -> None:
     """Run until a signal says otherwise."""
+    server = Server(settings, _data_side(settings))
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
-    def signalled() -> None:
+    def stop_asked() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    async with running(settings) as server:
-        if settings.workers > 1 or settings.tls.certificate or settings.admin_tls.certificate:
-            loop.add_signal_handler(signal.SIGHUP, server.roll)
-        give_back_large_blocks()
-        spare_the_collector()
-        event(logger, "serving", **build.facts(__version__))
-        _say_ready(server)
-        await stop.wait()
-        waits = {asyncio.create_task(server.drain()), asyncio.create_task(stop_now.wait())}
-        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
+    with heeded(asyncio.get_running_loop(), stop=stop_asked, reload=server.reload):
+        try:
+            if await _finished(server.open(), unless=stop):
+                give_back_large_blocks()
+                spare_the_collector()
+                event(logger, "serving", **build.facts(__version__))
+                _say_ready(server)
+                await stop.wait()
+                await _finished(server.drain(), unless=stop_now)
+        finally:
+            await server.close()
+        event(logger, "stopped")
+
+
+async def _finished(work: Coroutine[Any, Any, None], *, unless: asyncio.Event) -> bool:
+    """Whether it came to its end before the event; if not, it is given up. Raises what went wrong."""
+    doing, waiting = asyncio.create_task(work), asyncio.create_task(unless.wait())
+    try:
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        is_finished = doing.done()
+    finally:
+        for task in (doing, waiting):
             task.cancel()
-        for task in done:
-            task.result()  # raises what went wrong
-    event(logger, "stopped")
+        await asyncio.wait({doing, waiting})
+    if not doing.cancelled():
+        doing.result()
+    return is_finished
 
 
 def main(argv: Sequence[str]) -> int:

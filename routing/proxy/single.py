@@ -39,7 +39,7 @@ class SingleProcess:
             self._servers.append(await self._serve(host=host, port=port))
         self.port = self._servers[0].sockets[0].getsockname()[1]
 
-    def roll(self) -> None:
+    def reload(self) -> None:
         """Read the certificate anew, if there is one: another process cannot take this one's place."""
         self.router.tls.reload()
 

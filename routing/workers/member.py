@@ -34,6 +34,7 @@ class Member:
         self.row = orders.row
         self.process = process
         self.channel = channel
+        self.has_begun = False  # answers
         self.is_ready = False  # has the configuration, if there is one, and may accept
         self.listening: list[int] = []  # slots, as it was last told
         self.figures: Families = {}
@@ -46,7 +47,7 @@ class Member:
 
     @classmethod
     async def start(cls, orders: Orders, end: socket.socket, inherited: Sequence[int]) -> Member:
-        """A worker that answers; OSError where it does not."""
+        """A new process; OSError where there can be none."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -55,13 +56,12 @@ class Member:
             pass_fds=inherited,
             start_new_session=True,  # a terminal's Ctrl-C is the parent's
         )
-        member = cls(orders, process, await Channel.open(end, _answer_nothing))
-        try:
-            await member.look(timeout_s=START_S)
-        except (*GONE, DeclinedError):
-            await member.end(0)
-            raise OSError(f"worker {orders.number} did not start") from None
-        return member
+        return cls(orders, process, await Channel.open(end, _answer_nothing))
+
+    async def begin(self) -> None:
+        """Wait until it answers."""
+        await self.look(timeout_s=START_S)
+        self.has_begun = True
 
     async def look(self, *, timeout_s: float = ANSWER_S) -> None:
         """See how it is."""

@@ -41,7 +41,7 @@ class Parent:
         self._is_beside_others = beside_others
         await self._supervisor.open(slots, self._document)
 
-    def roll(self) -> None:
+    def reload(self) -> None:
         """Begin to replace every worker, one after the other."""
         self._supervisor.roll()
 

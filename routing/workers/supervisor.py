@@ -74,12 +74,13 @@ class Supervisor:
         self._columns: dict[str, int] = {}
         self._series: ConfiguredSeries | None = None  # None: no configuration yet
         self._slots: list[Member | None] = [None] * workers
-        self._members: set[Member] = set()  # those that drain included
+        self._members: set[Member] = set()  # those that start or drain included
         self._rows = set(range(self._board.rows))  # free ones
         self._rows_changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sharing = asyncio.Lock()
-        self._is_rolling = False
+        self._rolling: asyncio.Task[None] | None = None
+        self._is_roll_due = False
         self._pauses_s = [0.0] * workers
 
     # --- what there is ---
@@ -87,7 +88,7 @@ class Supervisor:
     @property
     def members(self) -> list[Member]:
         """Workers whose figures count, those that drain included."""
-        return list(self._members)
+        return [member for member in self._members if member.has_begun]
 
     @property
     def ready(self) -> list[Member]:
@@ -124,27 +125,36 @@ class Supervisor:
         self._is_open = True
         await self._share_sockets()
         self._spawn(self._keep_looking())
+        self._begin_to_roll()
 
     def roll(self) -> None:
-        """Begin to replace every worker, unless that is under way."""
-        if self._is_rolling or self.is_stopping:
+        """Replace every worker as soon as possible: those that start or are replaced just now may be of before."""
+        if self.is_stopping:
             event(logger, "roll_ignored", level=logging.WARNING)
         else:
-            self._is_rolling = True
-            self._spawn(self._roll())
+            self._is_roll_due = True
+            self._begin_to_roll()
+
+    def _begin_to_roll(self) -> None:
+        if self._is_open and self._is_roll_due and self._rolling is None:
+            self._rolling = self._spawn(self._roll())
 
     async def _roll(self) -> None:
+        while self._is_roll_due and not self.is_stopping:
+            self._is_roll_due = False
+            try:
+                await self._replace_all()
+            except OSError as error:
+                event(logger, "roll_stopped", level=logging.ERROR, reason=str(error))
+        self._rolling = None
+
+    async def _replace_all(self) -> None:
         """One after the other, each once the one in its place accepts; the rest stay if one does not start."""
-        try:
-            for slot in range(self.workers):
-                if self.is_stopping:
-                    return
-                await self._fill(slot)
-            event(logger, "workers_rolled", workers=self.workers)
-        except OSError as error:
-            event(logger, "roll_stopped", level=logging.ERROR, reason=str(error))
-        finally:
-            self._is_rolling = False
+        for slot in range(self.workers):
+            if self.is_stopping:
+                return
+            await self._fill(slot)
+        event(logger, "workers_rolled", workers=self.workers)
 
     async def drain(self, *, to_others: bool) -> None:
         """Accept nothing more, and let what runs finish; ``to_others``: first send newcomers to another process."""
@@ -154,6 +164,9 @@ class Supervisor:
             for sockets in zip(*self._sockets, strict=True):
                 await send_newcomers_to_others(sockets)
         self.is_draining = True
+        for member in self._members:
+            if not member.is_ready:
+                member.kill()  # it holds the port open, and will not accept from it
         async with self._sharing:
             await asyncio.gather(*(_or_kill(member, member.leave) for member in self.members))
         self._leave()
@@ -166,9 +179,10 @@ class Supervisor:
         self._leave()
         for task in list(self._tasks):
             task.cancel()
-        for member in self.members:
+        members = list(self._members)
+        for member in members:
             member.kill()
-        await asyncio.gather(*(member.end() for member in self.members))
+        await asyncio.gather(*(member.end() for member in members))
 
     def _leave(self) -> None:
         leave(list(chain(*self._sockets)))
@@ -180,20 +194,27 @@ class Supervisor:
         """Put a new worker in a slot and drain the one that was there; OSError where the new one does not start."""
         member = await self._start(slot)
         try:
+            await member.begin()
+            event(logger, "worker_started", worker=slot, pid=member.process.pid)
             async with self.store.lock:
                 await self._bring_up_to_date(member)
+                self._check_needed()
                 member.is_ready = True
                 before, self._slots[slot] = self._slots[slot], member
         except (*GONE, DeclinedError) as error:
-            member.kill()
-            raise OSError(f"worker {slot} did not take the configuration: {error!r}") from None
+            raise OSError(f"worker {slot} did not start: {error!r}") from None
+        finally:
+            if not member.is_ready:
+                member.kill()
         await self._share_sockets()
         if before is not None and before in self._members:
             self._spawn(self._retire(before))
 
     async def _start(self, slot: int) -> Member:
+        """A new process, as soon as there is a row for it; OSError where there is none, or nobody needs it any more."""
         async with self._rows_changed:
             await self._rows_changed.wait_for(lambda: self._rows)
+            self._check_needed()
             row = self._rows.pop()
         mine, theirs = socket.socketpair()
         try:
@@ -208,8 +229,11 @@ class Supervisor:
             theirs.close()
         self._members.add(member)
         self._spawn(self._watch(member, slot))
-        event(logger, "worker_started", worker=slot, pid=member.process.pid)
         return member
+
+    def _check_needed(self) -> None:
+        if self.is_draining:
+            raise OSError("the router accepts nothing more")
 
     def _orders(self, slot: int, row: int, channel_fd: int) -> Orders:
         listening = [[listening.fileno() for listening in sockets] for sockets in self._sockets]
@@ -332,10 +356,11 @@ class Supervisor:
 
     # --- tasks ---
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

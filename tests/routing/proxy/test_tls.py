@@ -158,7 +158,7 @@ async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
         )
         for renew in renewals:
             renew()
-            harness.server.data.roll()
+            harness.server.data.reload()
             async with harness.connect(authority.client()) as client:
                 await client.send(post(CHAT))
                 assert (await client.answer()).status == 200
@@ -184,7 +184,7 @@ async def test_the_admin_port_has_a_certificate_of_its_own_which_is_renewed_too(
         async with connect(port, authority.client()) as client:
             assert seen(client) == first.serial
         second = authority.issue("admin")
-        harness.server.roll()
+        harness.server.reload()
         async with connect(port, authority.client()) as client:
             assert seen(client) == second.serial
         with pytest.raises(aiohttp.ClientError):

@@ -100,7 +100,15 @@ class Process:
 
 
 @asynccontextmanager
-async def serving(
+async def serving(*what: Any, **options: Any) -> AsyncIterator[Process]:
+    """A router that is ready, until the block ends; what it takes is what ``begun`` takes."""
+    async with begun(*what, **options) as running:
+        await running.ready()
+        yield running
+
+
+@asynccontextmanager
+async def begun(
     folder: Path,
     config: RouterConfig | None,
     *options: str,
@@ -111,7 +119,7 @@ async def serving(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[Process]:
-    """A router with these options, until the block ends; None: this process's environment, and its folder."""
+    """A router with these options that starts; None: this process's environment, and its folder."""
     source = ["--control-plane=http://127.0.0.1:9"]
     if config is not None:
         file = folder / f"{name}.json"
@@ -125,7 +133,6 @@ async def serving(
     async with aiohttp.ClientSession() as http:
         running = Process(process, http)
         try:
-            await running.ready()
             yield running
         finally:
             if process.returncode is None:

@@ -1,0 +1,138 @@
+"""A signal at any moment of a router's life is heeded, and none of them ends it in disorder."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from routing.schema import Limits
+from tests.fakes.replica import STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.workers.harness import DEADLINE_S, Process, begun, serving
+
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+
+
+async def first_moment(router: Process) -> None:
+    """Wait until its first lines have run; before them it is Python's."""
+
+    async def holds_signals() -> bool:
+        return is_held(router.process.pid, signal.SIGHUP)
+
+    await router.until(holds_signals, "the first moment")
+
+
+def is_held(pid: int, number: signal.Signals) -> bool:
+    """Whether a process lets a signal wait."""
+    masks = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(masks["SigBlk"], 16) >> (number - 1) & 1)
+
+
+@WORKERS
+async def test_where_there_is_nothing_to_read_anew_a_hangup_changes_nothing(
+    workers: int, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, config([replica]), f"--workers={workers}") as router:
+        router.process.send_signal(signal.SIGHUP)
+        await router.line("nothing_to_reload" if workers == 1 else "workers_rolled")
+        assert (await router.chat()).status == 200
+        assert await router.end() == 0
+
+
+@WORKERS
+async def test_hangups_from_the_first_moment_on_do_not_keep_a_router_from_starting(
+    workers: int, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
+        await first_moment(router)
+        ready = asyncio.create_task(router.ready())
+        while not ready.done():
+            router.process.send_signal(signal.SIGHUP)
+            await asyncio.wait([ready], timeout=0.005)
+        await ready
+        await router.line("nothing_to_reload" if workers == 1 else "workers_rolled")
+        assert (await router.chat()).status == 200
+        assert await router.end() == 0
+
+
+@STOPS
+@WORKERS
+async def test_who_is_to_stop_before_it_serves_ends_in_good_order(
+    workers: int, stop: signal.Signals, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
+        await first_moment(router)
+        assert await router.end(stop) == 0
+        await router.line(" stopped")
+    assert not [line for line in router.lines if " is ready: " in line or "Traceback" in line or "Error" in line]
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@STOPS
+async def test_who_is_to_stop_while_its_workers_start_leaves_none_behind(
+    stop: signal.Signals, replica: FakeReplica, tmp_path: Path
+) -> None:
+    async with begun(tmp_path, config([replica]), "--workers=2") as router:
+
+        async def has_workers() -> bool:
+            return len(router.workers) == 2
+
+        await router.until(has_workers, "the workers' processes")
+        workers = router.workers
+        assert await router.end(stop) == 0
+
+        async def are_gone() -> bool:
+            return not any(map(is_there, workers))
+
+        await router.until(are_gone, "the workers' end")
+    assert not [line for line in router.lines if "Traceback" in line or "defect" in line]
+
+
+@WORKERS
+async def test_hangups_do_not_disturb_the_end(workers: int, replica: FakeReplica, tmp_path: Path) -> None:
+    async def hang(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    replica.script = hang
+    limits = Limits(drain_timeout_s=60)
+    async with (
+        serving(tmp_path, config([replica], limits=limits), f"--workers={workers}") as router,
+        connect(router.port) as client,
+    ):
+        await client.send(post(CHAT))
+        await client.read_until(b"\n\n")
+        router.process.send_signal(signal.SIGTERM)
+        await router.line(" draining ")
+        router.process.send_signal(signal.SIGHUP)
+        await router.line("nothing_to_reload" if workers == 1 else "roll_ignored")
+        ended = asyncio.create_task(router.end())  # the second signal
+        async with asyncio.timeout(DEADLINE_S):
+            while not ended.done():
+                if router.process.returncode is None:
+                    router.process.send_signal(signal.SIGHUP)
+                await asyncio.wait([ended], timeout=0.001)
+        assert await ended == 0
+
+
+async def test_a_hangup_while_workers_are_replaced_replaces_them_once_more(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    """Those that were replaced already have read the files of before it."""
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        router.process.send_signal(signal.SIGHUP)
+        await router.line("worker_started", 3)
+        for _ in range(3):
+            router.process.send_signal(signal.SIGHUP)
+        await router.line("workers_rolled", 2)
+        await router.line("worker_started", 6)
+        assert (await router.chat()).status == 200
+        assert await router.end() == 0
+    assert sum("worker_started" in line for line in router.lines) <= 8
