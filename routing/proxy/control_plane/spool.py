@@ -3,8 +3,9 @@
 Theory of operation. An event is one line with its own checksum, appended when it happens; its number counts within one
 life of the router (``boot``), so that (router, boot, number) names it for ever. Events go out oldest first, and are
 dropped here once they were taken; whoever takes them may see some again, and knows them by their names. A line that is
-torn or altered is passed over. What is kept is bounded: of too many the oldest go, and the gap in the numbers says so.
-The file survives the process; after a loss of power its last lines may be missing.
+torn or altered is passed over; the next one begins with a line break of its own, so that it is not glued to it. What is
+kept is bounded: of too many the oldest go, and the gap in the numbers says so. What a full disk did not take is written
+with the next event that it does take. The file survives the process; after a loss of power its last lines may be missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -46,7 +48,7 @@ class Spool:
         self._waiting: deque[Happening] = deque(_read(self._path), maxlen=capacity)
         self._lines = len(self._waiting)  # in the file
         self._seq = 0
-        self._is_on_disk = True
+        self._is_on_disk = True  # all that waits
         self.news = asyncio.Event()  # set when something is appended; whoever waits clears it
 
     def __len__(self) -> int:
@@ -59,10 +61,10 @@ class Spool:
         happening = Happening(self._boot, self._seq, time.time(), kind, told)
         self._waiting.append(happening)
         self.news.set()
-        if self._lines >= 2 * self._capacity:
+        if self._lines >= 2 * self._capacity or not self._is_on_disk:
             self._rewrite()
-        else:
-            self._write("ab", [happening])
+        elif self._write("ab", [happening], self._path):
+            self._lines += 1
 
     def oldest(self, limit: int) -> list[Happening]:
         """What has waited the longest."""
@@ -80,28 +82,29 @@ class Spool:
     def _rewrite(self) -> None:
         """Put a file with what waits in the place of the old one."""
         fresh = self._path.with_suffix(".new")
-        if self._write("wb", list(self._waiting), fresh):
-            fresh.replace(self._path)
+        if self._write("wb", self._waiting, fresh, becomes=self._path):
             self._lines = len(self._waiting)
 
-    def _write(self, mode: str, happenings: list[Happening], path: Path | None = None) -> bool:
+    def _write(self, mode: str, happenings: Iterable[Happening], path: Path, *, becomes: Path | None = None) -> bool:
+        """Whether the disk took it; a refusal is said once."""
         try:
-            (path or self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (path or self._path).open(mode) as file:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with path.open(mode) as file:
                 file.write(b"".join(map(_line, happenings)))
+            if becomes is not None:
+                path.replace(becomes)
         except OSError as error:
             if self._is_on_disk:
                 event(logger, "events_not_kept", level=logging.WARNING, reason=error.strerror)
             self._is_on_disk = False
-            return False
-        self._is_on_disk = True
-        self._lines += len(happenings)
-        return True
+        else:
+            self._is_on_disk = True
+        return self._is_on_disk
 
 
 def _line(happening: Happening) -> bytes:
     text = msgspec.json.encode(happening)
-    return b"%08x %b\n" % (zlib.crc32(text), text)
+    return b"\n%08x %b" % (zlib.crc32(text), text)
 
 
 def _read(path: Path) -> list[Happening]:

@@ -71,6 +71,39 @@ def test_torn_and_altered_lines_are_passed_over_and_the_others_read(tmp_path: Pa
         assert len(read) >= damaged.count(b"\n") - 2
 
 
+def test_an_event_that_was_torn_takes_no_other_one_with_it(tmp_path: Path) -> None:
+    """Wherever a process or its disk ended in the middle of an event: that one is lost at most."""
+    before = Spool(tmp_path, "b1")
+    before.add("x")
+    begin = (tmp_path / FILE).stat().st_size
+    before.add("x")
+    whole = (tmp_path / FILE).read_bytes()
+    for cut in range(begin, len(whole) + 1):
+        (tmp_path / FILE).write_bytes(whole[:cut])
+        after = Spool(tmp_path, "b2")
+        after.add("x")
+        left = [("b1", 1), ("b1", 2)] if cut == len(whole) else [("b1", 1)]
+        assert names(after) == names(Spool(tmp_path, "b3")) == [*left, ("b2", 1)]
+
+
+def test_what_a_full_disk_did_not_take_is_kept_once_it_has_room(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    spool = Spool(tmp_path / "state", "b1")
+    spool.add("x")
+    (tmp_path / "state").unlink()
+    spool.add("x")
+    assert names(Spool(tmp_path / "state", "b2")) == [("b1", 1), ("b1", 2)]
+
+
+def test_a_folder_in_the_files_place_costs_the_keeping_and_not_the_telling(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    spool = Spool(tmp_path, "b1")
+    for _ in range(3):
+        spool.add("x")
+    spool.taken(spool.oldest(1))
+    assert names(spool) == [("b1", 2), ("b1", 3)]
+
+
 def test_a_disk_that_refuses_costs_the_keeping_and_not_the_telling(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     spool = Spool(tmp_path / "file", "b1")
