@@ -128,15 +128,18 @@ class ConfigStore:
             await self.apply(kept.document, Source.LAST_KNOWN_GOOD)
 
     def _newest_kept(self) -> LoadedSnapshot | None:
-        for document in self._files.load() if self._files else ():
-            try:
-                snapshot = load_snapshot(document)
-                self._signatures.check_kept(snapshot)
-            except ConfigError as error:
-                event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
-            else:
-                return snapshot
-        return None
+        """Of what is on disk; the current file is older than the previous one where two routers wrote to one folder."""
+        documents = self._files.load() if self._files else ()
+        return max(filter(None, map(self._readable, documents)), key=lambda it: it.revision, default=None)
+
+    def _readable(self, document: bytes) -> LoadedSnapshot | None:
+        try:
+            snapshot = load_snapshot(document)
+            self._signatures.check_kept(snapshot)
+        except ConfigError as error:
+            event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
+            return None
+        return snapshot
 
     async def _apply(self, document: bytes, source: Source) -> Applied:
         snapshot = await asyncio.to_thread(self._checked, document, source)
@@ -172,12 +175,18 @@ class ConfigStore:
         return self.applied
 
     async def _keep(self, snapshot: LoadedSnapshot, source: Source) -> None:
-        """Write the document down before it counts: what was acknowledged survives a restart."""
+        """Write the document down before it counts: what was acknowledged survives a restart.
+
+        A file that an operator names is there at the next start, too, and is served though the disk refuses.
+        """
         if self._files is None or source is Source.LAST_KNOWN_GOOD:
             return
         try:
             await asyncio.to_thread(self._files.save, snapshot.document)
         except OSError as error:
+            if source is Source.FILE:
+                event(logger, "last_known_good_not_written", level=logging.WARNING, reason=error.strerror)
+                return
             reason = f"the last known good configuration cannot be written: {error.strerror}"
             raise NackError(reason, revision=snapshot.revision) from error
 

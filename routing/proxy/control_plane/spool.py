@@ -3,9 +3,9 @@
 Theory of operation. An event is one line with its own checksum, appended when it happens; its number counts within one
 life of the router (``boot``), so that (router, boot, number) names it for ever. Events go out oldest first, and are
 dropped here once they were taken; whoever takes them may see some again, and knows them by their names. A line that is
-torn or altered is passed over; the next one begins with a line break of its own, so that it is not glued to it. What is
-kept is bounded: of too many the oldest go, and the gap in the numbers says so. What a full disk did not take is written
-with the next event that it does take. The file survives the process; after a loss of power its last lines may be missing.
+torn or altered is passed over; each begins with a line break of its own, so that it is not glued to such a one. What a
+full disk did not take is written with the next event that it takes. What is kept is bounded: of too many the oldest
+go, and the gap in the numbers says so. The file survives the process; a loss of power may cost its last lines.
 """
 
 from __future__ import annotations

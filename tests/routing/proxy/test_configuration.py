@@ -218,6 +218,17 @@ async def test_a_file_that_is_refused_is_shown_beside_what_runs_in_its_place(
     assert store.last_nack.path == "$.revision"
 
 
+async def test_of_two_that_were_kept_the_newer_one_is_served_whichever_was_written_last(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    """As two routers leave them that share a folder by mistake."""
+    for revision in (9, 8):
+        LastKnownGood(tmp_path).save(dump_snapshot(config([replica]), revision).document)
+    store = ConfigStore(ready, LastKnownGood(tmp_path))
+    await store.start(None)
+    assert store.revision == 9
+
+
 async def ready(_: LoadedSnapshot) -> Swap:
     """Make any configuration ready."""
 
@@ -233,6 +244,52 @@ async def test_a_push_that_cannot_be_kept_is_not_acknowledged(replica: FakeRepli
     async with routed(None, state_dir=blocked) as harness:
         status, nack = await harness.push(config([replica]), 1)
         assert (status, nack["status"], await running_revision(harness)) == (422, "nack", None)
+
+
+async def test_a_file_is_served_though_it_cannot_be_kept(
+    replica: FakeReplica, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("a file where the folder should be")
+    async with routed(config([replica]), revision=3, state_dir=blocked) as harness:
+        assert (await harness.chat()).status == 200
+        assert await running_revision(harness) == 3
+    assert "last_known_good_not_written" in caplog.text
+
+
+def test_a_full_disk_leaves_what_was_kept(tmp_path: Path) -> None:
+    files = LastKnownGood(tmp_path)
+    files.save(b"first")
+    files.save(b"second")
+    fresh = tmp_path / f"{CURRENT}.new"
+    fresh.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        files.save(b"third")
+    assert files.load() == [b"second", b"first"]
+    fresh.unlink()
+    files.save(b"third")
+    assert files.load() == [b"third", b"second"]
+
+
+def test_processes_that_share_a_folder_leave_whole_documents(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), number, "asked"], text=True, **PIPES)
+        for number in ("1000000", "2000000")
+    ]
+    files, seen = LastKnownGood(tmp_path), 0
+    for _ in range(100):
+        for writer in writers:
+            assert writer.stdout.readline(), writer.communicate(timeout=10)[1]
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        for document in files.load():
+            number, _, text = document.partition(b":")
+            assert text == b"x" * (int(number) * 37 % 9000)
+            seen += 1
+    for writer in writers:
+        assert writer.communicate(timeout=10) == (writer.args[-2].replace("000000", "000100\n"), "")
+    assert seen > 100
+    assert len(files.load()) == 2
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "emptied", "missing"])
@@ -256,6 +313,7 @@ def test_a_damaged_file_is_passed_over_for_the_one_before(damage: str, tmp_path:
     assert files.load() == []
 
 
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 WRITER = """
 import sys
 from pathlib import Path
@@ -263,7 +321,7 @@ from routing.proxy.configuration.last_known_good import LastKnownGood
 files = LastKnownGood(Path(sys.argv[1]))
 number = int(sys.argv[2])
 print("ready", flush=True)
-while True:
+while len(sys.argv) == 3 or sys.stdin.readline():
     number += 1
     files.save(b"%d:" % number + b"x" * (number * 37 % 9000))
     print(number, flush=True)
