@@ -22,7 +22,7 @@ from routing import __version__
 from routing.proxy.admin import AdminPort
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import NackError
+from routing.proxy.configuration.store import NackError, NotNowError
 from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.observer import Observer
 from routing.proxy.control_plane.spool import Spool
@@ -81,7 +81,7 @@ class Server:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take the configuration, and bind both ports; NackError or OSError where that fails."""
+        """Take the configuration, and bind both ports; NackError, NotNowError or OSError where that fails."""
         settings = self.settings
         await self.data.start(await asyncio.to_thread(_document, settings.config_file))
         listening = self._admin_tls.listening
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
         path = f"{error.path}: " if isinstance(error, NackError) else ""
         sys.stderr.write(f"warmpath router: {path}{error}\n")
         return 2
-    except OSError as error:
+    except (OSError, NotNowError) as error:
         sys.stderr.write(f"warmpath router: {error}\n")
         return 1
     return 0

@@ -43,7 +43,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No answer that a router would give."""
+    """No answer, none that a router would give, or one that the document may come again."""
 
     reason: str
 
@@ -68,6 +68,10 @@ class _Nacked(msgspec.Struct, frozen=True):
     running_revision: int | None = None
 
 
+class _NotNow(msgspec.Struct, frozen=True):
+    reason: str
+
+
 def push_document(http: httpx.Client, admin_url: str, document: bytes, *, token: str) -> Ack | Nack | Unreachable:
     """Send a snapshot's document, and read the acknowledgement or the refusal."""
     status, body = _asked(http, "PUT", admin_url, token, content=document)
@@ -75,6 +79,8 @@ def push_document(http: httpx.Client, admin_url: str, document: bytes, *, token:
         return Ack(acked.revision, acked.sha256, acked.signature)
     if status in {409, 422} and (nacked := _read(body, _Nacked)):
         return Nack(nacked.path, nacked.reason, nacked.running_revision)
+    if status == 503 and (later := _read(body, _NotNow)):
+        return Unreachable(f"it could not look at it: {later.reason}")
     return _unexpected(status, body)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from routing.proxy.configuration.store import NackError, Source
+from routing.proxy.configuration.store import NackError, NotNowError
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures.view import View
 from routing.proxy.log import defect
@@ -26,6 +26,7 @@ from routing.schema import without_secrets
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
 MAX_DECISIONS = 1000  # an answer
+RETRY_AFTER_S = 2  # with a configuration that nobody could look at
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 logger = logging.getLogger(__name__)
@@ -93,10 +94,13 @@ class Admin:
         """Take a snapshot: acknowledged once it is on disk and in force, or refused with the reason."""
         store = self._view.store
         try:
-            applied = await store.apply(await request.read(), Source.PUSH)
+            applied = await self._view.take(await request.read())
         except NackError as nack:
             refusal = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
             return _json(refusal, status=409 if nack.is_conflict else 422)
+        except NotNowError as error:
+            delay = {"status": "not_now", "reason": error.reason, "running_revision": store.revision}
+            return _json(delay, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
         return _json({**applied.as_ack(), "signature": store.signature})
 
     async def replicas(self, _: web.Request) -> web.Response:

@@ -15,13 +15,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import ConfigStore, NackError, Swap
+from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
 from routing.proxy.figures.configured import ConfiguredSeries
 from routing.proxy.figures.metrics import SeriesKey
 from routing.proxy.log import defect, event
@@ -43,6 +44,8 @@ SILENT_S = 30.0  # after which a worker that does not answer is killed
 FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
 LAST_PAUSE_S = 5.0
 STABLE_S = 10.0  # a worker that lived longer than this is replaced without a pause
+
+NO_WORKER = "no worker is running"
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Supervisor:
         self._slots: list[Member | None] = [None] * workers
         self._members: set[Member] = set()  # those that start or drain included
         self._rows = set(range(self._board.rows))  # free ones
-        self._rows_changed = asyncio.Condition()
+        self._changed = asyncio.Condition()  # a row became free, or a worker ready
         self._tasks: set[asyncio.Task[None]] = set()
         self._sharing = asyncio.Lock()
         self._rolling: asyncio.Task[None] | None = None
@@ -94,6 +97,17 @@ class Supervisor:
     def ready(self) -> list[Member]:
         """Workers that accept, by slot."""
         return [member for member in self._slots if member is not None and member.is_ready]
+
+    async def is_serving(self, within_s: float) -> bool:
+        """Whether workers have begun to accept, and one is left; as soon as that is so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._changed:
+                await self._changed.wait_for(lambda: self._is_open and self.ready)
+        return self._is_open and bool(self.ready)
+
+    async def _note_change(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
         """Whether a series' labels are in the configuration; those without a pool always are.
@@ -123,6 +137,7 @@ class Supervisor:
         await asyncio.gather(*(self._fill(slot) for slot in range(self.workers)))
         await self.store.start(document)
         self._is_open = True
+        await self._note_change()
         await self._share_sockets()
         self._spawn(self._keep_looking())
         self._begin_to_roll()
@@ -206,14 +221,15 @@ class Supervisor:
         finally:
             if not member.is_ready:
                 member.kill()
+        await self._note_change()
         await self._share_sockets()
         if before is not None and before in self._members:
             self._spawn(self._retire(before))
 
     async def _start(self, slot: int) -> Member:
         """A new process, as soon as there is a row for it; OSError where there is none, or nobody needs it any more."""
-        async with self._rows_changed:
-            await self._rows_changed.wait_for(lambda: self._rows)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._rows)
             self._check_needed()
             row = self._rows.pop()
         mine, theirs = socket.socketpair()
@@ -274,9 +290,8 @@ class Supervisor:
     async def _free(self, row: int) -> None:
         """Let a row be used again: its worker is gone."""
         self._board.clear(row)
-        async with self._rows_changed:
-            self._rows.add(row)
-            self._rows_changed.notify_all()
+        self._rows.add(row)
+        await self._note_change()
 
     async def _retire(self, member: Member) -> None:
         """Drain a worker, take over its decisions, and end it."""
@@ -327,7 +342,7 @@ class Supervisor:
     # --- the configuration ---
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Let every worker make it ready; NackError if one refuses or there is none."""
+        """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
         columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
         order = Snapshot(snapshot.document, columns)
         members = self.ready
@@ -338,9 +353,9 @@ class Supervisor:
                 reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
                 raise NackError(reason, path=path, revision=snapshot.revision)
             if isinstance(result, TimeoutError):
-                raise NackError("a worker did not answer", revision=snapshot.revision)
+                raise NotNowError("a worker did not answer")
         if not prepared:
-            raise NackError("no worker is running", revision=snapshot.revision)
+            raise NotNowError(NO_WORKER)
 
         async def swap() -> None:
             self._columns, self._series = columns, ConfiguredSeries(snapshot.config)

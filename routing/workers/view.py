@@ -12,14 +12,15 @@ from itertools import count
 from typing import Any
 
 from routing.core.breaker import State
-from routing.proxy.configuration.store import ConfigStore
+from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures import metrics
 from routing.proxy.figures.view import about_lines, warming_of
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
-from routing.workers.supervisor import Supervisor
+from routing.workers.supervisor import NO_WORKER, Supervisor
 
+TAKE_S = 3.0  # that a configuration waits for workers that start: less than whoever pushes it waits
 LOOK_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
 _BY_HEALTH = ("down", "up", "unknown")  # the first that any worker found
 _BY_BREAKER = (State.OPEN, State.HALF_OPEN, State.CLOSED)
@@ -42,8 +43,14 @@ class WorkersView:
 
     @property
     def store(self) -> ConfigStore:
-        """Where configurations go."""
+        """The configuration in force."""
         return self._supervisor.store
+
+    async def take(self, document: bytes) -> Applied:
+        """Put a pushed configuration into force in all workers; NackError if one refuses, NotNowError without any."""
+        if not await self._supervisor.is_serving(TAKE_S):
+            raise NotNowError(NO_WORKER)
+        return await self.store.apply(document, Source.PUSH)
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -52,7 +59,7 @@ class WorkersView:
             return "draining"
         if self.store.applied is None:
             return "no configuration yet"
-        return None if self._supervisor.ready else "no worker is running"
+        return None if self._supervisor.ready else NO_WORKER
 
     @property
     def warming(self) -> dict[str, dict[str, int]]:
@@ -91,7 +98,7 @@ class WorkersView:
                 return await member.explain(asked)
             except GONE:
                 continue
-        raise RefusalError(503, "no worker is running")
+        raise RefusalError(503, NO_WORKER)
 
     def _worker_lines(self) -> Iterator[str]:
         supervisor = self._supervisor

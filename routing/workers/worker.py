@@ -52,6 +52,7 @@ class Worker:
         self._view = RouterView(self.router, "")
         self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)
         self._prepared: tuple[Swap, Snapshot] | None = None
+        self._preparing = asyncio.Lock()  # in the order asked: what a slow one was asked before comes first
         self._listening: dict[int, list[asyncio.Server]] = {}
         self._inherited = list(chain(*orders.listening_fds))
         self._questions: dict[str, Answer] = {
@@ -86,8 +87,9 @@ class Worker:
         """Make a configuration ready beside the one in force."""
         snapshot = msgspec.convert(content, Snapshot)
         try:
-            loaded = await asyncio.to_thread(load_snapshot, snapshot.document)
-            self._prepared = await self.router.prepare(loaded), snapshot
+            async with self._preparing:
+                loaded = await asyncio.to_thread(load_snapshot, snapshot.document)
+                self._prepared = await self.router.prepare(loaded), snapshot
         except ConfigError as error:
             raise DeclinedError(reason=error.reason, path=error.path) from None
         except (ValueError, OSError) as error:

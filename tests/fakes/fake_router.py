@@ -15,6 +15,7 @@ CANNED: dict[str | None, tuple[int, object]] = {
     "garbage": (200, {"hello": "world"}),
     "error": (500, {}),
     "redirect": (307, {}),
+    "not_now": (503, {"status": "not_now", "reason": "no worker is running", "running_revision": None}),
 }
 
 
@@ -22,7 +23,8 @@ class FakeRouter:
     """Runs what it is told, in memory. ``fault`` is asked before each push: None, or one of the words below.
 
     ``nack`` refuses; ``drop`` loses the request; ``lose_answer`` applies it and loses the acknowledgement; ``hang``
-    waits for ``release``; ``garbage``, ``redirect`` and ``error`` answer what no router says.
+    waits for ``release``; ``not_now`` asks for it again; ``garbage``, ``redirect`` and ``error``
+    answer what no router says.
     """
 
     def __init__(self, name: str = "router-1") -> None:

@@ -67,12 +67,20 @@ class NackError(Exception):
         return {"revision": self.revision, "path": self.path, "reason": self.reason, "at": self.at.isoformat()}
 
 
+class NotNowError(Exception):
+    """A document that was not judged, or not by everybody who has to: it may come again as it is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 Swap = Callable[[], Awaitable[None]]
 Prepare = Callable[[LoadedSnapshot], Awaitable[Swap]]
 
 
 class ConfigStore:
-    """Takes documents. ``prepare`` makes one ready and returns the swap, which cannot fail.
+    """Takes documents. ``prepare`` makes one ready and returns the swap, which cannot fail; NotNowError passes through.
 
     ``lock`` is held while one is taken: whoever holds it knows that the one in force stays so.
     """
@@ -96,7 +104,7 @@ class ConfigStore:
         return self._signatures.told(self.applied.snapshot) if self.applied else None
 
     async def apply(self, document: bytes, source: Source) -> Applied:
-        """Check, prepare, write down and swap; NackError if the document is not taken."""
+        """Check, prepare, write down and swap; NackError if it is refused, NotNowError if nobody judged it."""
         async with self.lock:
             try:
                 return await self._apply(document, source)

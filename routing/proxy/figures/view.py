@@ -15,7 +15,7 @@ from routing.core.load import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import PrefixHash, ReplicaId, RoutingError
 from routing.proxy.clients.request import Head, Request
-from routing.proxy.configuration.store import ConfigStore
+from routing.proxy.configuration.store import Applied, ConfigStore, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.figures import build, metrics
@@ -50,7 +50,11 @@ class View(Protocol):
 
     @property
     def store(self) -> ConfigStore:
-        """Where configurations go."""
+        """The configuration in force."""
+        ...
+
+    async def take(self, document: bytes) -> Applied:
+        """Put a pushed configuration into force; NackError if it is refused, NotNowError if it was not judged."""
         ...
 
     @property
@@ -104,8 +108,12 @@ class RouterView:
 
     @property
     def store(self) -> ConfigStore:
-        """Where configurations go."""
+        """The configuration in force."""
         return self._router.store
+
+    async def take(self, document: bytes) -> Applied:
+        """Put a pushed configuration into force; NackError if it is refused."""
+        return await self.store.apply(document, Source.PUSH)
 
     @property
     def not_ready_reason(self) -> str | None:

@@ -112,6 +112,25 @@ def test_no_answer_that_a_router_gives_is_a_try_that_failed(start_router, pool, 
     assert known.push_after > timezone.now()
 
 
+def test_a_router_that_cannot_look_at_it_now_has_refused_nothing_and_says_why(start_router, policy):
+    router = start_router()
+    reconcile_routers()
+    router.fault = lambda: "not_now"
+    rollout = publish(policy)
+    reconcile_routers()
+    known = row(router)
+    assert (known.last_nack, known.push_failures) == (None, 1)
+    assert known.last_error == "it could not look at it: no worker is running"
+    rollout.refresh_from_db()
+    assert rollout.state == RolloutState.PENDING
+    router.fault = lambda: None
+    later()
+    reconcile_routers()
+    rollout.refresh_from_db()
+    assert (rollout.state, row(router).last_error) == (RolloutState.COMPLETE, "")
+    assert not Event.objects.filter(kind="config_refused").exists()
+
+
 def test_a_router_with_another_token_is_named_as_such(start_router, pool, settings):
     router = start_router()
     settings.ROUTER_ADMIN_TOKEN = "another"

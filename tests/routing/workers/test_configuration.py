@@ -52,6 +52,27 @@ async def test_a_configuration_is_taken_by_all_workers_and_by_their_successors(
         assert (shown["revision"], shown["source"], shown["config"]["hash_secret"]) == (5, "push", "***")
 
 
+async def test_a_push_to_workers_that_all_ended_just_now_is_taken_or_may_come_again(
+    four: list[FakeReplica], tmp_path: Path
+) -> None:
+    async with serving(tmp_path, config(four[:1]), "--workers=2") as router:
+        for number in router.workers:
+            os.kill(number, signal.SIGKILL)
+        await router.line("worker_died", 2)
+        async with router.http.put(
+            router.admin_url + "/admin/config", data=dump_snapshot(config(four[1:2]), 2).document
+        ) as response:
+            said = await response.json()
+        assert (response.status, said["status"]) == (200, "ack") or (
+            response.status,
+            said["status"],
+            said["running_revision"],
+            response.headers["Retry-After"],
+        ) == (503, "not_now", 1, "2")
+        _, shown = await router.admin("GET", "/admin/config")
+        assert shown["last_nack"] is None
+
+
 async def test_what_is_refused_changes_no_worker(four: list[FakeReplica], tmp_path: Path) -> None:
     async with serving(tmp_path, config(four[:1]), "--workers=2", revision=5) as router:
         for document, expected in ((dump_snapshot(config(four[1:2]), 4).document, 409), (b"{", 422)):

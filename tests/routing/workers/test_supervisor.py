@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.store import NackError, Source
+from routing.proxy.configuration.store import NackError, NotNowError, Source
 from routing.proxy.sockets.listening import bind
-from routing.schema import dump_snapshot
+from routing.schema import ReplicaConfig, dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.member import Member
+from routing.workers.orders import Snapshot
 from routing.workers.supervisor import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, SILENT_S, Supervisor, pause_after
+from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config
 
@@ -112,10 +115,12 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_
         assert [row["name"] for member in supervisor.ready for row in member.rows] == ["replica-1"] * 2
 
 
-async def test_with_no_worker_a_configuration_is_refused(
+async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    document = dump_snapshot(config([replica]), 1).document
     async with supervised(tmp_path, None, workers=1) as supervisor:
+        view = WorkersView(supervisor, "1.0")
 
         async def fails(*_: object) -> Member:
             raise OSError("no process")
@@ -123,10 +128,54 @@ async def test_with_no_worker_a_configuration_is_refused(
         monkeypatch.setattr(Member, "start", fails)
         supervisor.ready[0].kill()
         await until(lambda: not supervisor.ready, "the worker's end")
-        with pytest.raises(NackError, match="no worker is running"):
-            await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
+        with pytest.raises(NotNowError, match="no worker is running"):
+            await supervisor.store.apply(document, Source.PUSH)
+        monkeypatch.setattr("routing.workers.view.TAKE_S", 0.05)
+        with pytest.raises(NotNowError, match="no worker is running"):
+            await view.take(document)
+        assert supervisor.store.last_nack is None
         monkeypatch.undo()
-        await until(lambda: len(supervisor.ready) == 1, "a worker, after a pause")
+        assert (await view.take(document)).snapshot.revision == 1
+
+
+async def test_a_configuration_that_comes_while_workers_start_is_taken_after_that_of_the_start(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    old, new = (dump_snapshot(config([replica]), revision).document for revision in (5, 6))
+    supervisor = Supervisor("tested", LastKnownGood(tmp_path), 2)
+    taking = asyncio.create_task(WorkersView(supervisor, "1.0").take(new))
+    try:
+        await supervisor.open(await bind("127.0.0.1", 0, count=2, beside_others=False), old)
+        assert (await taking).snapshot.revision == 6
+    finally:
+        await supervisor.close()
+
+
+async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
+    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, None) as supervisor:
+        os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
+        monkeypatch.setattr("routing.workers.member.PREPARE_S", 0.2)
+        with pytest.raises(NotNowError, match="did not answer"):
+            await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
+        assert supervisor.store.last_nack is None
+
+
+async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    """What it was asked first takes long to prepare, and nobody waits for that any more."""
+    members = [ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(2000)]
+    small = config([replica])
+    big = structs.replace(small, pools=(structs.replace(small.pools[0], replicas=tuple(members)),))
+    async with supervised(tmp_path, None, workers=1) as supervisor:
+        (member,) = supervisor.ready
+        late, latest = (Snapshot(dump_snapshot(it, 1).document, {}) for it in (big, small))
+        await asyncio.gather(member.prepare(late), member.prepare(latest))
+        await member.commit()
+        await member.look()
+        assert [row["name"] for row in member.rows] == [replica.name]
 
 
 def open_files() -> int:
