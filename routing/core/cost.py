@@ -17,8 +17,8 @@ that the prompt's key places, so that routers look at the same ones and a prompt
 
 Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal, and a key decides: the first
 block that nobody holds. So a new prompt, or a new branch of a known one, has the same home at every router, as long as
-that is lightly loaded: the replica whose name has the highest hash with the key, which spreads keys more evenly than a
-ring does. Among many, where hashing every name would cost too much, it is the home on the ring.
+that is lightly loaded: the nearest on the ring, among few and among many, so that a fleet that grows or loses somebody
+moves no more keys than it must. Of equals without the home, the replica whose name has the highest hash with the key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from routing.core.candidates import Candidates, Member
 from routing.core.load import Load
 from routing.core.residency import Match
 from routing.core.ring import HashRing
-from routing.core.types import Choice, PrefixHash, Reason
+from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
 
 EVERYBODY: Final = 16  # candidates up to which all are compared
 HOLDERS: Final = 4  # compared of each of two depths
@@ -47,13 +47,14 @@ RATE_ERROR: Final = 0.02  # of a cost that goes by measured rates: equal replica
 class CostRule:
     """Choose the least cost. ``by_rate`` divides by the measured prefill rate, in seconds, else by the weight."""
 
-    __slots__ = ("alpha", "base", "by_rate", "ring")
+    __slots__ = ("_known_home", "alpha", "base", "by_rate", "ring")
 
     def __init__(self, ring: HashRing, alpha: float, *, by_rate: bool) -> None:
         self.ring = ring
         self.alpha = alpha  # of a token to prefill, beside one that waits, where that costs others most
         self.base = min(1.0, alpha)  # the same where it costs nobody else anything
         self.by_rate = by_rate
+        self._known_home: tuple[int, Candidates, ReplicaId | None] | None = None  # the last one that was looked for
 
     def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
         """The only one who holds the longest opening, where nobody else may cost less; most requests end here.
@@ -157,13 +158,19 @@ class CostRule:
         return (members, costs) if is_enough else ([], [])
 
     def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
-        """Whoever has the highest hash with the key; where not all were compared, its home on the ring comes first."""
-        if len(candidates) > EVERYBODY:
-            home = next(self.ring.walk(PrefixHash(key)))
-            for member in tied:
-                if member.replica == home:
-                    return member
+        """The key's home among all candidates; where that costs more, whoever has the highest hash with the key."""
+        home = self._home(key, candidates)
+        for member in tied:
+            if member.replica == home:
+                return member
         return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
+
+    def _home(self, key: int, candidates: Candidates) -> ReplicaId | None:
+        """The key's home among the candidates, if one is near; a choice may ask for it twice."""
+        known = self._known_home
+        if known is None or known[0] != key or known[1] is not candidates:
+            known = self._known_home = key, candidates, self.ring.nearest(key, candidates.by_name)
+        return known[2]
 
     def _limit(self, least: float, member: Member) -> float:
         """The cost below which others count as equal to the least."""
@@ -176,10 +183,9 @@ class CostRule:
         """Whom to compare where there are many; some perhaps twice."""
         by_name, by_bit = candidates.by_name, candidates.by_bit
         chosen = [by_name[candidates.least_loaded()]]
-        for replica in self.ring.walk(PrefixHash(key)):
-            if replica in by_name:
-                chosen.append(by_name[replica])
-                break
+        home = self._home(key, candidates)
+        if home is not None:
+            chosen.append(by_name[home])
         unseen = candidates.mask
         for _blocks, holders in match.levels[:-3:-1]:
             if found := holders & unseen:

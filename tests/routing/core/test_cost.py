@@ -43,6 +43,11 @@ class Fleet:
         sole = rule.sole_holder(match, tokens, self.candidates)
         return sole or rule.choose(match, home_key(PROMPT, match, None), tokens, self.candidates)
 
+    def home_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
+        """Where a prompt that nobody holds goes while all are idle."""
+        match, rule = self.residency.match([key]), CostRule(self.ring, 2.0, by_rate=False)
+        return rule.choose(match, key, 100, candidates or self.candidates).replica
+
 
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
 holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
@@ -198,6 +203,29 @@ def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -
 
     assert set(homes) == set(fleet.names)
     assert max(homes.values()) < 150
+
+
+@pytest.mark.parametrize("count", [3, EVERYBODY - 1, EVERYBODY, EVERYBODY + 1, 3 * EVERYBODY])
+def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(count: int) -> None:
+    fleet, grown = Fleet(count), Fleet(count + 1)
+    moved = Counter()
+    for number in range(40 * count):
+        key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
+        before, after = fleet.home_of(key), grown.home_of(key)
+        moved[after] += before != after
+
+    assert set(+moved) == {grown.names[-1]}
+    assert 0.5 * 40 * count / (count + 1) < moved.total() < 1.5 * 40 * count / (count + 1)
+
+
+@pytest.mark.parametrize("count", [4, EVERYBODY + 1, 3 * EVERYBODY])
+def test_a_replica_that_goes_down_moves_its_own_homes_alone(count: int) -> None:
+    fleet = Fleet(count)
+    rest = fleet.candidates.without({fleet.names[0]})
+    for number in range(20 * count):
+        key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
+        before, after = fleet.home_of(key), fleet.home_of(key, rest)
+        assert after == before or before == fleet.names[0]
 
 
 def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:

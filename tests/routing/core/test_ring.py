@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from statistics import pstdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from routing.core.ring import LONG_WALK, LONG_WALKS, HashRing, shared_ring
 from routing.core.types import PrefixHash, ReplicaId
@@ -62,6 +64,54 @@ def test_a_weight_that_grows_draws_keys_only_to_itself(
     after = HashRing({**fleet, grown: max(heavier, fleet[grown])})
 
     assert home(after, key) in {home(HashRing(fleet), key), grown}
+
+
+# --- a single home -----------------------------------------------------------------------------------
+
+
+@given(fleet=weights, key=keys, data=st.data())
+def test_only_the_keys_of_a_replica_that_leaves_get_another_home(
+    fleet: dict[ReplicaId, float], key: PrefixHash, data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(sorted(fleet)))
+    left = {name: weight for name, weight in fleet.items() if name != gone}
+    ring = HashRing(fleet)
+    home = ring.nearest(key, fleet)
+
+    assert home in fleet
+    if home != gone:
+        assert ring.nearest(key, left) == home  # it is away
+        if max(left.values()) == max(fleet.values()):  # else a weight may stand for other points
+            assert HashRing(left).nearest(key, left) == home  # it is no longer configured
+
+
+@pytest.mark.parametrize("count", [16, 100])
+def test_homes_are_shared_more_evenly_than_first_places_of_walks(count: int) -> None:
+    ring, among = HashRing(dict.fromkeys(names(count), 1.0)), frozenset(names(count))
+    asked = [PrefixHash(xxh3_64_intdigest(b"", number)) for number in range(300 * count)]
+    shares = Counter(ring.nearest(key, among) for key in asked)
+    walked = Counter(home(ring, key) for key in asked)
+
+    assert set(shares) == among
+    assert pstdev(shares.values()) < 0.07 * 300
+    assert pstdev(shares.values()) < pstdev(walked.values())
+
+
+def test_the_keys_of_one_that_leaves_go_to_many() -> None:
+    everybody = names(20)
+    ring, left = HashRing(dict.fromkeys(everybody, 1.0)), frozenset(everybody[1:])
+    lost = [key for key in spread(5000) if ring.nearest(key, frozenset(everybody)) == everybody[0]]
+
+    assert len({ring.nearest(key, left) for key in lost}) > 15
+
+
+def test_where_few_are_asked_for_nobody_may_be_near() -> None:
+    ring = HashRing(dict.fromkeys(names(1000), 1.0))
+    found = Counter(ring.nearest(key, {A}) for key in spread(400))
+
+    assert found[A] < 40
+    assert found[None] == 400 - found[A]
+    assert HashRing({}).nearest(PrefixHash(7), {A}) is None
 
 
 @pytest.mark.parametrize("count", [4, 100])
