@@ -37,7 +37,7 @@ async def held_adapters(address: Address, names: frozenset[str], timeout_s: floa
         async with asyncio.timeout(timeout_s):
             body = await _ask(address)
         return names & {card.id for card in _models.decode(body).data}
-    except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+    except (TimeoutError, OSError, ValueError, EOFError, RecursionError, asyncio.LimitOverrunError):
         return None
 
 
@@ -48,8 +48,9 @@ async def _ask(address: Address) -> bytes:
         request = b"GET %b/v1/models HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n\r\n"
         writer.write(request % (address.base, address.host_header, address.authorization))
         head = await reader.readuntil(b"\r\n\r\n")
+        _, status, *_ = head.split(maxsplit=2)  # too few are a ValueError
         length = _length(head)
-        if length is None or head.split(maxsplit=2)[1] != b"200" or int(length[1]) > MAX_BYTES:
+        if length is None or status != b"200" or int(length[1]) > MAX_BYTES:
             raise ValueError("no list of models")
         return await reader.readexactly(int(length[1]))
     finally:

@@ -156,6 +156,8 @@ async def test_a_replica_tells_which_adapters_it_holds_and_is_believed_until_it_
         b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"nonsense\r\n\r\n",
+        b"\r\nContent-Length:2\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{"x":' + b"[" * 999_995,
     ],
 )
 async def test_who_does_not_tell_may_hold_any_adapter(answer: bytes, replica: FakeReplica) -> None:
