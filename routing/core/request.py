@@ -128,7 +128,7 @@ def parse_body(path: str, body: bytes | bytearray | memoryview) -> ParsedBody:
     except msgspec.ValidationError:
         return _parse_odd(BODIES[path], body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise not_json(error) from None
 
 
 def is_stream(body: bytes) -> bool:
@@ -144,7 +144,7 @@ def _parse_odd(kind: type[ParsedBody], body: bytes | bytearray | memoryview) -> 
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise not_json(error) from None
     if type(fields) is not dict:
         raise BodyError(None, "the body must be a JSON object")
     if not isinstance(fields.get("model"), str | None):
@@ -155,7 +155,7 @@ def _parse_odd(kind: type[ParsedBody], body: bytes | bytearray | memoryview) -> 
     return kind(**known)
 
 
-def _not_json(error: Exception) -> BodyError:
+def not_json(error: Exception) -> BodyError:
     """Why a body is no JSON, without a word of what is in it."""
     if isinstance(error, RecursionError):
         return BodyError(None, "the JSON is nested too deeply")

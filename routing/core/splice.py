@@ -11,17 +11,29 @@ from typing import Final
 
 import msgspec
 
+from routing.core.request import not_json
+
 _BLANKS: Final = b" \t\n\r"
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _json: Final = msgspec.json.Encoder().encode
 
 
 def with_member(body: bytes, name: str, value: str | int) -> bytes:
-    """``body``, a JSON object that was read before, with ``name``, of letters and underscores, as ``value``."""
+    """``body``, a JSON object that was read before, with ``name``, of letters and underscores, as ``value``.
+
+    BodyError where the names of its members, which nobody has read before, are no text.
+    """
     if name.encode() in body or (b"\\" in body and b"\\u00" in body):  # there is no other way to spell a letter
-        members = _members.decode(body)
+        members = _decoded(body)
         if name in members:
             return _json(members | {name: msgspec.Raw(_json(value))})
     start = body.rstrip(_BLANKS)[:-1].rstrip(_BLANKS)
     comma = b"" if start.endswith(b"{") else b","  # only an empty object ends so: a text ends with its quote
     return b"%b%b%b:%b}" % (start, comma, _json(name), _json(value))
+
+
+def _decoded(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _members.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(error) from None

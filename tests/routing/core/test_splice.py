@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from routing.core.request import parse_body
 from routing.core.splice import with_member
+from routing.core.types import BodyError
 
 SALT = "cache_salt"
 blanks = st.text(" \t\r\n", max_size=3)
@@ -83,6 +84,14 @@ def test_it_is_there_once(body: bytes, expected: bytes) -> None:
 
     assert found == expected
     json.loads(found, object_pairs_hook=unique)
+
+
+def test_names_that_are_no_text_are_the_clients_fault() -> None:
+    """A name that means nothing here is passed over, until all names have to be read."""
+    body = b'{"\xff":1,"cache_salt":"x"}'
+    parse_body("/v1/completions", body)
+    with pytest.raises(BodyError, match="not valid UTF-8"):
+        with_member(body, SALT, "s")
 
 
 def test_numbers_go_in_as_numbers() -> None:

@@ -145,6 +145,13 @@ async def test_a_length_under_a_name_of_another_endpoint_is_none(
     assert {json.loads(call.body)[name] for call in replica.calls} == {9}
 
 
+async def test_a_body_whose_names_are_no_text_is_refused_and_no_mistake_of_ours(replica: FakeReplica) -> None:
+    async with routed(capped(replica, Caps(max_tokens=9))) as harness:
+        answer = await harness.chat(b'{"\xff":1,"max_tokens":null}')
+        await harness.at_rest()
+    assert (answer.status, answer.error["message"]) == (400, "the JSON is not valid UTF-8")
+
+
 # --- tenants ---
 
 
