@@ -316,6 +316,7 @@ class Client(asyncio.Protocol):
         """Answer a request whose head needs no reading; nothing else is under way."""
         self.deadline = NEVER
         self._awaits_head = False
+        self._raw_bytes = 0
         self._is_deaf = not head.keep_alive
         self._take(self._router.request(head, body))
 
@@ -361,18 +362,21 @@ class Client(asyncio.Protocol):
 
     def _await_next(self) -> None:
         limits, deadlines = self._router.limits, self._router.deadlines
+        is_answering = self._exchange is not None or bool(self._queue)
         if self._reading_paused:
             self.deadline = NEVER
-        elif self._in_message:
-            if (head := self._head) is not None:
-                deadlines.arm(self, self._body_pace.wait_s(head, self._body_bytes, deadlines.time(), limits))
-            elif self.deadline == NEVER or not self._awaits_head:
+        elif (head := self._head) is not None:
+            deadlines.arm(self, self._body_pace.wait_s(head, self._body_bytes, deadlines.time(), limits))
+        elif self._in_message or (self._raw_bytes and not is_answering):  # empty lines begin a request too
+            if self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
-        elif self._exchange or self._queue:
+            self._awaits_head = True
+            return
+        elif is_answering:
             self.deadline = NEVER
         else:
             deadlines.arm(self, limits.keep_alive_timeout_s)
-        self._awaits_head = self._in_message and self._head is None
+        self._awaits_head = False
 
     def _close(self) -> None:
         """End the connection after what was written. A refused client is still sending: let it read why first.

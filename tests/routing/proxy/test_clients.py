@@ -195,6 +195,33 @@ async def test_a_head_that_trickles_has_one_deadline_for_the_whole(replica: Fake
         assert (await answer).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize("before", [b"", get(b"/health")], ids=["at first", "kept alive"])
+async def test_empty_lines_before_a_request_buy_no_time(before: bytes, replica: FakeReplica) -> None:
+    limits = Limits(header_timeout_s=0.15, keep_alive_timeout_s=60)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        if before:
+            await client.send(before)
+            assert (await client.answer()).status == 200
+        ending = asyncio.create_task(client.read_all())
+        for _ in range(1000):
+            client.writer.write(b"\r\n")
+            await asyncio.wait([ending], timeout=0.01)
+            if ending.done():
+                break
+        assert await ending == b""
+
+
+async def test_empty_lines_between_requests_are_forgotten_with_each_request(replica: FakeReplica) -> None:
+    limits = Limits(max_header_bytes=1024, header_timeout_s=30, keep_alive_timeout_s=60)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        time_s = asyncio.get_running_loop().time
+        for _ in range(20):
+            await client.send(post(CHAT))
+            assert (await client.answer()).status == 200
+            await client.send(b"\r\n" * 30)
+            await harness.until(lambda: all(it.deadline < time_s() + 45 for it in harness.router.clients), "a read")
+
+
 async def test_a_body_that_trickles_is_waited_for_while_it_moves(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=DEADLINES)) as harness, harness.connect() as client:
         request = post(CHAT)
