@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from routing.proxy.control_plane.spool import Spool
 from routing.proxy.figures import build
 from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
+from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
@@ -95,7 +97,10 @@ class Server:
         view, token = self.data.view, self.settings.admin_token
         what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
         spool = Spool(self.settings.state_dir, view.boot)
-        loops = Observer(view, spool, __version__).keep_looking(), keep_announcing(view, what, spool)
+        loops = (
+            keep_going(Loop.EVENTS, Observer(view, spool, __version__).keep_looking),
+            keep_going(Loop.ANNOUNCING, partial(keep_announcing, view, what, spool)),
+        )
         self._telling = set(map(asyncio.create_task, loops))
 
     @property

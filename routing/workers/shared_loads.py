@@ -7,10 +7,10 @@ where strategies find them like loads of its own. What waits is written net of w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from routing.core.types import ReplicaId
+from routing.proxy.loop.lasting import Loop, Ticks
 from routing.proxy.router import Router
 from routing.workers.board import Board, first_cell
 
@@ -30,7 +30,7 @@ class SharedLoads:
         self._sums: list[int] = []  # of those, cell by cell
         self._position: int | None = None  # in the load book's journal; None: write everything
         self._waiting: set[ReplicaId] = set()  # replicas where a prompt of ours is being prefilled
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = Ticks(Loop.LOADS, PERIOD_S, self.exchange)
         self.use({})
 
     def use(self, columns: Mapping[str, int]) -> None:
@@ -49,13 +49,11 @@ class SharedLoads:
 
     def start(self) -> None:
         """Exchange now and every ``PERIOD_S``."""
-        self.exchange()
-        self._timer = self._router.loop.call_later(PERIOD_S, self.start)
+        self._ticks.start()
 
     def stop(self) -> None:
         """Exchange no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._ticks.stop()
 
     def exchange(self) -> None:
         """Write what changed here, and read what changed elsewhere."""

@@ -26,6 +26,7 @@ from routing.proxy.configuration.store import ConfigStore, NackError, NotNowErro
 from routing.proxy.figures.configured import ConfiguredSeries
 from routing.proxy.figures.metrics import SeriesKey
 from routing.proxy.log import defect, event
+from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.router import LINGER_S, placed_names
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
@@ -139,7 +140,7 @@ class Supervisor:
         self._is_open = True
         await self._note_change()
         await self._share_sockets()
-        self._spawn(self._keep_looking())
+        self._spawn(keep_going(Loop.WORKERS, self._keep_looking))
         self._begin_to_roll()
 
     def roll(self) -> None:
@@ -155,21 +156,24 @@ class Supervisor:
             self._rolling = self._spawn(self._roll())
 
     async def _roll(self) -> None:
-        while self._is_roll_due and not self.is_stopping:
-            self._is_roll_due = False
-            try:
+        try:
+            while self._is_roll_due and not self.is_stopping:
+                self._is_roll_due = False
                 await self._replace_all()
-            except OSError as error:
-                event(logger, "roll_stopped", level=logging.ERROR, reason=str(error))
-        self._rolling = None
+        finally:
+            self._rolling = None
 
     async def _replace_all(self) -> None:
         """One after the other, each once the one in its place accepts; the rest stay if one does not start."""
-        for slot in range(self.workers):
-            if self.is_stopping:
-                return
-            await self._fill(slot)
-        event(logger, "workers_rolled", workers=self.workers)
+        try:
+            for slot in range(self.workers):
+                if self.is_stopping:
+                    return
+                await self._fill(slot)
+        except OSError as error:
+            event(logger, "roll_stopped", level=logging.ERROR, reason=str(error))
+        else:
+            event(logger, "workers_rolled", workers=self.workers)
 
     async def drain(self, *, to_others: bool) -> None:
         """Accept nothing more, and let what runs finish; ``to_others``: first send newcomers to another process."""
@@ -261,19 +265,25 @@ class Supervisor:
         """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""
         born_at = asyncio.get_running_loop().time()
         status = await member.process.wait()
-        member.channel.close()
-        self._members.discard(member)
-        self.counts.bury(member.figures, self.knows)
-        self.sequence.replace(member, None)
-        await self._free(member.row)
+        await keep_going(Loop.WORKERS, partial(self._let_go, member))
         if self._slots[slot] is not member or self.is_draining:
             return
         self._slots[slot] = None
         self.restarts += 1
         event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=member.process.pid, status=status)
-        await self._share_sockets()
         lived_s = asyncio.get_running_loop().time() - born_at
-        await self._refill(slot, 0.0 if lived_s > STABLE_S else self._pauses_s[slot])
+        pause_s = 0.0 if lived_s > STABLE_S else self._pauses_s[slot]
+        await keep_going(Loop.WORKERS, self._share_sockets)
+        await keep_going(Loop.WORKERS, partial(self._refill, slot, pause_s))
+
+    async def _let_go(self, member: Member) -> None:
+        """Keep what an ended worker counted, and let its row be used again."""
+        member.channel.close()
+        if member in self._members:
+            self._members.discard(member)
+            self.counts.bury(member.figures, self.knows)
+            self.sequence.replace(member, None)
+        await self._free(member.row)
 
     async def _refill(self, slot: int, pause_s: float) -> None:
         """Start a worker anew until one stood, with growing pauses; who watches that one sees to its successor."""

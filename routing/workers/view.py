@@ -15,7 +15,7 @@ from routing.core.breaker import State
 from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.figures import metrics
-from routing.proxy.figures.view import about_lines, warming_of
+from routing.proxy.figures.view import about_lines, process_lines, warming_of
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
 from routing.workers.supervisor import NO_WORKER, Supervisor
@@ -71,7 +71,7 @@ class WorkersView:
         supervisor = self._supervisor
         await supervisor.look(LOOK_S)
         present = [member.figures for member in supervisor.members]
-        total = supervisor.counts.total([*present, parse("\n".join(metrics.process_lines()))], supervisor.knows)
+        total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
 
     @property

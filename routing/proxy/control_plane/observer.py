@@ -50,7 +50,6 @@ class Observer:
         epoch = self._view.health_epoch
         if epoch is not None and epoch == self._epoch:
             return
-        self._epoch = epoch
         rows = {(row["pool"], row["name"]): row for row in await self._view.replicas()}
         now = {
             name: Seen(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
@@ -63,7 +62,7 @@ class Observer:
                 self._note("replica_ejected", "replica_readmitted", facts, rows[name]["reason"], ill=seen.is_out)
             if seen.is_down != before.is_down:
                 self._note("replica_unreachable", "replica_reachable", facts, rows[name]["reason"], ill=seen.is_down)
-        self._replicas = now
+        self._replicas, self._epoch = now, epoch
 
     def _note(self, ill_kind: str, well_kind: str, facts: dict[str, str], reason: str | None, *, ill: bool) -> None:
         if ill:

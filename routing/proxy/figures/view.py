@@ -20,6 +20,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.figures import build, metrics
 from routing.proxy.figures.decisions import Record, shown_hash
+from routing.proxy.loop.lasting import failures
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.router import Router, Serving
 from routing.schema import ReplicaConfig
@@ -189,7 +190,7 @@ class RouterView:
             "tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check."
         )
         yield f"{metrics.PREFIX}tasks {len(asyncio.all_tasks())}"
-        yield from metrics.process_lines()
+        yield from process_lines()
 
     def replica_rows(self) -> Iterator[dict[str, Any]]:
         """The replicas of all pools. Take it ``in_turns``."""
@@ -290,6 +291,14 @@ def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[s
 def warming_of(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Out of the replicas' rows, how far each is that warms up."""
     return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
+
+
+def process_lines() -> Iterator[str]:
+    """What is of the process, whoever lives in it."""
+    yield from metrics.header("loop_failures_total", "counter", "Mistakes of the router's own, in loops that went on.")
+    for loop, count in failures().items():
+        yield f"{metrics.PREFIX}loop_failures_total{{{metrics.labels(loop=loop)}}} {count}"
+    yield from metrics.process_lines()
 
 
 def about_lines(view: View, version: str) -> Iterator[str]:

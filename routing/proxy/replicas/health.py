@@ -18,11 +18,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
+from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.replicas import held_adapters
 from routing.proxy.replicas.link import Address
 from routing.proxy.sockets.tls import reason_of
@@ -87,7 +89,8 @@ class HealthChecks:
                     self._forget(name)
             self._targets[name] = target
             self._findings.setdefault(name, Finding())
-            self._tasks[name] = asyncio.get_running_loop().create_task(self._keep_asking(target))
+            asking = keep_going(Loop.HEALTH, partial(self._keep_asking, target))
+            self._tasks[name] = asyncio.get_running_loop().create_task(asking)
 
     def finding(self, name: str) -> Finding:
         """What is known of a replica; nothing, for one that is not watched."""

@@ -9,7 +9,6 @@ allow. Requests that must stay are asked again with each tick, for the budget fi
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,8 @@ from routing.core.breaker import Cause, State
 from routing.core.silence import UNMEASURED_RATE, UsualSilence
 from routing.core.slowness import Look, Slowness, allowed_s, look
 from routing.core.types import ReplicaId
-from routing.proxy.log import defect, event
+from routing.proxy.log import event
+from routing.proxy.loop.lasting import Loop, Ticks
 from routing.schema import ReplicaState
 
 if TYPE_CHECKING:
@@ -45,37 +45,31 @@ class Watch:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = Ticks(Loop.WATCH, TICK_S, self._look)
         self._usual: dict[str, UsualSilence] = {}  # by pool
         self._slowness: dict[str, Slowness] = {}  # by pool
         self._seen: dict[str, Silence] = {}  # by replica, while a stream waits there
 
     def start(self) -> None:
         """Begin, if that has not happened yet."""
-        if self._timer is None:
-            self._tick()
+        self._ticks.start()
 
     def close(self) -> None:
         """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._ticks.stop()
 
-    def _tick(self) -> None:
+    def _look(self) -> None:
         router = self._router
-        self._timer = router.loop.call_later(TICK_S, self._tick)
         now = router.loop.time()
-        try:
-            router.retry_budget.tick(now, router.requests)
-            router.breakers.advance()
-            router.slow_starts.advance(now)
-            if router.warm_ups is not None:
-                router.warm_ups.tick(now)
-            if router.gates is not None:
-                router.gates.expire()
-            if router.serving is not None:
-                self._look_at_all(router.serving, now)
-        except Exception as error:  # noqa: BLE001 - the next tick must come
-            defect(logger, error, "watch")
+        router.retry_budget.tick(now, router.requests)
+        router.breakers.advance()
+        router.slow_starts.advance(now)
+        if router.warm_ups is not None:
+            router.warm_ups.tick(now)
+        if router.gates is not None:
+            router.gates.expire()
+        if router.serving is not None:
+            self._look_at_all(router.serving, now)
 
     def _look_at_all(self, serving: Serving, now: float) -> None:
         pools = serving.config.pools

@@ -7,6 +7,8 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from routing.core.types import ReplicaId
 from routing.proxy.router import Router
 from routing.schema import Limits, PrefixHashSettings
@@ -40,6 +42,27 @@ class Pair:
     def seen(self, worker: int) -> list[tuple[int, int]]:
         book = self.routers[worker].loads
         return [(book.load(name).running, book.load(name).waiting_tokens) for name in (A, B)]
+
+
+async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("routing.proxy.loop.lasting.FIRST_PAUSE_S", 0.001)
+    pair, calls = Pair(), iter(range(1000))
+    exchange = SharedLoads._write
+
+    def fail_at_first(self: SharedLoads) -> None:
+        if next(calls) < 2:
+            raise KeyError
+        exchange(self)
+
+    monkeypatch.setattr(SharedLoads, "_write", fail_at_first)
+    for shared in pair.shared:
+        shared.start()
+    pair.routers[1].loads.dispatch(A, 0)
+    async with asyncio.timeout(5):
+        while pair.seen(0)[0][0] != 1:
+            await asyncio.sleep(0.001)
+    for shared in pair.shared:
+        shared.stop()
 
 
 async def test_what_one_has_in_flight_the_other_sees() -> None:

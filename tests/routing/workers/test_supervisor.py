@@ -19,6 +19,7 @@ from routing.proxy.configuration.store import NackError, NotNowError, Source
 from routing.proxy.sockets.listening import bind
 from routing.schema import ReplicaConfig, dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
+from routing.workers.counts import Counts
 from routing.workers.member import Member
 from routing.workers.orders import Snapshot
 from routing.workers.supervisor import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, SILENT_S, Supervisor, pause_after
@@ -176,6 +177,45 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
         await member.commit()
         await member.look()
         assert [row["name"] for row in member.rows] == [replica.name]
+
+
+async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_look_and_no_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.proxy.loop.lasting.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("routing.workers.supervisor.LOOK_S", 0.01)
+    look, bury, share = Member.look, Counts.bury, Supervisor._share_sockets
+    failed: list[str] = []
+
+    def fail_once(name: str) -> None:
+        if name not in failed:
+            failed.append(name)
+            raise KeyError(name)
+
+    async def look_badly(self: Member, **options: Any) -> None:
+        fail_once("look")
+        await look(self, **options)
+
+    def bury_badly(self: Counts, *what: Any) -> None:
+        fail_once("bury")
+        bury(self, *what)
+
+    async def share_badly(self: Supervisor) -> None:
+        fail_once("share")
+        await share(self)
+
+    async with supervised(tmp_path, None) as supervisor:
+        monkeypatch.setattr(Member, "look", look_badly)
+        await until(lambda: failed == ["look"], "a look that fails")
+        member = supervisor.ready[0]
+        seen_at = member.seen_at
+        await until(lambda: member.seen_at > seen_at, "a look after the one that failed")
+        monkeypatch.setattr(Counts, "bury", bury_badly)
+        monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
+        member.kill()
+        await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")
+        assert len(supervisor._rows) == 2
+    assert failed == ["look", "bury", "share"]
 
 
 def open_files() -> int:

@@ -1,0 +1,102 @@
+"""Loops that last as long as their process, whatever we did wrong in one of their rounds.
+
+Theory of operation. A router does some things again and again beside its requests. A mistake of ours in one round must
+not end all later ones: it is counted, said once for each kind of error, and after a pause, which is bounded and grows
+while it fails on, the loop goes on. Being cancelled is how a loop ends. Counts are the process's, as its loops are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+
+from routing.proxy.log import defect
+
+FIRST_PAUSE_S = 0.1  # after a failure, doubled up to LAST_PAUSE_S while there is no other end to it
+LAST_PAUSE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Loop(StrEnum):
+    """What goes on beside requests."""
+
+    HEALTH = "health"  # asks a replica
+    WATCH = "watch"  # finds those that hang, and what else the clock brings
+    EVENTS = "events"  # notices what happens
+    ANNOUNCING = "announcing"  # tells the control plane
+    WORKERS = "workers"  # looks at workers, and replaces those that ended
+    LOADS = "loads"  # exchanges them among workers
+
+
+_failures: Counter[Loop] = Counter()
+_said: set[tuple[Loop, str]] = set()
+
+
+def failures() -> Mapping[Loop, int]:
+    """How often each loop has failed in this process."""
+    return {loop: _failures[loop] for loop in Loop}
+
+
+def pause_s(failures_in_a_row: int) -> float:
+    """Seconds to wait after so many."""
+    return min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures_in_a_row - 1, 20))
+
+
+async def keep_going(loop: Loop, work: Callable[[], Awaitable[None]]) -> None:
+    """Do work that has no end, or has none yet: whenever a mistake of ours ends it, anew."""
+    time, in_a_row = asyncio.get_running_loop().time, 0
+    while True:
+        began_at = time()
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - the next round must come
+            in_a_row = 1 if time() - began_at > LAST_PAUSE_S else in_a_row + 1
+            _failed(loop, error)
+        else:
+            return
+        await asyncio.sleep(pause_s(in_a_row))
+
+
+class Ticks:
+    """Something short that is done every ``period_s``, on the event loop itself."""
+
+    def __init__(self, loop: Loop, period_s: float, work: Callable[[], None]) -> None:
+        self._loop = loop
+        self._period_s = period_s
+        self._work = work
+        self._in_a_row = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Do it now, and from now on; once it has begun this changes nothing."""
+        if self._timer is None:
+            self._tick()
+
+    def stop(self) -> None:
+        """Do it no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        running = asyncio.get_running_loop()
+        began_at = running.time()
+        try:
+            self._work()
+            self._in_a_row = 0
+        except Exception as error:  # noqa: BLE001 - the next tick must come
+            self._in_a_row += 1
+            _failed(self._loop, error)
+        delay_s = max(self._period_s, pause_s(self._in_a_row) if self._in_a_row else 0.0)
+        self._timer = running.call_at(began_at + delay_s, self._tick)
+
+
+def _failed(loop: Loop, error: Exception) -> None:
+    _failures[loop] += 1
+    kind = (loop, type(error).__name__)
+    if kind not in _said:
+        _said.add(kind)
+        defect(logger, error, f"{loop} loop")
