@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final
 
-from routing.core.runs import Run, Runs
+from routing.core.runs import Chain, Run, Runs
 from routing.core.types import ReplicaId
 
 FULL_RATIO: Final = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
@@ -56,17 +56,18 @@ class Holding:
         self._gone(run)
 
     def evict_until(self, used_s: float) -> None:
-        """Let go of what was last used at this time or before."""
-        runs = self.runs
-        while runs and next(iter(runs.values())) <= used_s:
-            self.evict()
+        """Let go of what was last used at this time or before. O(runs): heads that were parted stand out of order."""
+        self._drop([run for run, at_s in self.runs.items() if at_s <= used_s])
 
-    def drop(self, runs: Iterable[Run], used_s: float) -> None:
-        """Let go of these runs, those that were last used at this time."""
+    def take_back(self, chain: Chain, known: int, used_s: float) -> None:
+        """Let go of a prompt behind its first ``known`` blocks, as far as it was last used at this time."""
+        brought = (run for at, run in self._index.met(chain) if at >= known)
+        self._drop([run for run in brought if self.runs.get(run) == used_s])
+
+    def _drop(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if self.runs.get(run) == used_s:
-                del self.runs[run]
-                self._gone(run)
+            del self.runs[run]
+            self._gone(run)
 
     def _gone(self, run: Run) -> None:
         self.blocks -= run.length
@@ -92,8 +93,16 @@ class Holdings:
         return self._by_number[number] if number < len(self._by_number) else None
 
     def of_mask(self, mask: int) -> list[Holding]:
-        """Those with one of these bits."""
-        return [holding for holding in self._by_number if holding and holding.bit & mask]
+        """Those with these bits, all of them somebody's. 0.2 us each; of most of a thousand 100 us."""
+        if 4 * mask.bit_count() > len(self._by_number):
+            return [holding for holding in self._by_number if holding and holding.bit & mask]
+        found = []
+        while mask:
+            bit = mask & -mask
+            if holding := self.of_bit(bit):
+                found.append(holding)
+            mask ^= bit
+        return found
 
     def next(self) -> Holding | None:
         """Everybody's in turn; None where a replica has gone. There must be somebody."""

@@ -122,27 +122,27 @@ class Residency:
         """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
         holding = self._holdings.by_replica.get(replica) or self.settle(replica)
         path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs
-        fresh: list[Run] = []
-        held_blocks, leans_on_s, stale_s = 0, now_s, holding.stale_s(now_s)
+        fresh = known = 0  # runs that it brings, blocks before the first of them
+        leans_on_s, stale_s = now_s, holding.stale_s(now_s)
         for run in path:
             if run.mask & bit:
                 if (used_s := runs[run]) < stale_s:
                     self.reuse.asked_for(run.length)
                 if not fresh:
-                    held_blocks += run.length
+                    known += run.length
                     leans_on_s = used_s
             else:
                 run.mask |= bit
                 holding.blocks += run.length
-                fresh.append(run)
+                fresh += 1
         for run in reversed(path):
             runs[run] = now_s
             runs.move_to_end(run)
-        self._runs.entries += len(fresh)
+        self._runs.entries += fresh
         self._make_room(holding, now_s)
-        held = held_blocks * self._block_tokens
+        held = known * self._block_tokens
         ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
-        return Stay(holding, fresh, now_s, leans_on_s, ratio)
+        return Stay(holding, chain, known, now_s, leans_on_s, ratio)
 
     def _split(self, head: Run, tail: Run) -> None:
         """A run parted. Its new head counts as used just now, so that the tail goes before it."""

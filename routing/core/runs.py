@@ -9,7 +9,7 @@ cost of four, and the walk ends where nobody holds the next block. A run that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 Chain = Sequence[int]
@@ -93,6 +93,16 @@ class Runs:
             path.append(run)
             at += run.length
         return path
+
+    def met(self, chain: Chain) -> Iterator[tuple[int, Run]]:
+        """The runs that a prompt begins with, whole, each with the blocks before it."""
+        at, end = 0, len(chain)
+        while at < end and (run := self._starts.get(chain[at])) is not None:
+            after = at + run.length
+            if after > end or chain[after - 1] != run.last:
+                return
+            yield at, run
+            at = after
 
     def let_go(self, run: Run, bit: int) -> None:
         """The replica with this bit no longer holds a run."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from routing.core.holdings import Holding
-from routing.core.runs import Run
+from routing.core.runs import Chain
 
 SETTLED_S: Final = 5.0  # after which a dispatched prompt has been prefilled, or never will be
 MISSES: Final = 3  # in a row, until a replica's old entries are forgotten
@@ -22,13 +22,14 @@ MIN_CHECKED_TOKENS: Final = 256  # predictions of fewer say nothing
 class Stay:
     """One dispatched prompt's place in the residency: confirmed by the answer, or taken back."""
 
-    __slots__ = ("_fresh", "_holding", "_leans_on_s", "_now_s", "_predicted_ratio")
+    __slots__ = ("_chain", "_holding", "_known", "_leans_on_s", "_now_s", "_predicted_ratio")
 
     def __init__(
-        self, holding: Holding, fresh: list[Run], now_s: float, leans_on_s: float, predicted_ratio: float
+        self, holding: Holding, chain: Chain, known: int, now_s: float, leans_on_s: float, predicted_ratio: float
     ) -> None:
         self._holding = holding
-        self._fresh = fresh  # runs that this prompt brought
+        self._chain = chain
+        self._known = known  # blocks that it found; this prompt brought the others
         self._now_s = now_s
         self._leans_on_s = leans_on_s  # when the replica last used what it already had of the prompt
         self._predicted_ratio = predicted_ratio  # cached tokens / prompt tokens
@@ -52,5 +53,5 @@ class Stay:
 
     def take_back(self) -> None:
         """The prompt was never prefilled: drop what it brought and nobody has used since."""
-        self._holding.drop(self._fresh, self._now_s)
-        self._fresh = []
+        self._holding.take_back(self._chain, self._known, self._now_s)
+        self._chain = ()

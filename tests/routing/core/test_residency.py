@@ -180,6 +180,39 @@ def test_a_request_that_came_to_nothing_takes_back_what_it_brought() -> None:
     assert held(residency, [1] * 4 + [2] * 4, A) == [4]
 
 
+def test_what_others_prompts_parted_meanwhile_is_taken_back_whole() -> None:
+    residency = filled()
+    stay = residency.insert(A, chain([1] * 4), 1.0)
+    residency.insert(B, chain([1, 1]), 2.0)
+    stay.take_back()
+
+    assert held(residency, [1] * 4, A, B) == [0, 2]
+
+
+def test_a_head_that_was_parted_from_what_proved_cold_goes_with_it() -> None:
+    residency = filled()
+    residency.insert(A, chain([1] * 4), 1.0)
+    residency.insert(A, chain([2] * 4), 2.0)
+    residency.insert(B, chain([1, 1]), 3.0)
+    residency.holding(A).evict_until(1.0)
+
+    assert held(residency, [1] * 4, A, B) == [0, 2]
+    assert held(residency, [2] * 4, A) == [4]
+
+
+@pytest.mark.parametrize("holders", [1, 3, 40])
+def test_a_run_parts_at_all_who_hold_it_whether_few_or_many(holders: int) -> None:
+    residency, everybody = Residency(block_tokens=1, run_tokens=4), names(40)
+    for replica in everybody:
+        residency.settle(replica, ROOMY)
+    for replica in everybody[:holders]:
+        residency.insert(replica, chain([1] * 4), 1.0)
+    residency.insert(everybody[-1], chain([1, 1, 2]), 2.0)
+
+    assert held(residency, [1] * 4, *everybody[: min(holders, 39)]) == [4] * min(holders, 39)
+    assert len(residency) == sum(len(residency.holding(replica).runs) for replica in everybody)
+
+
 def test_what_another_request_used_since_is_not_taken_back() -> None:
     residency = filled()
     stay = residency.insert(A, chain([1] * 4), 1.0)
