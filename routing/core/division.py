@@ -1,12 +1,13 @@
 """How many replicas each of several shares of the traffic gets, and which ones.
 
-Theory of operation. How many: a share of all requests asks for as large a part of the replicas, and what it has changes
-only where it asks for clearly more or less, because every change makes somebody cold. Which ones: everybody has a home
-order, and in turn picks the first replica there that fewest others have picked, until it has as many as it gets. So
-the replicas of one are disjoint from those of others as long as there are enough for all. Who gets one more picks it
-last, so its others stay; who gets one less loses what it picked last. Who has no more than that has picked before and
-loses nothing to who grows; those who have more exchange a quarter of a replica on average, all together. All follows
-from the numbers and the names alone, so routers that see the same shares agree.
+Theory of operation. How many: a share of all requests asks for as large a part of the replicas, and what it has
+changes only where it asks for clearly more or less, because every change makes somebody cold. Which ones: everybody
+has a home order, and in turn picks the first replica there that fewest others have picked, until it has as many as it
+gets. So the replicas of one are disjoint from those of others as long as there are enough for all. A number stands for
+as much of all weight: who has that sooner stops, and who has the number without it takes what nobody has. Who gets one
+more picks it last, so its others stay; who gets one less loses what it picked last. Who has no more than that has
+picked before and loses nothing to who grows; those who have more exchange a quarter of a replica on average, all
+together. All follows from the numbers and the names alone, so routers that see the same shares agree.
 """
 
 from __future__ import annotations
@@ -56,41 +57,50 @@ def divided(
     ``owners`` counts who has a replica before anybody picks; those with fewer are picked first. O(keys * replicas).
     """
     mean = sum(weights.values()) / max(1, len(weights))
+    enough = {key: size * mean * (1 - 1e-9) for key, size in sizes.items()}
     counts = {replica: owners.get(replica, 0) for replica in weights}
-    picks = {key: _Picks(home_orders[key], counts) for key, size in sizes.items() if size}
-    hungry = dict(picks)
+    picks = {key: _Picks(home_orders[key], counts, weights) for key, size in sizes.items() if size}
+    hungry = list(picks)
     while hungry:
-        for mine in hungry.values():
-            mine.held += weights[mine.pick()]
-        hungry = {
-            key: mine
-            for key, mine in hungry.items()
-            if mine.held < sizes[key] * mean * (1 - 1e-9) and len(mine.chosen) < len(mine.order)
-        }
+        for key in hungry:
+            picks[key].pick()
+        left = {key: min(sizes[key], len(weights)) - len(picks[key].chosen) for key in hungry}
+        hungry = [key for key in hungry if picks[key].held < enough[key] and left[key]]
+    hungry = [key for key, mine in picks.items() if mine.held < enough[key]]  # light ones; what nobody has is for them
+    while hungry:
+        hungry = [key for key in hungry if picks[key].pick(free=True) and picks[key].held < enough[key]]
     return {key: list(mine.chosen) for key, mine in picks.items()}
 
 
 class _Picks:
     """What one has picked."""
 
-    __slots__ = ("_at", "_counts", "_level", "chosen", "held", "order")
+    __slots__ = ("_at", "_counts", "_level", "_order", "_weights", "chosen", "held")
 
-    def __init__(self, order: Sequence[ReplicaId], counts: dict[ReplicaId, int]) -> None:
-        self.order = order
+    def __init__(
+        self, order: Sequence[ReplicaId], counts: dict[ReplicaId, int], weights: Mapping[ReplicaId, float]
+    ) -> None:
         self.chosen: dict[ReplicaId, None] = {}  # in the order of picking
         self.held = 0.0  # weight
+        self._order = order
+        self._weights = weights
         self._counts = counts
         self._level = 0  # owners of what is looked for; they only become more, so nobody looks back
         self._at = 0
 
-    def pick(self) -> ReplicaId:
-        """The first in order of those with the fewest owners that are not mine; there is one."""
-        while True:
-            while self._at < len(self.order):
-                replica = self.order[self._at]
+    def pick(self, *, free: bool = False) -> bool:
+        """Take the first in order of those with the fewest owners that are not mine; there is one.
+
+        ``free``: that nobody owns; whether there was one.
+        """
+        while not (free and self._level):
+            while self._at < len(self._order):
+                replica = self._order[self._at]
                 self._at += 1
                 if self._counts[replica] <= self._level and replica not in self.chosen:
                     self._counts[replica] += 1
                     self.chosen[replica] = None
-                    return replica
+                    self.held += self._weights[replica]
+                    return True
             self._at, self._level = 0, self._level + 1
+        return False

@@ -40,7 +40,6 @@ class GroupShares:
         ring = shared_ring(self._weights)
         self._home_orders = {name: list(ring.walk(hasher.group(pool.name, name))) for name in self._bounds}
         self._owners = Counter(ReplicaId(name) for group in pool.groups for name in group.replicas or ())
-        self._half_life = pool.share_half_life
         self._shares = Shares(pool.share_half_life)
         self._requests = 0
         self._sizes: dict[str, int] = {}  # as each asks for them; 0 of a guest
@@ -69,9 +68,7 @@ class GroupShares:
 
     def carry_over(self, before: GroupShares) -> None:
         """Go on from the traffic and the sizes that were known under the configuration before."""
-        if before._half_life != self._half_life:
-            return
-        self._shares = before._shares
+        self._shares.carry_over(before._shares)
         self._sizes = {name: before._sizes[name] for name in self._bounds if name in before._sizes}
         self._review()
 

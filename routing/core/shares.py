@@ -40,6 +40,10 @@ class Shares:
         if self._weight > _LARGE:
             self._scale_down()
 
+    def carry_over(self, before: Shares) -> None:
+        """Go on from what another counted, whatever its half-life."""
+        self._of_key, self._total, self._weight = dict(before._of_key), before._total, before._weight
+
     def share(self, key: int) -> float:
         """A key's share, 0 to 1; 0 for one that is not counted, which may have come, but rarely."""
         return self._of_key.get(key, 0.0) / self._total if self._total else 0.0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -127,10 +128,24 @@ def test_a_replica_that_leaves_moves_hardly_anybody_else() -> None:
 def test_unequal_replicas_count_by_their_weight() -> None:
     weights = equal(8) | {names(9)[8]: 8.0}
     sets = plan({"a": 4, "b": 4}, weights)
-    mean = sum(weights.values()) / len(weights)
+    wanted = 4 * mean(weights.values())
 
     for own in sets.values():
-        assert sum(weights[replica] for replica in own[:-1]) < 4 * mean <= sum(weights[replica] for replica in own)
+        assert sum(weights[replica] for replica in own[:-1]) < wanted <= sum(weights[replica] for replica in own)
+
+
+@given(wanted_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
+def test_unequal_replicas_are_nobodys_twice_where_there_are_enough(sizes: dict[str, int], listed: list[float]) -> None:
+    weights = dict(zip(names(len(listed)), listed, strict=True))
+    sizes = trimmed(sizes, {}, len(listed))
+    sets = plan(sizes, weights)
+    owners = Counter(replica for own in sets.values() for replica in own)
+    short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(listed) * (1 - 1e-6)]
+
+    assert all(sets.values())
+    if sum(sizes.values()) <= len(listed):
+        assert set(owners.values()) == {1}
+        assert not short or len(owners) == len(listed)  # nobody has less than its weight while something is left
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -209,6 +209,17 @@ def test_a_new_configuration_moves_nobody_whose_share_it_leaves() -> None:
     assert len(with_more.eligible("newcomer")) == 1
 
 
+@pytest.mark.parametrize("half_life", [200, 5000])
+def test_another_half_life_forgets_nothing(half_life: int) -> None:
+    rig, after = Rig(8), Rig(8, share_half_life=half_life)
+    rig.traffic(5000, a=0.7, b=0.1)
+    after.shares.carry_over(rig.shares)
+    assert after.sizes() == rig.sizes()
+
+    after.traffic(20 * half_life, a=0.1, b=0.7)
+    assert after.shares.share("b") == pytest.approx(0.7, abs=0.1)
+
+
 def test_a_pool_without_replicas_divides_nothing() -> None:
     rig = Rig(0)
     rig.traffic(200, a=0.5)
