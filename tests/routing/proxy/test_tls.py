@@ -132,6 +132,13 @@ async def test_who_speaks_no_tls_gets_nothing(said: bytes, authority: Authority,
             assert (await client.answer()).status == 200
 
 
+def test_a_connection_has_one_handshake(authority: Authority) -> None:
+    """A client that may ask for more makes the router work at little cost to itself. Read off, since no client asks."""
+    listening = Tls(files(authority.issue("router"))).listening
+    assert listening is not None
+    assert listening.options & ssl.OP_NO_RENEGOTIATION
+
+
 async def test_old_versions_are_declined(authority: Authority, replica: FakeReplica) -> None:
     context = authority.client()
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
