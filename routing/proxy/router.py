@@ -133,6 +133,16 @@ class Router:
         """A request that is here whole. One whose client gave it no id gets one."""
         return Request(head, body, head.request_id or f"{self.boot}-{next(self._ids):x}")
 
+    def body_refusal(self, head: Head) -> RefusalError | None:
+        """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
+        try:
+            if self.serving is not None and self.serving.access is not None:
+                self.serving.access.known(head)
+        except RefusalError as refusal:
+            refusal.must_close = True
+            return refusal
+        return None
+
     def open(self, client: Client, request: Request) -> Exchange | LocalAnswer:
         """Take a request: for a replica, or answered here. RefusalError for what no path or limit allows."""
         head = request.head

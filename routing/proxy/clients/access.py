@@ -56,9 +56,7 @@ class Grant:
         return hmac.digest(self._secret, message, "sha256").hex()[:SALT_HEX]
 
     def admit(self) -> None:
-        """Count a request; RefusalError where its key has ended or has sent too much."""
-        if self.expires_at is not None and time() >= self.expires_at:
-            raise RefusalError(401, "the API key has expired", headers=_CHALLENGE)
+        """Count a request; RefusalError where its key has sent too much."""
         now = monotonic()
         for budget, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if budget is not None and (wait_s := budget.wait_s(now)) > 0:
@@ -93,7 +91,13 @@ class AccessControl:
         return f"AccessControl({len(self._grants)} keys)"
 
     def admit(self, head: Head) -> Grant:
-        """What the request's key grants; RefusalError without a key, with an unknown one, or one that sent too much."""
+        """What the request's key grants, which is counted; RefusalError as of ``known``, or where it sent too much."""
+        grant = self.known(head)
+        grant.admit()
+        return grant
+
+    def known(self, head: Head) -> Grant:
+        """What the request's key grants; RefusalError without a key, with an unknown one, or one that has ended."""
         if head.judge is not self:
             head.grant = self._grant(head.authorization)
             head.judge = self
@@ -101,7 +105,8 @@ class AccessControl:
         if grant is None:
             problem = "is not valid" if head.authorization else "is missing: send Authorization: Bearer KEY"
             raise RefusalError(401, f"the API key {problem}", headers=_CHALLENGE)
-        grant.admit()
+        if grant.expires_at is not None and time() >= grant.expires_at:
+            raise RefusalError(401, "the API key has expired", headers=_CHALLENGE)
         return grant
 
     def named(self, name: str) -> Grant | None:

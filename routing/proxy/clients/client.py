@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.proxy.clients.body_pace import BodyPace
-from routing.proxy.clients.request import Head, Request, body_too_large, malformed, read_head
+from routing.proxy.clients.request import Head, Request, body_too_large, malformed, overhead, read_head, without_upgrade
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
 from routing.proxy.loop.deadlines import NEVER, NOWHERE
@@ -47,6 +47,7 @@ class Client(asyncio.Protocol):
         self._queue: deque[Request | RefusalError] = deque()
         self._exchange: Exchange | None = None
         self._head: Head | None = None  # whose body is coming
+        self._expected: Head | None = None  # whose body may come
         self._wants_continue = False  # and will not come before we say so
         self._in_message = False
         self._target = b""
@@ -229,12 +230,22 @@ class Client(asyncio.Protocol):
                 self._refuse(cause if isinstance(cause, RefusalError) else malformed(error))
         if len(self._parts) > kept:
             self._join_parts(kept)
+        if self._head is not self._expected:
+            self._expect_body()
         if self._in_message or self._unfinished_bytes:
             self._count_unfinished()
         if self._exchange:
             self._ahead_bytes += len(data)
-        if self._raw_bytes > self._router.limits.max_header_bytes:
-            self._check_overhead()
+        if self._raw_bytes > self._router.limits.max_header_bytes and not self._is_deaf:
+            body_bytes = None if self._head is None else self._body_bytes
+            if refusal := overhead(self._raw_bytes, body_bytes, self._router.limits):
+                self._refuse(refusal)
+
+    def _expect_body(self) -> None:
+        """Wait for a body that did not come with its head only if its sender may send one."""
+        self._expected = self._head
+        if self._head is not None and (refusal := self._router.body_refusal(self._head)):
+            self._refuse(refusal)
 
     def _count_unfinished(self) -> None:
         """Share what may be held of bodies that are still coming; one that came whole in a read needs no share."""
@@ -264,21 +275,10 @@ class Client(asyncio.Protocol):
 
         Java's HTTP client offers HTTP/2 this way with every request, body included.
         """
-        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
-        start = (self._parser.get_method(), self._target, self._parser.get_http_version().encode())
+        start = (self._parser.get_method(), self._target, self._parser.get_http_version())
         self._parser = HttpRequestParser(self)
         self._raw_bytes = 0
-        self._feed(b"%b %b HTTP/%b\r\n" % start + b"".join(lines) + b"\r\n" + rest)
-
-    def _check_overhead(self) -> None:
-        """A head without end, or a body of mostly framing, is refused before it is long."""
-        limits = self._router.limits
-        if self._is_deaf:
-            return
-        if self._head is None:
-            self._refuse(RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True))
-        elif self._raw_bytes > 2 * limits.max_header_bytes + 8 * self._body_bytes:
-            self._refuse(RefusalError(400, "the chunks are mostly framing", must_close=True))
+        self._feed(without_upgrade(*start, self._headers) + rest)
 
     def _refuse(self, refusal: RefusalError) -> None:
         """Answer what came before, then this, and read nothing more."""

@@ -243,6 +243,24 @@ def body_too_large(limits: Limits) -> RefusalError:
     return RefusalError(413, f"the body is larger than {limits.max_body_bytes} bytes", must_close=True)
 
 
+def overhead(raw_bytes: int, body_bytes: int | None, limits: Limits) -> RefusalError | None:
+    """What to say to a head without end, or a body of mostly framing; None while it is neither.
+
+    ``raw_bytes`` came since the last request, ``body_bytes`` of them are body; None where the head is not whole.
+    """
+    if body_bytes is None:
+        return RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
+    if raw_bytes > 2 * limits.max_header_bytes + 8 * body_bytes:
+        return RefusalError(400, "the chunks are mostly framing", must_close=True)
+    return None
+
+
+def without_upgrade(method: bytes, target: bytes, version: str, headers: Sequence[Header]) -> bytes:
+    """A head as if it offered no upgrade."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0].lower() != b"upgrade"]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(lines))
+
+
 def malformed(error: Exception) -> RefusalError:
     """What the parser did not take for HTTP."""
     return RefusalError(400, f"the request is not valid HTTP: {error}", must_close=True)

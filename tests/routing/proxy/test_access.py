@@ -101,6 +101,34 @@ async def test_without_a_key_that_is_known_nothing_is_answered(
     assert replica.calls == []
 
 
+@pytest.mark.parametrize("headers", [(), (bearer(OTHER),), (b"Expect: 100-continue",)])
+@pytest.mark.parametrize("framing", [b"Content-Length: 99999", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("path", [CHAT, b"/health"])
+async def test_a_body_of_nobody_known_is_not_waited_for(
+    path: bytes, framing: bytes, headers: Sequence[bytes], replica: FakeReplica
+) -> None:
+    """Else whoever has no key could fill what there is for bodies that are still coming."""
+    async with routed(guarded([replica], api_key())) as harness, harness.connect() as client:
+        await client.send(post(CHAT, BODY, [bearer()]))
+        assert (await client.answer()).status == 200
+        lines = b"\r\n".join([b"POST %b HTTP/1.1" % path, b"Host: router", framing, *headers])
+        await client.send(lines + b"\r\n\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert await client.read_all() == b""
+    assert len(replica.calls) == 1
+
+
+async def test_a_body_of_somebody_known_is_waited_for(replica: FakeReplica) -> None:
+    async with routed(guarded([replica], api_key())) as harness, harness.connect() as client:
+        for _ in range(2):
+            request = post(CHAT, BODY, [bearer(), b"Expect: 100-continue"])
+            await client.send(request[: -len(BODY)])
+            assert await client.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await client.send(BODY)
+            assert (await client.answer()).status == 200
+
+
 async def test_an_access_list_without_keys_lets_nobody_in(replica: FakeReplica) -> None:
     async with routed(guarded([replica])) as harness:
         assert (await ask(harness)).status == 401
