@@ -19,16 +19,15 @@ from typing import Any, Protocol
 
 import uvloop
 
-from routing import __version__
-from routing.proxy.admin import AdminPort
+from routing import __version__, build
+from routing.proxy.admin.port import AdminPort
+from routing.proxy.admin.view import View
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import NackError, NotNowError
 from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.observer import Observer
 from routing.proxy.control_plane.spool import Spool
-from routing.proxy.figures import build
-from routing.proxy.figures.view import View
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector

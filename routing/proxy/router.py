@@ -28,19 +28,20 @@ from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, Swap
+from routing.proxy.decisions.openings import OpeningSampler
+from routing.proxy.decisions.record import Record
+from routing.proxy.decisions.ring import DecisionRing
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.exchanges.exchange import Exchange
 from routing.proxy.exchanges.gates import Gates
 from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S
-from routing.proxy.figures.configured import ConfiguredSeries
-from routing.proxy.figures.decisions import DecisionRing, Record
-from routing.proxy.figures.metrics import Metrics, Outcome, SeriesKey
-from routing.proxy.figures.openings import OpeningSampler
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.log import event
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.loop.turns import in_turns
+from routing.proxy.metrics.configured import ConfiguredSeries
+from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks, Target
 from routing.proxy.replicas.link import Address, ReplicaLink

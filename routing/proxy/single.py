@@ -6,8 +6,8 @@ import asyncio
 import logging
 import socket
 
+from routing.proxy.admin.router_view import RouterView
 from routing.proxy.clients.client import Client
-from routing.proxy.figures.view import RouterView
 from routing.proxy.log import event
 from routing.proxy.router import LINGER_S, Router
 from routing.proxy.sockets.listening import BACKLOG, bind, leave, send_newcomers_to_others

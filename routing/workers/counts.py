@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from routing.proxy.figures.metrics import GRACE_S, POLICY_TTFT, PREFIX, Knows, SeriesKey
+from routing.proxy.metrics.exposition import PREFIX
+from routing.proxy.metrics.metrics import GRACE_S, POLICY_TTFT, Knows, SeriesKey
 from routing.workers.exposition import Families, add, series_key
 
 _TRIED = f"{PREFIX}{POLICY_TTFT}"  # samples that are kept only while their policy has a trial

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from routing.proxy.figures.metrics import SeriesKey
+from routing.proxy.metrics.metrics import SeriesKey
 
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from routing.proxy.figures.decisions import MAX_BYTES, MAX_RECORDS, thinned
+from routing.proxy.decisions.ring import MAX_BYTES, MAX_RECORDS
+from routing.proxy.decisions.sampling import thinned
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode

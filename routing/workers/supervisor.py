@@ -23,10 +23,10 @@ from typing import Any
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
-from routing.proxy.figures.configured import ConfiguredSeries
-from routing.proxy.figures.metrics import SeriesKey
 from routing.proxy.log import defect, event
 from routing.proxy.loop.lasting import Loop, keep_going
+from routing.proxy.metrics.configured import ConfiguredSeries
+from routing.proxy.metrics.metrics import SeriesKey
 from routing.proxy.router import LINGER_S, placed_names
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles

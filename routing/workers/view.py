@@ -12,10 +12,11 @@ from itertools import count
 from typing import Any
 
 from routing.core.breaker import State
+from routing.proxy.admin.view import about_lines, warming_of
 from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
 from routing.proxy.errors import RefusalError
-from routing.proxy.figures import metrics
-from routing.proxy.figures.view import about_lines, process_lines, warming_of
+from routing.proxy.metrics.exposition import PREFIX, header
+from routing.proxy.metrics.process import process_lines
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
 from routing.workers.supervisor import NO_WORKER, Supervisor
@@ -102,10 +103,10 @@ class WorkersView:
 
     def _worker_lines(self) -> Iterator[str]:
         supervisor = self._supervisor
-        yield from metrics.header("workers", "gauge", "Worker processes that accept requests.")
-        yield f"{metrics.PREFIX}workers {len(supervisor.ready)}"
-        yield from metrics.header("worker_restarts_total", "counter", "Worker processes that ended unasked.")
-        yield f"{metrics.PREFIX}worker_restarts_total {supervisor.restarts}"
+        yield from header("workers", "gauge", "Worker processes that accept requests.")
+        yield f"{PREFIX}workers {len(supervisor.ready)}"
+        yield from header("worker_restarts_total", "counter", "Worker processes that ended unasked.")
+        yield f"{PREFIX}worker_restarts_total {supervisor.restarts}"
 
 
 def merged_rows(by_worker: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:

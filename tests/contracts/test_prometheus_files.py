@@ -12,7 +12,8 @@ import uvloop
 import yaml
 from django.utils import timezone
 
-from routing.proxy.figures.metrics import PREDICTION_LINES, PREFIX
+from routing.proxy.metrics.exposition import PREFIX
+from routing.proxy.metrics.metrics import PREDICTION_LINES
 from telemetry.services.own.figures import own_figures
 from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program

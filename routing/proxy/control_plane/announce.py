@@ -19,8 +19,8 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
+from routing.proxy.admin.view import View
 from routing.proxy.control_plane.spool import Spool
-from routing.proxy.figures.view import View
 from routing.proxy.log import event
 
 logger = logging.getLogger(__name__)

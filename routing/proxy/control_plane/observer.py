@@ -11,9 +11,9 @@ import asyncio
 from typing import NamedTuple
 
 from routing.core.breaker import State
+from routing.proxy.admin.view import View
 from routing.proxy.configuration.store import Source
 from routing.proxy.control_plane.spool import Spool
-from routing.proxy.figures.view import View
 
 LOOK_S = 1.0
 

@@ -10,7 +10,7 @@ from routing.proxy.exchanges.judging import cause_of
 
 if TYPE_CHECKING:
     from routing.core.matching import PlacementRequest
-    from routing.proxy.figures.decisions import Record
+    from routing.proxy.decisions.record import Record
     from routing.proxy.replicas.answer import AnswerHead
     from routing.proxy.router import Router, Serving
     from routing.strategies.placement import Decision

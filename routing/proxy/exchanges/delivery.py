@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from routing.proxy.errors import RefusalError, error_event
 from routing.proxy.exchanges.tail import Tail
 from routing.proxy.exchanges.usage import WHOLE_BYTES, Usage, usage_of
-from routing.proxy.figures.metrics import Outcome
+from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 
 if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request
-    from routing.proxy.figures.decisions import Record
+    from routing.proxy.decisions.record import Record
 
 
 class Delivery:

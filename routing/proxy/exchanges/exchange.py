@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from routing.core.request import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
+from routing.proxy.decisions.openings import opening_of
+from routing.proxy.decisions.record import Record
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
@@ -23,10 +25,8 @@ from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
 from routing.proxy.exchanges.usage import was_aborted
-from routing.proxy.figures.decisions import Record
-from routing.proxy.figures.metrics import Outcome
-from routing.proxy.figures.openings import opening_of
 from routing.proxy.log import defect
+from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
 

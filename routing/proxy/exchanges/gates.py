@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from routing.core.gate import Gate, Refused
 from routing.proxy.errors import RefusalError
-from routing.proxy.figures import metrics
-from routing.proxy.figures.histogram import Histogram
+from routing.proxy.metrics.exposition import PREFIX, header, labels
+from routing.proxy.metrics.histogram import Histogram
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
 
 GateKey = tuple[str, str]  # pool, and task group or "" for the pool's own
@@ -131,18 +131,18 @@ class Gates:
         """Prometheus text."""
         if not self._gates:
             return
-        named = [(metrics.labels(pool=pool, group=group), *gate) for (pool, group), gate in self._gates.items()]
-        yield from metrics.header("queue_running", "gauge", "Requests that a limit has let in and that have not ended.")
-        yield from (f"{metrics.PREFIX}queue_running{{{where}}} {gate.running}" for where, gate, _ in named)
-        yield from metrics.header("queue_waiting", "gauge", "Requests that wait for a limit.")
-        yield from (f"{metrics.PREFIX}queue_waiting{{{where}}} {gate.waiting}" for where, gate, _ in named)
-        yield from metrics.header("queue_seconds", "histogram", "How long requests had waited that were let in.")
+        named = [(labels(pool=pool, group=group), *gate) for (pool, group), gate in self._gates.items()]
+        yield from header("queue_running", "gauge", "Requests that a limit has let in and that have not ended.")
+        yield from (f"{PREFIX}queue_running{{{where}}} {gate.running}" for where, gate, _ in named)
+        yield from header("queue_waiting", "gauge", "Requests that wait for a limit.")
+        yield from (f"{PREFIX}queue_waiting{{{where}}} {gate.waiting}" for where, gate, _ in named)
+        yield from header("queue_seconds", "histogram", "How long requests had waited that were let in.")
         for where, _, waits in named:
-            yield from waits.lines(f"{metrics.PREFIX}queue_seconds", where)
-        yield from metrics.header("queue_refused_total", "counter", "Requests that a limit turned away, by why.")
+            yield from waits.lines(f"{PREFIX}queue_seconds", where)
+        yield from header("queue_refused_total", "counter", "Requests that a limit turned away, by why.")
         for where, gate, _ in named:
             for why, count in gate.refused.items():
-                yield f'{metrics.PREFIX}queue_refused_total{{{where},cause="{why}"}} {count}'
+                yield f'{PREFIX}queue_refused_total{{{where},cause="{why}"}} {count}'
 
 
 def _wanted(config: RouterConfig) -> Iterator[tuple[GateKey, ConcurrencyConfig]]:

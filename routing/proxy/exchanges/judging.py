@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from routing.proxy.errors import RefusalError
-from routing.proxy.figures.metrics import Outcome
+from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from routing.core.types import ReplicaId
 from routing.proxy.exchanges.attempts import TOO_MANY
-from routing.proxy.figures.metrics import Outcome
+from routing.proxy.metrics.metrics import Outcome
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
     from routing.proxy.clients.access import Grant
+    from routing.proxy.decisions.record import Record
     from routing.proxy.exchanges.delivery import Delivery
-    from routing.proxy.figures.decisions import Record
     from routing.proxy.router import Router
 
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR

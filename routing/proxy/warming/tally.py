@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 
-from routing.proxy.figures import metrics
+from routing.proxy.metrics.exposition import PREFIX, header, labels
 
 Key = tuple[str, str, str]  # pool, replica, and how it ended
 
@@ -51,10 +51,10 @@ class Tally:
             ("warm_up_prefixes_total", "outcome", "Openings sent to replicas that joined.", self._prefixes),
             ("warm_up_tokens_total", "outcome", "Estimated tokens of those.", self._tokens),
         ):
-            yield from metrics.header(name, "counter", text)
+            yield from header(name, "counter", text)
             for (pool, replica, how), number in list(counted.items()):
-                where = metrics.labels(pool=pool, replica=replica, **{label: how})
-                yield f"{metrics.PREFIX}{name}{{{where}}} {number}"
+                where = labels(pool=pool, replica=replica, **{label: how})
+                yield f"{PREFIX}{name}{{{where}}} {number}"
 
 
 def _add(counted: dict[Key, int], key: Key, number: int) -> None:

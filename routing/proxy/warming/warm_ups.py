@@ -19,8 +19,8 @@ from routing.core.openings import Cut, OpeningKey, Openings
 from routing.core.prefix import BLOCK_BYTES
 from routing.core.prompt import BYTES_PER_TOKEN
 from routing.core.types import ReplicaId
-from routing.proxy.figures import metrics
 from routing.proxy.log import defect, event
+from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.warming.tally import Ending, Tally
 from routing.proxy.warming.warm_up import ReplicaWarmUp
 from routing.schema import PoolConfig, ReplicaState
@@ -193,11 +193,11 @@ class WarmUps:
         """Figures, where any pool warms up."""
         if not self._pools:
             return
-        yield from metrics.header("warm_up_kept_bytes", "gauge", "Openings kept for replicas that join.")
+        yield from header("warm_up_kept_bytes", "gauge", "Openings kept for replicas that join.")
         for pool, openings in list(self._openings.items()):
-            yield f"{metrics.PREFIX}warm_up_kept_bytes{{{metrics.labels(pool=pool)}}} {openings.bytes}"
-        yield from metrics.header("replica_warming", "gauge", "Whether a replica is kept back to warm up.")
+            yield f"{PREFIX}warm_up_kept_bytes{{{labels(pool=pool)}}} {openings.bytes}"
+        yield from header("replica_warming", "gauge", "Whether a replica is kept back to warm up.")
         for replica, pool in list(self._pool_of.items()):
-            where = metrics.labels(pool=pool, replica=replica)
-            yield f"{metrics.PREFIX}replica_warming{{{where}}} {int(replica in self._running)}"
+            where = labels(pool=pool, replica=replica)
+            yield f"{PREFIX}replica_warming{{{where}}} {int(replica in self._running)}"
         yield from self._tally.lines()

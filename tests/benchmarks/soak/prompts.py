@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from routing.proxy.figures.decisions import MAX_RECORDS
+from routing.proxy.decisions.ring import MAX_RECORDS
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: %d\r\n\r\n"
 ANSWER_S = 60.0  # a client waits no longer

@@ -8,7 +8,8 @@ from array import array
 import msgspec
 import pytest
 
-from routing.proxy.figures.decisions import MAX_SHOWN_BLOCKS, DecisionRing, Record
+from routing.proxy.decisions.record import Record
+from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS, DecisionRing
 from tests.side_by_side import alone
 
 

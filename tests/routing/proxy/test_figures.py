@@ -12,9 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing import __version__
-from routing.proxy.figures.decisions import DecisionRing, Record
-from routing.proxy.figures.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
-from routing.proxy.figures.metrics import GRACE_S, Metrics, Outcome, SeriesKey
+from routing.proxy.decisions.record import Record
+from routing.proxy.decisions.ring import DecisionRing
+from routing.proxy.metrics.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
+from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
 from routing.schema import LowestCostSettings, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from routing.core.breaker import Breakers
+from routing.proxy.admin.router_view import RouterView
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import reachable
-from routing.proxy.figures.view import RouterView
 from routing.proxy.loop import lasting
 from routing.proxy.loop.lasting import FIRST_PAUSE_S, LAST_PAUSE_S, Loop, Ticks, failures, keep_going, pause_s
 from routing.proxy.replicas import health

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from routing.proxy.decisions.openings import GROUP_S, MOST_PER_S, OpeningSampler, opening_of
 from routing.proxy.exchanges import exchange
-from routing.proxy.figures.openings import GROUP_S, MOST_PER_S, OpeningSampler, opening_of
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config as routed_config
 from tests.routing.proxy.harness import routed

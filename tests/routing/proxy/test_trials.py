@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.proxy.figures import metrics
+from routing.proxy.metrics import metrics
 from routing.schema import LeastLoadSettings, PrefixHashSettings, RouterConfig, Trial
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import Answer, Harness, config, get, routed

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.figures.metrics import Outcome
 from routing.proxy.loop import turns
 from routing.proxy.loop.turns import in_turns
+from routing.proxy.metrics.metrics import Outcome
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 

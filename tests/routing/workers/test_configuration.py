@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS
 from routing.proxy.control_plane.spool import FILE as HAPPENINGS
-from routing.proxy.figures.decisions import MAX_SHOWN_BLOCKS
+from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS
 from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.figures.histogram import Histogram
-from routing.proxy.figures.metrics import GRACE_S, POLICY_TTFT, PREFIX, SeriesKey, header
+from routing.proxy.metrics.exposition import PREFIX, header
+from routing.proxy.metrics.histogram import Histogram
+from routing.proxy.metrics.metrics import GRACE_S, POLICY_TTFT, SeriesKey
 from routing.workers.counts import Counts
 from routing.workers.exposition import Families, add, lines, parse, series_key
 from routing.workers.view import merged_rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.figures.decisions import DecisionRing
+from routing.proxy.decisions.ring import DecisionRing
 from routing.workers import sequence as module
 from routing.workers.sequence import KeptBook, Sequence
 from tests.routing.proxy.test_decisions import record

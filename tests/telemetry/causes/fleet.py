@@ -27,10 +27,11 @@ from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
 from routing.core.residency import Residency
 from routing.core.types import ReplicaId
-from routing.proxy.figures import metrics as router_metrics
-from routing.proxy.figures.decisions import DecisionRing, Record
-from routing.proxy.figures.metrics import Metrics, Outcome
-from routing.proxy.figures.openings import OpeningSampler, opening_of
+from routing.proxy.decisions.openings import OpeningSampler, opening_of
+from routing.proxy.decisions.record import Record
+from routing.proxy.decisions.ring import DecisionRing
+from routing.proxy.metrics.exposition import PREFIX
+from routing.proxy.metrics.metrics import Metrics, Outcome
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
 from routing.simulation.engine import Engine, EngineConfig, Step
 from routing.simulation.exposition import render
@@ -259,7 +260,7 @@ class Fleet:
         return Taken(due.timestamp(), read_replica(replica.text()))
 
     def _router_sample(self) -> Any:
-        info = f'{router_metrics.PREFIX}info{{boot="b1",version="1"}} 1'
+        info = f'{PREFIX}info{{boot="b1",version="1"}} 1'
         return read_router("\n".join([info, *self.figures.lines(), ""]))
 
     def collect(self) -> None:

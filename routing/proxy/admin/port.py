@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from routing.proxy.admin.view import View
 from routing.proxy.configuration.store import NackError, NotNowError
 from routing.proxy.errors import RefusalError
-from routing.proxy.figures.view import View
 from routing.proxy.log import defect
 from routing.proxy.sockets.loopback import is_loopback
 from routing.schema import without_secrets

@@ -7,18 +7,17 @@ counters never go backwards while they exist.
 
 from __future__ import annotations
 
-import os
-import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from routing.proxy.figures.histogram import Histogram, PlainHistogram, bucket_of
+from routing.proxy.metrics.exposition import PREFIX, header, labels
+from routing.proxy.metrics.histogram import Histogram, PlainHistogram, bucket_of
+from routing.proxy.metrics.tokens import Predictions, Tokens
 
 if TYPE_CHECKING:
-    from routing.proxy.figures.decisions import Record
+    from routing.proxy.decisions.record import Record
     from routing.strategies.placement import Decision
 
 GRACE_S: Final = 900.0  # how long a series outlives its configuration
@@ -51,50 +50,6 @@ class Outcome(StrEnum):
     REPLICA_ERROR = "replica_error"  # 5xx, no answer, or half of one
     ROUTER_ERROR = "router_error"  # no replica to ask, or too much at once
     CANCELLED = "cancelled"  # the client went away
-
-
-class Predictions:
-    """Sums over the answers of which a hit was predicted, and that said how many tokens came from the cache."""
-
-    __slots__ = ("answers", "cached", "predicted", "prompt")
-
-    def __init__(self) -> None:
-        self.answers = self.prompt = self.predicted = self.cached = 0
-
-    def add(self, hit: int, estimate: int, prompt: int, cached: int) -> None:
-        """Count one answer: ``hit`` of the estimated prompt were predicted, which is told in tokens of the real one."""
-        self.answers += 1
-        self.prompt += prompt
-        self.cached += cached
-        if estimate:
-            self.predicted += min(prompt, round(hit * prompt / estimate))
-
-
-class Tokens:
-    """Sums over the answers that said how many tokens came from the cache."""
-
-    __slots__ = ("answers", "cacheable", "cached", "predictions", "prompt")
-
-    def __init__(self) -> None:
-        self.answers = self.prompt = self.cached = 0
-        self.cacheable: int | None = None  # None: the replica's block size is not known
-        self.predictions: Predictions | None = None  # None: the strategy asks for no residency
-
-    def add(self, record: Record, prompt: int, cached: int) -> None:
-        """Count one answer, and what was expected of it beside what came.
-
-        An engine always computes a prompt's last token, hence ``prompt - 1``.
-        """
-        self.answers += 1
-        self.prompt += prompt
-        self.cached += cached
-        block_tokens = record.block_tokens
-        if block_tokens:
-            self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
-        if record.hit_tokens is not None:
-            if self.predictions is None:
-                self.predictions = Predictions()
-            self.predictions.add(record.hit_tokens, record.prompt_tokens_estimate, prompt, cached)
 
 
 class Series:
@@ -263,45 +218,6 @@ def _prediction_lines(predictions: list[tuple[SeriesKey, Predictions]]) -> Itera
             yield f"{PREFIX}{name}{{{_series(key)}}} {getattr(sums, of)}"
 
 
-PREFIX: Final = "warmpath_router_"
-_started_at: Final = time.time()
-
-
-def header(name: str, kind: str, text: str, prefix: str = PREFIX) -> Iterable[str]:
-    """The lines that introduce a metric."""
-    return (f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}")
-
-
-def labels(**values: object) -> str:
-    """Label pairs, escaped, in the order given."""
-    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items())
-
-
-def process_lines() -> Iterator[str]:
-    """What the operating system knows of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    figures = (
-        ("start_time_seconds", "gauge", "Unix time at which the process started.", _started_at),
-        ("cpu_seconds_total", "counter", "User and system CPU time.", usage.ru_utime + usage.ru_stime),
-        ("resident_memory_bytes", "gauge", "Resident memory.", _resident_bytes(usage.ru_maxrss)),
-    )
-    for name, kind, text, value in figures:
-        yield from header(name, kind, text, prefix="process_")
-        yield f"process_{name} {value}"
-
-
-def _resident_bytes(peak_kib: int) -> int:
-    """Resident memory from /proc; elsewhere its peak, which is what there is."""
-    try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return peak_kib * 1024
-
-
 def _series(key: SeriesKey) -> str:
     pool, group, replica, policy, revision = key
     return labels(pool=pool, group=group, replica=replica, policy=policy, revision=revision or "")
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

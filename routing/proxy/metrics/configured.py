@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routing.proxy.figures.metrics import SeriesKey
+from routing.proxy.metrics.metrics import SeriesKey
 from routing.schema import PoolConfig, RouterConfig
 
 

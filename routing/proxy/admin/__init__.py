@@ -1,0 +1,1 @@
+"""The admin port: configuration in, state and figures out."""

@@ -1,0 +1,90 @@
+"""The decision that a request would get now, without anything being sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from routing.core.types import PrefixHash, RoutingError
+from routing.proxy.clients.request import Head, Request
+from routing.proxy.decisions.record import Record, shown_hash
+from routing.proxy.errors import RefusalError
+from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
+from routing.proxy.router import Router, Serving
+from routing.strategies.placement import Decision
+
+
+class Explained(Struct):
+    """A request to explain: what a client would have sent."""
+
+    path: str
+    body: msgspec.Raw
+    headers: dict[str, str] = {}
+    key: str | None = None  # the name of its API key
+
+
+def explain(router: Router, asked: bytes) -> dict[str, Any]:
+    """The decision as JSON; RefusalError if the request gets none, or if ``asked`` is none."""
+    try:
+        return _explained(router, msgspec.json.decode(asked, type=Explained))
+    except RoutingError as error:
+        raise refusal_of(error) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusalError(422, str(error)) from None
+
+
+def _explained(router: Router, request: Explained) -> dict[str, Any]:
+    serving = router.serving
+    if serving is None:
+        raise RefusalError(503, "no configuration yet")
+    path = request.path.encode()
+    if path not in PROMPT_PATHS:
+        raise RefusalError(422, "path: not one that carries a prompt")
+    asked = _as_request(request, serving)
+    wanted = admitted_request(asked, serving.admission)
+    decision = serving.placement.decide(wanted, router.health)
+    record = Record.of(decision, asked.request_id, wanted.prompt.tokens)
+    return record.as_json() | {
+        "model": decision.served.model,
+        "adapter": decision.served.adapter or None,
+        "trial": serving.placement.verdict(decision, wanted),
+        "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, wanted)),
+        "group_replicas": _group_replicas(decision),
+        "refused": decision.choice.refused,
+        "bound": decision.choice.bound,
+        "candidates": [candidate.as_json() for candidate in decision.explained()],
+    }
+
+
+def _as_request(asked: Explained, serving: Serving) -> Request:
+    """The request that a client would have sent; RefusalError for a key that nobody has."""
+    headers = {name.lower(): value for name, value in asked.headers.items()}
+    head = Head(b"POST", asked.path.encode(), http11=True)
+    head.session_id = headers.get("x-session-id") or None
+    head.task_group = headers.get("x-task-group") or None
+    request = Request(head, bytes(asked.body), headers.get("x-request-id", ""))
+    if asked.key is not None:
+        request.grant = serving.access.named(asked.key) if serving.access else None
+        if request.grant is None:
+            raise RefusalError(422, f"key: no API key is named {asked.key[:64]!r}")
+    return request
+
+
+def _group_replicas(decision: Decision) -> dict[str, Any] | None:
+    """The set that follows the group's traffic, and its part of that; None where the configuration says the set."""
+    route = decision.route
+    if not route.is_shared or route.shares is None:
+        return None
+    return {"share_ratio": route.shares.share(route.group), "replicas": route.shares.replicas(route.group)}
+
+
+def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[str, Any]:
+    """Where the opening ended and its hash, and which hash each task group would have to claim to get this request."""
+    return {
+        "rule": decision.route.tier1,
+        "bytes": decision.keys.tier1_bytes,
+        "hash": shown_hash(decision.keys.tier1),
+        "hash_by_group": {group: shown_hash(found) for group, found in by_group.items()},
+    }

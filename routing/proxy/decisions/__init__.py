@@ -1,0 +1,1 @@
+"""The latest decisions: where each request went, why, and what came of it."""

@@ -1,0 +1,100 @@
+"""The latest decisions, for whoever comes to read them.
+
+Bounded in number and in bytes, because a record of a long prompt carries thousands of block hashes. A record enters
+when its request has ended; a reader asks for what came after the last sequence number it saw, and learns how many
+records it came too late for. What it gets at once is bounded too, because requests wait while it is written out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from routing.proxy.decisions.record import Record
+
+MAX_RECORDS: Final = 20_000
+MAX_BYTES: Final = 32 << 20
+MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
+_RECORD_UNITS: Final = 25  # of them that a record without its blocks takes as long as, and looking at a block
+_LOOK_UNITS: Final = 0.2
+_RECORD_BYTES: Final = 900  # of a record without its blocks
+_CANDIDATE_BYTES: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of the latest records, in order. They no longer change, so writing them out may take its time."""
+
+    start: int  # sequence number of the first one
+    records: list[Record]
+    ratio: float
+    next: int
+    dropped: int
+
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """Each as the admin port shows it."""
+        return (record.as_json(seq, self.ratio) for seq, record in enumerate(self.records, self.start))
+
+    def as_json(self, shown: list[dict[str, Any]]) -> dict[str, Any]:
+        """The whole page, once its records are written out."""
+        return {"decisions": shown, "next": self.next, "dropped": self.dropped}
+
+
+class DecisionRing:
+    """The latest records, oldest first."""
+
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self._records: deque[tuple[Record, int]] = deque()  # with the bytes that each takes
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._last = 0  # sequence number of the newest record; the first one ever is 1
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def bytes(self) -> int:
+        """Roughly what the records take in memory."""
+        return self._bytes
+
+    def add(self, record: Record) -> None:
+        """Enter a record, and drop the oldest ones that no longer fit."""
+        blocks = sum(map(len, record.blocks))
+        size = _RECORD_BYTES + 8 * blocks + _CANDIDATE_BYTES * len(record.candidates)
+        if record.opening is not None:
+            size += len(record.opening)
+        self._records.append((record, size))
+        self._last += 1
+        self._bytes += size
+        while len(self._records) > self._max_records or self._bytes > self._max_bytes:
+            self._bytes -= self._records.popleft()[1]
+
+    def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
+        """Records after ``seq``; ``next`` is where to go on, ``dropped`` what is gone for good.
+
+        ``ratio`` is the part of their blocks that is shown.
+        """
+        page = self.page(seq, limit, ratio)
+        return page.as_json(list(page.shown()))
+
+    def page(self, seq: int, limit: int, ratio: float = 1.0) -> Page:
+        """The same, not written out yet.
+
+        At most ``limit``, and fewer where their prompts are long: as many as take no longer to write out than
+        ``MAX_SHOWN_BLOCKS`` do.
+        """
+        first = self._last - len(self._records) + 1
+        start = max(seq + 1, first)
+        records: list[Record] = []
+        units = 0.0
+        for record, _ in islice(self._records, start - first, start - first + limit):
+            units += record.block_count if ratio >= 1 else _RECORD_UNITS + (_LOOK_UNITS + ratio) * record.block_count
+            if records and units > MAX_SHOWN_BLOCKS:
+                break
+            records.append(record)
+        next_ = start + len(records) - 1 if records else max(0, min(seq, self._last))
+        return Page(start, records, ratio, next_, max(0, first - seq - 1))

@@ -1,0 +1,1 @@
+"""What a router counts of requests, and how it is told as Prometheus text."""
