@@ -19,6 +19,8 @@ from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
+from routing.placement.decision import Decision
+from routing.placement.placement import Placement
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.addresses import Addresses
 from routing.proxy.clients.admission import Admission
@@ -49,7 +51,6 @@ from routing.proxy.replicas.watch import Watch
 from routing.proxy.sockets.tls import Tls
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
-from routing.strategies.placement import Decision, Placement
 
 logger = logging.getLogger(__name__)
 

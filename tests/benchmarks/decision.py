@@ -22,6 +22,8 @@ from routing.core.matching import PlacementRequest
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
+from routing.placement.decision import Decision
+from routing.placement.placement import Placement
 from routing.proxy.memory import spare_the_collector
 from routing.schema import (
     PolicyConfig,
@@ -31,7 +33,6 @@ from routing.schema import (
     RouterConfig,
     Settings,
 )
-from routing.strategies.placement import Decision, Placement
 
 PATH = "/v1/chat/completions"
 SECRET = "5ec2e7" * 8

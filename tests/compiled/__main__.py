@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from tests.compiled.package import ROOT, NotHereError, compile_router, environment
 
-FOLDERS = [f"tests/routing/{name}" for name in ("core", "strategies", "proxy", "workers", "simulation/whatif")]
+PARTS = ("core", "strategies", "placement", "proxy", "workers", "simulation/whatif")
+FOLDERS = [f"tests/routing/{part}" for part in PARTS]
 
 
 def main(arguments: Sequence[str]) -> None:

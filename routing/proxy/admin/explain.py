@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Struct
 
 from routing.core.types import PrefixHash, RoutingError
+from routing.placement.decision import Decision
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.decisions.record import Record, shown_hash
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.router import Router, Serving
-from routing.strategies.placement import Decision
 
 
 class Explained(Struct):

@@ -16,8 +16,8 @@ from routing.core.request import parse_body
 from routing.proxy.log import defect
 
 if TYPE_CHECKING:
+    from routing.placement.decision import Decision
     from routing.proxy.clients.request import Request
-    from routing.strategies.placement import Decision
 
 GROUP_S = 1.0  # between two of one task group
 MOST_PER_S = 8.0  # of all groups together

@@ -16,8 +16,8 @@ from routing.proxy.decisions.sampling import bound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from routing.placement.decision import CandidateLoad, Decision
     from routing.proxy.exchanges.usage import Usage
-    from routing.strategies.placement import CandidateLoad, Decision
 
 MAX_CANDIDATES: Final = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
 

@@ -10,10 +10,10 @@ from routing.proxy.exchanges.judging import cause_of
 
 if TYPE_CHECKING:
     from routing.core.matching import PlacementRequest
+    from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
     from routing.proxy.replicas.answer import AnswerHead
     from routing.proxy.router import Router, Serving
-    from routing.strategies.placement import Decision
 
 HELD_BYTES: Final = 64 << 10  # of an error answer that is being judged
 TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value

@@ -33,11 +33,11 @@ from routing.proxy.replicas.upstream import Failure, Upstream
 if TYPE_CHECKING:
     from routing.core.load import Ticket
     from routing.core.matching import PlacementRequest
+    from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request
     from routing.proxy.exchanges.gates import Gates, Passage
     from routing.proxy.router import Router, Serving
-    from routing.strategies.placement import Decision
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from routing.proxy.metrics.histogram import Histogram, PlainHistogram, bucket_of
 from routing.proxy.metrics.tokens import Predictions, Tokens
 
 if TYPE_CHECKING:
+    from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
-    from routing.strategies.placement import Decision
 
 GRACE_S: Final = 900.0  # how long a series outlives its configuration
 

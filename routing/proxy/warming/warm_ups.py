@@ -27,10 +27,10 @@ from routing.schema import PoolConfig, ReplicaState
 
 if TYPE_CHECKING:
     from routing.core.prompt import CanonicalPrompt
+    from routing.placement.decision import Decision
     from routing.proxy.clients.request import Request
     from routing.proxy.router import Router
     from routing.schema import RouterConfig
-    from routing.strategies.placement import Decision
 
 MAX_BODY_BYTES = 1 << 20  # of a request whose opening is cut out: reading it takes half a millisecond
 

@@ -14,10 +14,10 @@ from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.residency import RUN_TOKENS, Residency
 from routing.core.types import Reason
+from routing.placement.placement import count_as_sent
 from routing.schema import ReplicaConfig, ResidencySettings, Settings
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
 from routing.simulation.whatif.keys import KeyBook
-from routing.strategies.placement import count_as_sent
 from routing.strategies.registry import build_strategy
 from routing.workload.columns import Columns
 

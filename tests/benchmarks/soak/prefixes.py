@@ -16,13 +16,13 @@ from routing.core.matching import PlacementRequest
 from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
 from routing.core.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
+from routing.placement.placement import Placement
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_RECORDS, DecisionRing
 from routing.proxy.exchanges.usage import Usage
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.metrics.metrics import Metrics, Outcome
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
-from routing.strategies.placement import Placement
 from tests.benchmarks.soak.stand import resident_kib
 from tests.benchmarks.soak.verdict import Verdict
 

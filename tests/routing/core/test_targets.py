@@ -7,8 +7,8 @@ from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
+from routing.placement.placement import Placement
 from routing.schema import LowestCostSettings, PrefixHashSettings, ReplicaConfig
-from routing.strategies.placement import Placement
 from tests.routing.building import chat, config, pool, request
 
 WIDE = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=3)

@@ -11,6 +11,8 @@ import pytest
 
 from routing.core.load import LoadBook
 from routing.core.prefix import PrefixHasher
+from routing.placement.keys import RequestKeys
+from routing.placement.placement import Placement
 from routing.proxy.clients.access import Grant
 from routing.proxy.clients.admission import Admission
 from routing.proxy.clients.request import Head, Request
@@ -26,7 +28,6 @@ from routing.schema import (
     TaskGroupConfig,
     Tier1,
 )
-from routing.strategies.placement import Placement, RequestKeys
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, SECRET, Answer, Harness, config, post, routed
 from tests.routing.proxy.test_access import KEY, OTHER, api_key, asking, bearer, guarded

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from routing.placement.placement import Placement
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.router import Router
 from routing.schema import HealthCheck
-from routing.strategies.placement import Placement
 from tests.fakes.replica import FakeReplica, resetting
 from tests.routing.proxy.harness import CHAT, config, get, post, routed
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from routing.core.load import LoadBook
+from routing.placement.placement import Placement
 from routing.proxy.log import LineFormatter
 from routing.schema import (
     Access,
@@ -21,7 +22,6 @@ from routing.schema import (
     RouterConfig,
     dump_snapshot,
 )
-from routing.strategies.placement import Placement
 from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
 from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, post, routed
 

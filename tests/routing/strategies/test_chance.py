@@ -10,6 +10,7 @@ from routing.core.candidates import Candidates
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.types import Reason
+from routing.placement.placement import Placement
 from routing.schema import (
     LeastLoadSettings,
     PolicyConfig,
@@ -20,7 +21,6 @@ from routing.schema import (
     TaskGroupConfig,
     Trial,
 )
-from routing.strategies.placement import Placement
 from routing.strategies.power_of_two import PowerOfTwo
 from routing.strategies.random import Random
 from tests.routing.building import FixedKeys, config, names, pool, replicas, request

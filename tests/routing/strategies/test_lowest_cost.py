@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.types import Reason
+from routing.placement.placement import Placement
 from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig
-from routing.strategies.placement import Placement
 from tests.routing.building import config, pool, replicas, request, told
 
 costs = pytest.mark.parametrize(

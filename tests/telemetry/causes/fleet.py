@@ -27,6 +27,7 @@ from routing.core.prompt import canonical_prompt
 from routing.core.request import parse_body
 from routing.core.residency import Residency
 from routing.core.types import ReplicaId
+from routing.placement.placement import Placement
 from routing.proxy.decisions.openings import OpeningSampler, opening_of
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import DecisionRing
@@ -37,7 +38,6 @@ from routing.simulation.engine import Engine, EngineConfig, Step
 from routing.simulation.exposition import render
 from routing.simulation.metrics import EngineMetrics, Rejections
 from routing.simulation.sequence import Sequence
-from routing.strategies.placement import Placement
 from telemetry.collecting.page import read_page
 from telemetry.collecting.record import Progress, record_page
 from telemetry.metrics.engine import read_replica

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.types import NoReplicaError, Reason, ReplicaId, UnknownModelError
+from routing.placement.placement import Placement
 from routing.schema import (
     Boundary,
     LeastLoadSettings,
@@ -19,7 +20,6 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
 )
-from routing.strategies.placement import Placement
 from tests.routing.building import SECRET, chat, config, names, pool, replicas, request
 
 A, B, C, D = names(4)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.core.load import LoadBook
+from routing.placement.placement import Placement
 from routing.proxy.replicas.link import Address
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
-from routing.strategies.placement import Placement
 
 ROUNDS = 150  # for each seed
 REASON_CHARS = 400

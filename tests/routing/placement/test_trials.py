@@ -14,6 +14,8 @@ from routing.core.load import LoadBook
 from routing.core.matching import PlacementRequest
 from routing.core.residency import Residency
 from routing.core.trials import Arm, ArmReason
+from routing.placement.decision import Decision
+from routing.placement.placement import Placement
 from routing.proxy.exchanges.placing import NO_PROMPT
 from routing.schema import (
     AffinityGroupsSettings,
@@ -30,7 +32,6 @@ from routing.schema import (
     Trial,
 )
 from routing.strategies.affinity_groups import AffinityGroups
-from routing.strategies.placement import Decision, Placement
 from tests.routing.building import chat, config, pool, request
 
 IN_FORCE = 3  # as the pool's policy is built

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.types import ReplicaId
+from routing.placement.decision import Decision
+from routing.placement.placement import Placement
 from routing.schema import (
     Adapter,
     AffinityGroupsSettings,
@@ -23,7 +25,6 @@ from routing.schema import (
     TaskGroupConfig,
     TieredSettings,
 )
-from routing.strategies.placement import Decision, Placement
 from tests.routing.building import config, names, pool, replicas, request
 
 JOINING = names(4)[3]

@@ -8,209 +8,27 @@ explains it, so both give the same answer.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from routing.core.candidates import Candidates
 from routing.core.group_shares import GroupShares
 from routing.core.health import Health, HealthBook
-from routing.core.load import Load, LoadBook, Ticket
+from routing.core.load import LoadBook, Ticket
 from routing.core.matching import Found, Matcher, PlacementRequest
 from routing.core.models import Models, Served
 from routing.core.openings import Cut, OpeningKey
-from routing.core.prefix import PrefixHasher, boundary_end
+from routing.core.prefix import PrefixHasher
 from routing.core.residency import Residency
-from routing.core.shape import Shape, shape_of
-from routing.core.targets import MARK, Target, targets_of
+from routing.core.targets import MARK, targets_of
 from routing.core.trials import Verdict
-from routing.core.types import Choice, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId
-from routing.schema import PolicyConfig, ReplicaConfig, ReplicaState, RouterConfig, Tier1
-from routing.strategies.homes import homes_among
-from routing.strategies.routes import Route, RouteBuilder, asks_residency, carry_over
-from routing.strategies.strategy import Keys, Weighed, Weighs
-
-
-class CandidateLoad:
-    """A candidate's load at one moment."""
-
-    __slots__ = ("replica", "running", "waiting_tokens")
-
-    def __init__(self, load: Load) -> None:
-        self.replica = load.replica
-        self.running = load.running
-        self.waiting_tokens = load.waiting_tokens
-
-    def as_json(self) -> dict[str, Any]:
-        """As the admin port shows it."""
-        return {"replica": self.replica, "running": self.running, "waiting_tokens": self.waiting_tokens}
-
-
-class CandidateCost(CandidateLoad):
-    """The same with what a strategy makes of it for one request."""
-
-    __slots__ = ("cost", "hit_tokens")
-
-    def __init__(self, load: Load, hit_tokens: int | None, cost: float | None) -> None:
-        super().__init__(load)
-        self.hit_tokens = hit_tokens  # predicted cached tokens of the prompt; None where the strategy does not ask
-        self.cost = cost  # as the strategy compares it; None where it compares no figures
-
-    def as_json(self) -> dict[str, Any]:
-        """As the admin port shows it."""
-        return super().as_json() | {"hit_tokens": self.hit_tokens, "cost": self.cost}
-
-
-class RequestKeys:
-    """The keys of one request. Computed when asked, and then kept."""
-
-    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
-
-    def __init__(
-        self,
-        request: PlacementRequest,
-        served: Served,
-        hasher: PrefixHasher,
-        rule: Tier1,
-        prompt_tokens: int,
-    ) -> None:
-        self._request = request
-        self._served = served
-        self._hasher = hasher
-        self._rule = rule
-        self.prompt_tokens = prompt_tokens  # estimated length of the prompt
-        self._tier1: PrefixHash | None = None
-        self._blocks: list[array[int]] | None = None
-        self._chain: array[int] | None = None
-
-    @property
-    def session(self) -> PrefixHash | None:
-        """Key of the session, which tenants do not share; None when the request names none."""
-        key, tenant = self._request.session_key, self._request.tenant
-        return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
-
-    @property
-    def tier1(self) -> PrefixHash | None:
-        """Key of the prompt's opening, where the group's tier 1 ends; None when that is empty."""
-        if self._tier1 is None:
-            served = self._served
-            self._tier1 = self._hasher.tier1(self._request.prompt, served.model, self._rule, served.adapter)
-        return self._tier1
-
-    @property
-    def tier1_bytes(self) -> int:
-        """Where the opening ends in the canonical prompt."""
-        return boundary_end(self._request.prompt, self._rule)
-
-    @property
-    def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: its session, else all up to its first user message; None without either."""
-        return self.session or self._hasher.tier2(self._request.prompt, self._served.model, self._served.adapter)
-
-    @property
-    def blocks(self) -> list[array[int]]:
-        """Chained block hashes of the prompt, in stretches that others share."""
-        blocks = self._blocks
-        if blocks is None:
-            served = self._served
-            blocks = self._blocks = self._hasher.stretches(self._request.prompt, served.model, served.adapter)
-        return blocks
-
-    @property
-    def chain(self) -> Sequence[int]:
-        """The same in one."""
-        chain = self._chain
-        if chain is None:
-            chain = self._chain = array("Q", b"".join(self._blocks or self.blocks))
-        return chain
-
-    def shape(self, tools: Any) -> Shape:
-        """The opening described without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
-        return shape_of(self._request.prompt, tools, self._request.session_key, self._hasher.digest)
-
-
-class Decision:
-    """Where a request goes, and everything that explains why."""
-
-    __slots__ = ("candidates", "choice", "keys", "matched_by", "route", "served", "target")
-
-    def __init__(
-        self,
-        route: Route,
-        matched_by: MatchedBy,
-        served: Served,
-        target: Target,
-        choice: Choice,
-        candidates: Candidates,
-        keys: RequestKeys,
-    ) -> None:
-        self.route = route
-        self.matched_by = matched_by
-        self.served = served
-        self.target = target
-        self.choice = choice
-        self.candidates = candidates
-        self.keys = keys
-
-    @property
-    def replica(self) -> ReplicaConfig:
-        """The replica that gets the request."""
-        return self.target.replica
-
-    @property
-    def pool(self) -> str:
-        """Whose replica it is."""
-        return self.route.pool
-
-    @property
-    def group(self) -> str:
-        """The task group; "" for none."""
-        return self.route.group
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """The policy there, with the revision that chose: the one in force, or the one on trial."""
-        return self.route.policy
-
-    @property
-    def strategy(self) -> str:
-        """The name of the strategy that chose."""
-        return self.policy.settings.name
-
-    @property
-    def reason(self) -> Reason:
-        """The rule that named the replica."""
-        return self.choice.reason
-
-    @property
-    def prefix(self) -> PrefixHash | None:
-        """The tier-1 key, where the task group's, the pool's or the policy's rule says."""
-        return self.keys.tier1
-
-    def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
-        """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
-        loads = self.candidates.loads
-        if limit is None or len(loads) <= limit:
-            return [CandidateLoad(load) for load in loads.values()]
-        return [CandidateLoad(loads[name]) for name in self._shown(limit)]
-
-    def explained(self, limit: int | None = None) -> list[CandidateCost]:
-        """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
-        names = list(self._shown(limit))
-        weighed = [Weighed()] * len(names)
-        if isinstance(self.route.strategy, Weighs):
-            weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
-        loads = self.candidates.loads
-        return [
-            CandidateCost(loads[name], found.hit_tokens, found.cost) for name, found in zip(names, weighed, strict=True)
-        ]
-
-    def _shown(self, limit: int | None) -> Collection[ReplicaId]:
-        loads = self.candidates.loads
-        if limit is None or len(loads) <= limit:
-            return loads.keys()
-        return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
+from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId
+from routing.placement.decision import Decision
+from routing.placement.homes import homes_among
+from routing.placement.keys import RequestKeys
+from routing.placement.routes import Route, RouteBuilder, asks_residency, carry_over
+from routing.schema import ReplicaState, RouterConfig
+from routing.strategies.strategy import Keys
 
 
 class _Pool(NamedTuple):

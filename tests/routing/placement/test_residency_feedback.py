@@ -8,8 +8,9 @@ from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.residency import Residency
 from routing.core.types import Reason
+from routing.placement.decision import Decision
+from routing.placement.placement import Placement
 from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, TaskGroupConfig
-from routing.strategies.placement import Decision, Placement
 from tests.routing.building import config, pool, request, told
 
 LONG = "A long document. " * 1000

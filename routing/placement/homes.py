@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from routing.core.types import PrefixHash, ReplicaId
+from routing.placement.routes import Route
 from routing.schema import OpeningSettings, ResidencySettings, TieredSettings
 from routing.strategies.affinity_groups import AffinityGroups
-from routing.strategies.routes import Route
 
 
 def homes_among(

@@ -1,0 +1,1 @@
+"""A configuration made ready to place requests: pools, task groups, trials and strategies put together."""

@@ -1,0 +1,130 @@
+"""Where a request goes, and what explains why: the choice, the candidates, what the strategy made of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+from typing import Any
+
+from routing.core.candidates import Candidates
+from routing.core.load import Load
+from routing.core.models import Served
+from routing.core.targets import Target
+from routing.core.types import Choice, MatchedBy, PrefixHash, Reason, ReplicaId
+from routing.placement.keys import RequestKeys
+from routing.placement.routes import Route
+from routing.schema import PolicyConfig, ReplicaConfig
+from routing.strategies.strategy import Weighed, Weighs
+
+
+class CandidateLoad:
+    """A candidate's load at one moment."""
+
+    __slots__ = ("replica", "running", "waiting_tokens")
+
+    def __init__(self, load: Load) -> None:
+        self.replica = load.replica
+        self.running = load.running
+        self.waiting_tokens = load.waiting_tokens
+
+    def as_json(self) -> dict[str, Any]:
+        """As the admin port shows it."""
+        return {"replica": self.replica, "running": self.running, "waiting_tokens": self.waiting_tokens}
+
+
+class CandidateCost(CandidateLoad):
+    """The same with what a strategy makes of it for one request."""
+
+    __slots__ = ("cost", "hit_tokens")
+
+    def __init__(self, load: Load, hit_tokens: int | None, cost: float | None) -> None:
+        super().__init__(load)
+        self.hit_tokens = hit_tokens  # predicted cached tokens of the prompt; None where the strategy does not ask
+        self.cost = cost  # as the strategy compares it; None where it compares no figures
+
+    def as_json(self) -> dict[str, Any]:
+        """As the admin port shows it."""
+        return super().as_json() | {"hit_tokens": self.hit_tokens, "cost": self.cost}
+
+
+class Decision:
+    """Where a request goes, and everything that explains why."""
+
+    __slots__ = ("candidates", "choice", "keys", "matched_by", "route", "served", "target")
+
+    def __init__(
+        self,
+        route: Route,
+        matched_by: MatchedBy,
+        served: Served,
+        target: Target,
+        choice: Choice,
+        candidates: Candidates,
+        keys: RequestKeys,
+    ) -> None:
+        self.route = route
+        self.matched_by = matched_by
+        self.served = served
+        self.target = target
+        self.choice = choice
+        self.candidates = candidates
+        self.keys = keys
+
+    @property
+    def replica(self) -> ReplicaConfig:
+        """The replica that gets the request."""
+        return self.target.replica
+
+    @property
+    def pool(self) -> str:
+        """Whose replica it is."""
+        return self.route.pool
+
+    @property
+    def group(self) -> str:
+        """The task group; "" for none."""
+        return self.route.group
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy there, with the revision that chose: the one in force, or the one on trial."""
+        return self.route.policy
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy that chose."""
+        return self.policy.settings.name
+
+    @property
+    def reason(self) -> Reason:
+        """The rule that named the replica."""
+        return self.choice.reason
+
+    @property
+    def prefix(self) -> PrefixHash | None:
+        """The tier-1 key, where the task group's, the pool's or the policy's rule says."""
+        return self.keys.tier1
+
+    def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
+        """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
+        loads = self.candidates.loads
+        if limit is None or len(loads) <= limit:
+            return [CandidateLoad(load) for load in loads.values()]
+        return [CandidateLoad(loads[name]) for name in self._shown(limit)]
+
+    def explained(self, limit: int | None = None) -> list[CandidateCost]:
+        """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
+        names = list(self._shown(limit))
+        weighed = [Weighed()] * len(names)
+        if isinstance(self.route.strategy, Weighs):
+            weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
+        loads = self.candidates.loads
+        return [
+            CandidateCost(loads[name], found.hit_tokens, found.cost) for name, found in zip(names, weighed, strict=True)
+        ]
+
+    def _shown(self, limit: int | None) -> Collection[ReplicaId]:
+        loads = self.candidates.loads
+        if limit is None or len(loads) <= limit:
+            return loads.keys()
+        return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
