@@ -14,6 +14,7 @@ from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
 from routing.proxy.errors import LocalAnswer, phrase
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 
 
@@ -87,6 +88,11 @@ def read_answer(
     _settle_framing(answer, coding, version, bodyless=bodyless)
     answer.lines = b"".join(without_named(lines, connection) if connection else lines)
     return answer
+
+
+def describes_body(headers: Sequence[Header]) -> bool:
+    """Whether a head has what may stand only before a body: RFC 9110, 8.6, of interim answers and of 204."""
+    return any(name.lower() in _FRAMING for name, _ in headers)
 
 
 def _settle_framing(answer: AnswerHead, coding: bytes | None, version: str, *, bodyless: bool) -> None:

@@ -19,7 +19,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
-from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, read_answer
+from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
 
 if TYPE_CHECKING:
     from routing.proxy.replicas.link import ReplicaLink
@@ -274,21 +274,26 @@ class Upstream(asyncio.Protocol):
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        if self._answer is None:  # else it is a trailer, of which there is no end
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         headers, self._headers = self._headers, []
         reason, self._reason = self._reason, b""
         status = self._parser.get_status_code()
-        if self._complete or 100 <= status < 200:
-            self._spoilt |= status == 101
+        if self._complete:
+            return
+        if 100 <= status < 200:
+            if status == 101 or describes_body(headers):
+                raise BadAnswerError("an interim answer with more behind it than the answer")
             return
         self._answer = read_answer(status, reason, self._parser.get_http_version(), headers, bodyless=self._bodyless)
+        if status == 204 and describes_body(headers):
+            self._spoilt = True  # whoever says so may send one
         if self._bodyless:
             self._complete = self._spoilt = True  # the parser would wait for the body that the head describes
 
     def on_message_complete(self) -> None:
-        self._headers.clear()  # trailers
         if self._answer is not None:
             self._complete = True
             self._spoilt |= not self._parser.should_keep_alive()

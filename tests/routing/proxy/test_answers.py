@@ -177,6 +177,49 @@ async def test_a_204_says_no_length_whatever_the_replica_said(replica: FakeRepli
             assert (answer.status, "content-length" in answer.headers) == (204, False)
 
 
+async def test_nothing_of_one_replicas_interim_answer_gets_into_anothers_answer(two: list[FakeReplica]) -> None:
+    two[0].script = raw(b"HTTP/1.1 150 Soon\r\nContent-Length: 6\r\n\r\nstolen")
+    two[1].script = raw(OK + JSON + b"Content-Length: 5\r\n", b"\r\nhel", b"lo")
+    async with routed(config(two, limits=Limits(retries=0, first_byte_timeout_s=5))) as harness:
+        answers = await asyncio.gather(*(harness.chat() for _ in range(4)))
+        await harness.at_rest()
+    assert (
+        sorted((answer.status, answer.body[:5]) for answer in answers) == [(200, b"hello")] * 2 + [(502, b'{"err')] * 2
+    )
+
+
+async def test_a_connection_on_which_a_204_speaks_of_a_body_is_not_used_again(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        if call.connection == 1:
+            await call.send(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n")  # its body is late
+        else:
+            await call.send(plain_answer(b"mine"))
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for status in (204, 200):
+            await client.send(post(CHAT))
+            assert (await client.answer()).status == status
+    assert replica.connections == 2
+
+
+async def test_trailers_without_end_are_not_kept(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(b"hello"), b"0\r\n")
+        for _ in range(200):
+            await call.send(b"X-More: of the same\r\n" * 100)
+        await call.wait_gone()
+
+    replica.script = script
+    async with routed(config([replica], limits=Limits(idle_timeout_s=0.3))) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await client.read_until(b"hello")
+        (upstream,) = harness.router.serving.links["replica-0"]._open
+        await client.read_all()  # a trailer is no progress
+        await harness.at_rest()
+    assert len(upstream._headers) == 0
+
+
 async def test_head_gets_a_head(replica: FakeReplica) -> None:
     replica.script = raw(OK + JSON + b"Content-Length: 500\r\n\r\n")
     async with routed(config([replica])) as harness, harness.connect() as client:

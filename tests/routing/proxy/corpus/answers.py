@@ -18,6 +18,8 @@ END = b"\r\n"
 CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
 STOLEN = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nstolen"  # an answer that nobody asked for
 
+INTERIM_BODY = b"HTTP/1.1 150 Soon\r\nContent-Length: %d\r\n\r\n%b"
+
 
 class Fate(Enum):
     """What becomes of an answer."""
@@ -128,6 +130,19 @@ INTERIM = (
     kept("9110 15.2", "many of them", b"HTTP/1.1 102 Processing\r\n\r\n" * 50 + head()),
     bad("9110 15.2.2", "101", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"),
     bad("9110 15.2.2", "101 for no offer", b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + head()),
+    kept("9110 15.2", "an unknown one", b"HTTP/1.1 150 Soon\r\n\r\n" + head()),
+    *(
+        bad("9110 8.6", f"{status} with {name}", b"HTTP/1.1 %d Soon\r\n%b\r\n%b" % (status, line, body) + head())
+        for status in (100, 103, 150, 199)
+        for name, line, body in (
+            ("a length", LENGTH, b"hello"),
+            ("chunks", CHUNKED, CHUNKS),
+            ("a length and no body", LENGTH, b""),
+            ("length zero", b"Content-Length: 0\r\n", b""),
+        )
+    ),
+    bad("9110 8.6", "an answer in the body of an interim one", INTERIM_BODY % (len(STOLEN), STOLEN) + head()),
+    bad("9110 8.6", "half a body of an interim one", INTERIM_BODY % (5, b"hel")),
     bad("9110 15.2", "100 without end", b"HTTP/1.1 100 Continue\r\nX: yyyyyyyyyyyyyyyyyyyyyyyy\r\n\r\n" * 2000),
     lost("9110 15.2", "100 and no more", b"HTTP/1.1 100 Continue\r\n\r\n"),
 )
