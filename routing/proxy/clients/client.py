@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 LINGER_S: Final = 2.0  # how long a refused client may go on sending before the connection is cut
 PIECE_BYTES: Final = 4096  # of a body; a shorter one is joined to the next
-AHEAD_BYTES: Final = 256 << 10  # read of later requests while one is being answered
+AHEAD_BYTES: Final = 256 << 10  # read of later requests, while an answer is made or waits to be taken
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -99,6 +99,11 @@ class Client(asyncio.Protocol):
         self._exchange = None
         self._is_closing = self._is_deaf = True
         reset(self.transport)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what was written waits for the client to take it."""
+        return self._writing_paused
 
     @property
     def is_owed(self) -> bool:
@@ -234,8 +239,7 @@ class Client(asyncio.Protocol):
             self._expect_body()
         if self._in_message or self._unfinished_bytes:
             self._count_unfinished()
-        if self._exchange:
-            self._ahead_bytes += len(data)
+        self._ahead_bytes += len(data)  # until nothing waits any more
         if self._raw_bytes > self._router.limits.max_header_bytes and not self._is_deaf:
             body_bytes = None if self._head is None else self._body_bytes
             if refusal := overhead(self._raw_bytes, body_bytes, self._router.limits):

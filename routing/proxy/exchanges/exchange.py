@@ -338,6 +338,8 @@ class Exchange:
             self._complete()
         elif self._upstream is not None:
             self._upstream.pour_into(delivery.sink)
+            if self._client.is_full:  # since before this answer: with one that went out ahead of it
+                self._upstream.pause()
 
     def _complete(self) -> None:
         outcome = settle(
