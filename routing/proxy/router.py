@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -21,6 +21,7 @@ from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
+from routing.proxy import stopping
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.addresses import Addresses
 from routing.proxy.clients.admission import Admission
@@ -54,9 +55,6 @@ from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, Re
 
 logger = logging.getLogger(__name__)
 
-OWED_S: Final = 1.0  # that a stopping router waits for requests on new connections
-LINGER_S: Final = 2.0  # the same for requests on idle ones, where another process goes on in its place
-LAST_WORDS_S: Final = 0.2  # in which what was written last reaches clients
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 _METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
@@ -316,33 +314,15 @@ class Router:
     # --- the end ---
 
     async def drain(self, *, linger_s: float = 0.0) -> None:
-        """Answer what is here or was begun, each as its connection's last, up to the configured limit.
-
-        A connection that was accepted just now may still bring its first request, for ``OWED_S``; an idle one another
-        request, for ``linger_s``.
-        """
+        """Answer what is here or was begun, up to the configured limit: ``stopping.py``."""
         self.is_draining = True
-        try:
-            async with asyncio.timeout(self.limits.drain_timeout_s):
-                await self._wait_until(lambda: not self.clients, linger_s)
-                self._close_idle()
-                await self._wait_until(lambda: not any(client.is_owed for client in self.clients), OWED_S)
-                while self._in_flight:
-                    self._idle.clear()
-                    await self._idle.wait()
-                self._close_idle()
-                await self._wait_until(lambda: not self.clients, LAST_WORDS_S)
-        except TimeoutError:
-            return
+        await stopping.drain(self, linger_s)
 
-    async def _wait_until(self, holds: Callable[[], bool], most_s: float) -> None:
-        until = self.loop.time() + most_s
-        while not holds() and self.loop.time() < until:  # noqa: ASYNC110 - rare, and nothing to tell anybody on the path
-            await asyncio.sleep(0.01)
-
-    def _close_idle(self) -> None:
-        for client in list(self.clients):
-            client.drain()
+    async def no_requests(self) -> None:
+        """Wait until no request is under way, of a router that is draining."""
+        while self._in_flight:
+            self._idle.clear()
+            await self._idle.wait()
 
     def close(self) -> None:
         """End everything at once."""

@@ -9,8 +9,9 @@ import socket
 from routing.proxy.admin.router_view import RouterView
 from routing.proxy.clients.client import Client
 from routing.proxy.log import event
-from routing.proxy.router import LINGER_S, Router
+from routing.proxy.router import Router
 from routing.proxy.sockets.listening import BACKLOG, bind, leave, send_newcomers_to_others
+from routing.proxy.stopping import LINGER_S
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,10 @@ from routing.proxy.log import defect, event
 from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import SeriesKey
-from routing.proxy.router import LINGER_S, placed_names
+from routing.proxy.router import placed_names
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
+from routing.proxy.stopping import LINGER_S
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError

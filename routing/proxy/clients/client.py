@@ -56,14 +56,14 @@ class Client(asyncio.Protocol):
         self._body_bytes = 0
         self._body_pace = BodyPace()
         self._unfinished_bytes = 0  # of those, counted with all other clients'
-        self._raw_bytes = 0  # read since the last complete request, framing included
+        self.came_bytes = 0  # read since the last complete request, framing included
         self._ahead_bytes = 0
         self._is_deaf = False  # whatever still comes is not read
         self._was_refused = False
         self._is_closing = False
         self._is_advancing = False
         self._reading_paused = False
-        self._writing_paused = False
+        self.is_full = False  # what was written waits for the client to take it
         self._awaits_head = True  # the deadline that is running is for a head
 
     # --- what an exchange does ---
@@ -74,21 +74,16 @@ class Client(asyncio.Protocol):
 
     def answer(self, request: Request | None, answer: LocalAnswer, *, keep_alive: bool) -> None:
         """Send an answer of the router's own."""
-        data = local_bytes(
-            answer,
-            http11=request is None or request.head.http11,
-            keep_alive=keep_alive,
-            bodyless=request is not None and request.head.method == b"HEAD",
-            request_id=request.request_id if request else "",
-        )
-        self.write(data)
+        http11 = request is None or request.head.http11
+        bodyless, name = (request.head.method == b"HEAD", request.request_id) if request else (False, "")
+        self.write(local_bytes(answer, http11=http11, keep_alive=keep_alive, bodyless=bodyless, request_id=name))
 
     def exchange_ended(self, *, keep_alive: bool) -> None:
         """The present answer is complete, as far as it will ever be."""
         self._exchange = None
         if not keep_alive:
             self._close()
-        elif self._is_advancing or self._queue or self._in_message or self._reading_paused or self._writing_paused:
+        elif self._is_advancing or self._queue or self._in_message or self._reading_paused or self.is_full:
             self._settle()
         else:
             self._ahead_bytes = 0
@@ -100,19 +95,22 @@ class Client(asyncio.Protocol):
         self._is_closing = self._is_deaf = True
         reset(self.transport)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether what was written waits for the client to take it."""
-        return self._writing_paused
+    # --- what a stopping router does ---
 
     @property
     def is_owed(self) -> bool:
         """Whether a first request or the rest of one is still to come, which a client may count on being answered."""
-        return not self._is_closing and (self._awaits_head or self._in_message)
+        is_busy = self._is_closing or self._exchange is not None or bool(self._queue)
+        return not is_busy and (self._awaits_head or self._in_message)
 
-    def drain(self) -> None:
-        """Close if nothing is being answered or still owed; else the next answer is the last one."""
-        if self._exchange is None and not self._queue and not self.is_owed:
+    def drain(self, *, turns_away: bool = False) -> None:
+        """Close if nothing is being answered or owed (unless that is turned away); else the next answer is the last."""
+        if self._is_closing or self._exchange or self._queue or (self.is_owed and not turns_away):
+            return
+        if self._in_message:
+            self._refuse(RefusalError(503, "this router stops", retry_after_s=1, must_close=True))
+            self._settle()
+        else:
             self._close()
 
     # --- what the event loop does ---
@@ -129,7 +127,7 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        is_free = self._exchange is None and not (self._in_message or self._queue or self._writing_paused)
+        is_free = self._exchange is None and not (self._in_message or self._queue or self.is_full)
         router = self._router
         if is_free and (found := router.request_heads.find(data)) and len(found[1]) <= router.limits.max_body_bytes:
             self._take_known(*found)
@@ -153,20 +151,20 @@ class Client(asyncio.Protocol):
         self._cancel()
 
     def pause_writing(self) -> None:
-        self._writing_paused = True
+        self.is_full = True
         self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
         if self._exchange:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
-        self._writing_paused = False
+        self.is_full = False
         if self._exchange:
             self._exchange.resume()
         if not self._is_closing:
             self._settle()
 
     def deadline_passed(self) -> None:
-        if self._is_closing or self._writing_paused:
+        if self._is_closing or self.is_full:
             self.transport.abort()
         elif self._in_message:
             what = "body" if self._head else "head"
@@ -213,7 +211,7 @@ class Client(asyncio.Protocol):
         if head is None:
             return
         self._in_message = False
-        self._raw_bytes = 0
+        self.came_bytes = 0
         parts, self._parts = self._parts, []
         head.keep_alive = self._parser.should_keep_alive()
         self._queue.append(self._router.request(head, parts[0] if len(parts) == 1 else b"".join(parts)))
@@ -223,7 +221,7 @@ class Client(asyncio.Protocol):
     # --- the end of a read ---
 
     def _feed(self, data: bytes) -> None:
-        self._raw_bytes += len(data)
+        self.came_bytes += len(data)
         kept = len(self._parts)
         try:
             self._parser.feed_data(data)
@@ -240,9 +238,9 @@ class Client(asyncio.Protocol):
         if self._in_message or self._unfinished_bytes:
             self._count_unfinished()
         self._ahead_bytes += len(data)  # until nothing waits any more
-        if self._raw_bytes > self._router.limits.max_header_bytes and not self._is_deaf:
+        if self.came_bytes > self._router.limits.max_header_bytes and not self._is_deaf:
             body_bytes = None if self._head is None else self._body_bytes
-            if refusal := overhead(self._raw_bytes, body_bytes, self._router.limits):
+            if refusal := overhead(self.came_bytes, body_bytes, self._router.limits):
                 self._refuse(refusal)
 
     def _expect_body(self) -> None:
@@ -281,7 +279,7 @@ class Client(asyncio.Protocol):
         """
         start = (self._parser.get_method(), self._target, self._parser.get_http_version())
         self._parser = HttpRequestParser(self)
-        self._raw_bytes = 0
+        self.came_bytes = 0
         self._feed(without_upgrade(*start, self._headers) + rest)
 
     def _refuse(self, refusal: RefusalError) -> None:
@@ -306,13 +304,13 @@ class Client(asyncio.Protocol):
             if not self._body_bytes:
                 self.write(CONTINUE)
         self._pace_reading()
-        if not self._writing_paused:
+        if not self.is_full:
             self._await_next()
 
     def _advance(self) -> None:
         """Answer queued requests until one has to wait for a replica."""
         self._is_advancing = True
-        while self._queue and self._exchange is None and not (self._writing_paused or self._is_closing):
+        while self._queue and self._exchange is None and not (self.is_full or self._is_closing):
             self._take(self._queue.popleft())
         self._is_advancing = False
 
@@ -320,7 +318,7 @@ class Client(asyncio.Protocol):
         """Answer a request whose head needs no reading; nothing else is under way."""
         self.deadline = NEVER
         self._awaits_head = False
-        self._raw_bytes = 0
+        self.came_bytes = 0
         self._is_deaf = not head.keep_alive
         self._take(self._router.request(head, body))
 
@@ -347,8 +345,8 @@ class Client(asyncio.Protocol):
 
     def _answer_refusal(self, request: Request | None, refusal: RefusalError) -> None:
         self._router.metrics.refused(refusal.status)
-        keep_alive = request is not None and request.head.keep_alive and not self._router.is_draining
-        keep_alive = keep_alive and not refusal.must_close
+        may_live = not (refusal.must_close or self._router.is_draining)
+        keep_alive = may_live and request is not None and request.head.keep_alive
         self.answer(request, refusal.answer(), keep_alive=keep_alive)
         self.exchange_ended(keep_alive=keep_alive)
 
@@ -371,7 +369,7 @@ class Client(asyncio.Protocol):
             self.deadline = NEVER
         elif (head := self._head) is not None:
             deadlines.arm(self, self._body_pace.wait_s(head, self._body_bytes, deadlines.time(), limits))
-        elif self._in_message or (self._raw_bytes and not is_answering):  # empty lines begin a request too
+        elif self._in_message or (self.came_bytes and not is_answering):  # empty lines begin a request too
             if self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
             self._awaits_head = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,6 +36,7 @@ from routing.settings import ServeSettings
 from tests.fakes.replica import FakeReplica
 
 DEADLINE_S = 10.0
+SOCKET_BYTES = 4096  # of a narrow connection, which the kernel doubles
 SECRET = "ab" * 16
 CHAT = b"/v1/chat/completions"
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Say something."}]}).encode()
@@ -229,6 +231,24 @@ class RawClient:
 @asynccontextmanager
 async def connect(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22, ssl=tls)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def narrow(harness: Harness) -> AsyncIterator[RawClient]:
+    """The only client, which reads nothing yet, on a connection that the kernel keeps little of."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+    narrow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(narrow, ("127.0.0.1", harness.port))
+    reader, writer = await asyncio.open_connection(sock=narrow, limit=1 << 22)
+    await harness.until(lambda: len(harness.router.clients) == 1, "the client")
+    (connection,) = harness.router.clients
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    writer.transport.pause_reading()
     try:
         yield RawClient(reader, writer)
     finally:

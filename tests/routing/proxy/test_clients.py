@@ -92,7 +92,7 @@ async def test_a_client_that_does_not_read_holds_up_its_replica_and_no_memory(re
             before = sent
             await asyncio.sleep(0.2)
         (connection,) = harness.router.clients
-        assert connection._writing_paused
+        assert connection.is_full
         assert connection.transport.get_write_buffer_size() < 1 << 20
         assert sent < 24 << 20  # what the sockets' buffers hold
         client.writer.transport.resume_reading()

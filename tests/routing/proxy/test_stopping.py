@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from routing.proxy import stopping
 from routing.proxy.single import SingleProcess
+from routing.proxy.sockets.tls import TlsFiles
+from routing.proxy.stopping import LAST_WORDS_S, LOOK_S
+from routing.schema import Limits
 from routing.server import serve
 from routing.settings import read_settings
-from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import CHAT, config, get, post, routed
+from tests.fakes.certificates import Authority
+from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
+from tests.routing.proxy.harness import CHAT, DEADLINE_S, SOCKET_BYTES, config, get, narrow, post, routed
+
+LARGE = 60_000  # bytes: more than the kernel holds, and in one read of the replica
 
 
 async def test_a_connection_that_was_just_accepted_is_answered_and_closed(replica: FakeReplica) -> None:
@@ -56,6 +66,126 @@ async def test_a_connection_that_brings_nothing_holds_nobody_up(replica: FakeRep
         await harness.until(lambda: bool(harness.router.clients), "the connection")
         async with asyncio.timeout(5):
             await harness.server.drain()
+
+
+async def goes_on(draining: asyncio.Task[None]) -> None:
+    """Check that a drain has not ended when what closes in an orderly way would have."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2 * (LAST_WORDS_S + LOOK_S)):
+            await asyncio.shield(draining)
+
+
+async def test_an_answer_is_taken_to_its_end_by_a_client_that_is_slow(replica: FakeReplica) -> None:
+    """R11: the replica has said all of it long ago."""
+    replica.script = answering(b"x" * LARGE)
+    async with routed(config([replica])) as harness, narrow(harness) as client:
+        client.writer.write(post(CHAT))
+        await replica.wait_calls(1)
+        await harness.at_rest()
+        draining = asyncio.create_task(harness.server.drain())
+        await goes_on(draining)
+        client.writer.transport.resume_reading()
+        assert len((await client.answer()).body) == LARGE
+        assert await client.read_all() == b""
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_an_answer_behind_tls_is_taken_to_its_end_by_a_client_that_is_slow(
+    tmp_path: Path, replica: FakeReplica
+) -> None:
+    authority, replica.script = Authority(tmp_path), answering(b"x" * LARGE)
+    certificate = authority.issue("router")
+    files = TlsFiles(str(certificate.path), str(certificate.key))
+
+    def ask(port: int) -> ssl.SSLSocket:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+        plain.settimeout(DEADLINE_S)
+        plain.connect(("127.0.0.1", port))
+        client = authority.client().wrap_socket(plain, server_hostname="127.0.0.1")
+        client.sendall(post(CHAT))
+        return client
+
+    def read(client: ssl.SSLSocket) -> bytes:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+    async with routed(config([replica]), tls=files) as harness:
+        with await asyncio.to_thread(ask, harness.port) as client:
+            await replica.wait_calls(1)
+            await harness.at_rest()
+            draining = asyncio.create_task(harness.server.drain())
+            await goes_on(draining)
+            assert len((await asyncio.to_thread(read, client)).partition(b"\r\n\r\n")[2]) == LARGE
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_a_client_that_never_takes_its_answer_is_not_waited_for_for_ever(replica: FakeReplica) -> None:
+    replica.script = answering(b"x" * LARGE)
+    limits = Limits(drain_timeout_s=0.5)
+    async with routed(config([replica], limits=limits)) as harness, narrow(harness) as client:
+        client.writer.write(post(CHAT))
+        await replica.wait_calls(1)
+        await harness.at_rest()
+        async with asyncio.timeout(5):
+            await harness.server.drain()
+
+
+async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "OWED_S", 0.1)
+    async with routed(config([replica])) as harness, harness.connect() as half, harness.connect() as silent:
+        await half.send(post(CHAT)[:-5])
+        await harness.until(lambda: any(client._head for client in harness.router.clients), "half a request")
+        async with asyncio.timeout(stopping.UPLOADS_S):
+            await harness.router.drain()
+        answer = await half.answer()
+        assert (answer.status, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
+        assert await half.read_all() == await silent.read_all() == b""
+    assert replica.calls == []
+
+
+@pytest.mark.parametrize(("uploads_s", "status"), [(5.0, 200), (0.5, 503)])
+async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
+    uploads_s: float, status: int, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "OWED_S", 0.4)
+    monkeypatch.setattr(stopping, "UPLOADS_S", uploads_s)
+    whole = post(CHAT)
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(whole[:-10])
+        await harness.until(lambda: any(client._head for client in harness.router.clients), "a part of a request")
+        draining = asyncio.create_task(harness.router.drain())
+        with suppress(ConnectionError):
+            for at in range(len(whole) - 10, len(whole)):
+                await asyncio.sleep(0.1)
+                await client.send(whole[at : at + 1])
+        assert (await client.answer()).status == status
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_half_a_request_behind_one_that_is_answered_holds_nobody_up(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "OWED_S", 60.0)
+    monkeypatch.setattr(stopping, "UPLOADS_S", 60.0)
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await call.send(plain_answer(b"fine"))
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT) + post(CHAT)[:-5])
+        await replica.wait_calls(1)
+        draining = asyncio.create_task(harness.router.drain())
+        await harness.until(lambda: harness.router.is_draining, "the drain")
+        go.set()
+        assert (await client.answer()).headers["connection"] == "close"
+        async with asyncio.timeout(5):
+            await draining
 
 
 async def test_what_goes_wrong_while_draining_is_not_taken_for_a_good_end(
