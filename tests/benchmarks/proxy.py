@@ -40,25 +40,26 @@ class Proxy:
 
     def cpu_s(self) -> float:
         total = 0
-        for pid in self._pids():
+        for pid in self.pids():
             after_name = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
             total += int(after_name[11]) + int(after_name[12])
         return total / _TICKS
 
     def memory_mib(self) -> float:
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self._pids())
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
-    def _pids(self) -> Iterator[int]:
-        return iter(()) if self.pid is None else _family(self.pid)
+    def pids(self) -> Iterator[int]:
+        """Its processes."""
+        return iter(()) if self.pid is None else family(self.pid)
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """A process and its children, and theirs."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text("ascii").split():
-            yield from _family(int(child))
+            yield from family(int(child))
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """The router against direct access and against other proxies, on the same replicas, side by side in one run.
 
-CPU is user + system time of the proxy alone (``/proc``), which holds on a busy machine too; requests/s, latency and
-events/s share the machine's cores with the load and the replicas. Rounds are interleaved; figures are medians, with
+CPU is user + system time of the proxy alone (``/proc``), which holds on a busy machine too; requests/s and events/s
+share the machine's cores with the load and the replicas. Rounds are interleaved; figures are medians, with
 the least and the most where they are worth knowing. ``wrk`` makes the load where it is installed.
 
 A request costs a proxy more when it has time to sleep between requests, for then the kernel has to wake it and
-everybody it writes to. So CPU is also compared at one rate for all, half of what the router can do.
+everybody it writes to. So CPU is also compared at one rate for all, half of what the slowest of ours can do. Latency is
+taken in the same rounds, in which the proxy has a core of its own: what load and replicas do would else be in it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from routing.schema import (
     dump_snapshot,
 )
 from tests.benchmarks.builds import compiled_environment
+from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.load import SESSIONS, request, warm_s
 from tests.benchmarks.peers import installed
 from tests.benchmarks.proxy import DEADLINE_S, Proxy
@@ -50,7 +52,7 @@ STREAMS = 200  # with the replicas' beat: 20,000 events/s
 def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = stack.enter_context(replicas())
+        replicas_pid, ports = stack.enter_context(replicas())
         builds = [None, compiled_environment()] if compiled_environment() else [None]
         routers = [
             stack.enter_context(our_router(folder, ports, settings, build)) for settings in POLICIES for build in builds
@@ -60,10 +62,12 @@ def main() -> None:
         for _ in range(ROUNDS):
             for proxy in proxies:
                 measure_requests(proxy, folder)
-        rate = (routers[0].figure("requests_per_s") or 0) / 2
+        rate = min(router.figure("requests_per_s") or 0 for router in routers) / 2
         for _ in range(LATENCY_ROUNDS):
             for proxy in proxies:
-                measure_latency(proxy, rate)
+                idle = [pid for other in proxies if other is not proxy for pid in other.pids()]
+                with core_of_its_own(proxy.pids(), [replicas_pid, *idle]):
+                    measure_latency(proxy, rate)
         for _ in range(ROUNDS):
             for proxy in proxies:
                 measure_streams(proxy)
@@ -84,7 +88,7 @@ def measure_requests(proxy: Proxy, folder: Path) -> None:
 
 
 def measure_latency(proxy: Proxy, rate: float) -> None:
-    """Latency, and what a request costs, at half of the router's load."""
+    """Latency, and what a request costs, at half of the load."""
     before = proxy.cpu_s()
     seen = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
     proxy.note(p50_ms=1e3 * seen["p50_s"], p99_ms=1e3 * seen["p99_s"])
@@ -108,6 +112,10 @@ def measure_streams(proxy: Proxy) -> None:
 def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float) -> None:
     columns = ["us_per_request", "requests_per_s", "us_paced", "p50_ms", "p99_ms", "us_per_event", "memory_mib"]
     print(f"8 KiB chat bodies, {CONNECTIONS} connections; paced: {rate:.0f} requests/s; {STREAMS} streams; {python()}")
+    if can_be_split():
+        print("us_paced, p50 and p99: the proxy has a core of its own, load and replicas have the others")
+    else:
+        print("us_paced, p50 and p99: one core only, so that load and replicas are in the proxy's latency")
     print(f"{'':22}" + "".join(f"{name:>26}" for name in columns))
     for proxy in (direct, *peers, *routers):
         print(f"{proxy.name:22}" + "".join(f"{proxy.text(name):>26}" for name in columns))
@@ -170,12 +178,13 @@ def wrk(port: int, folder: Path) -> tuple[float, float]:
 
 
 @contextmanager
-def replicas() -> Iterator[list[int]]:
+def replicas() -> Iterator[tuple[int, list[int]]]:
+    """Their process, and their ports."""
     command = [sys.executable, "-m", "tests.benchmarks.mock_upstream", str(REPLICAS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout
-        yield json.loads(process.stdout.readline())
+        yield process.pid, json.loads(process.stdout.readline())
     finally:
         process.communicate(timeout=DEADLINE_S)
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
 from routing.core.types import Reason
@@ -11,6 +18,7 @@ from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
 from tests.benchmarks import ladder, quality
 from tests.benchmarks.__main__ import main
+from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import decisions, replicas, scrape
 from tests.telemetry.lab.traces import traffic
@@ -25,6 +33,40 @@ def test_options_are_for_one_benchmark_alone(capsys: pytest.CaptureFixture[str])
     assert main(["decision", "--trace", "x"]) == 2
     assert main(["quality", "decision", "--trace", "x"]) == 2
     assert "quality" in capsys.readouterr().err
+
+
+def test_what_is_timed_has_a_core_of_its_own_with_all_its_threads_while_it_is_timed() -> None:
+    cores = os.sched_getaffinity(0)
+    with sleeper() as timed, sleeper() as other:
+        with core_of_its_own([timed], [other]):
+            (own,), (rest,) = {*cores_of(timed)}, {*cores_of(other)}
+            assert rest == frozenset(os.sched_getaffinity(0))
+        assert {*cores_of(timed), *cores_of(other)} == {frozenset(os.sched_getaffinity(0))} == {frozenset(cores)}
+
+    assert own | rest == cores
+    if can_be_split():
+        assert len(own) == 1
+        assert not own & rest
+
+
+@contextmanager
+def sleeper() -> Iterator[int]:
+    """A process of two threads."""
+    program = "import threading, sys; threading.Thread(target=sys.stdin.read).start(); print(flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.communicate(timeout=30)
+
+
+def cores_of(process: int) -> list[frozenset[int]]:
+    """Of each thread, where it may run."""
+    threads = [int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()]
+    assert len(threads) == 2
+    return [frozenset(os.sched_getaffinity(thread)) for thread in threads]
 
 
 def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could_be(
