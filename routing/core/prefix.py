@@ -18,7 +18,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.prompt import CanonicalPrompt
+from routing.core.prompt import CONTENT, CanonicalPrompt
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, Tier1
 
@@ -146,7 +146,7 @@ def boundary_end(prompt: CanonicalPrompt, rule: Tier1) -> int:
     if boundary is SYSTEM:
         return prompt.opening_end
     if boundary is MARKER and (end := prompt.data.find(rule.boundary_marker.encode())) >= 0:
-        return end
+        return end if prompt.tools_end or end > prompt.data.find(CONTENT) + 1 else 0  # else only a role is before it
     if boundary is MESSAGES:
         ends = prompt.message_ends
         return ends[min(rule.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end

@@ -106,6 +106,53 @@ def test_without_its_marker_a_prompt_ends_its_opening_as_by_default(prompt: Cano
     assert boundary_end(prompt, at(Boundary.MARKER)) == boundary_end(prompt, Tier1())
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        chat(("user", "a" * 2000 + "### Ques"), ("user", "tion")),  # over two messages
+        chat(("user", [{"type": "text", "text": "a" * 2000 + "### Ques"}, {"type": "text", "text": "tion"}])),
+        chat(("user", [IMAGE, {"type": "text", "text": "### question" + "a" * 2000}])),
+        chat(("user", [{"type": "image_url", "image_url": {"url": "http://a/### Question"}}]), ("user", "a" * 2000)),
+    ],
+)
+def test_a_marker_that_stands_in_no_one_text_does_not_stand(prompt: CanonicalPrompt) -> None:
+    assert boundary_end(prompt, at(Boundary.MARKER)) == boundary_end(prompt, Tier1()) == 1024
+
+
+@pytest.mark.parametrize(
+    ("before", "prompt"),
+    [
+        (b"An \xc3\xa9t\xc3\xa9. ", chat(("user", "An été. ### Question ### Question"))),
+        (b"\xfd", chat(("user", [IMAGE, {"type": "text", "text": "### Question"}]))),
+        (b"brief.\xffuser\xfe", chat(SHORT_SYSTEM, ("user", "### Question"))),
+        (b"}]\xffuser\xfe", chat(("user", "### Question"), tools=[{"name": "a"}])),
+    ],
+)
+def test_an_opening_ends_right_before_the_first_marker(before: bytes, prompt: CanonicalPrompt) -> None:
+    assert prompt.data[: boundary_end(prompt, at(Boundary.MARKER))].endswith(before)
+
+
+@pytest.mark.parametrize(
+    "prompt", [chat(("user", "### Question a")), of_bytes(b"\xff\xfe### Question a"), chat(("### Question", "a"))]
+)
+def test_a_prompt_that_begins_with_the_marker_has_no_opening(prompt: CanonicalPrompt) -> None:
+    assert HASHER.tier1(prompt, "llama", at(Boundary.MARKER)) is None
+
+
+@given(text=st.text("aé漢🙂", max_size=60), other=st.text("aé漢🙂", max_size=60), length=st.integers(64, 120))
+def test_openings_that_end_within_a_character_are_the_same_for_the_same_bytes(
+    text: str, other: str, length: int
+) -> None:
+    rule = at(Boundary.BYTES, boundary_bytes=length)
+    one, second = chat(("user", text)), chat(("user", other))
+    same_key = HASHER.tier1(one, "llama", rule) == HASHER.tier1(second, "llama", rule)
+
+    assert same_key == (one.data[:length] == second.data[:length])
+
+
 def test_a_policys_marker_that_is_not_said_comes_to_the_default() -> None:
     assert PrefixHashSettings(boundary=Boundary.MARKER).tier1 == Tier1()
 
