@@ -2,7 +2,8 @@
 
 Theory of operation. Openings are counted with decay. One with at least ``hot_ratio`` of the requests owns the first
 replicas of its home order that no hotter one owns, in proportion to its share; one replica at least stays for all
-others. The plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
+others. Where some requests may use other replicas than the rest, as an adapter's do, they have a plan of their own. A
+plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
 below ``COOL`` of the ratio, and gains or loses a replica only where its share is well off its number, as
 ``core/division.py`` has it, because every change makes somebody cold. On its own replicas a hot opening is warm
 everywhere, so there conversations are spread: the tier-2 key picks one by a jump hash, which moves few of them when
@@ -14,7 +15,6 @@ loaded. Any other opening goes by its home order among the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from routing.core.bounded_load import bounded_choice
@@ -29,8 +29,23 @@ from routing.strategies.strategy import Keys
 
 REVIEW: Final = 64  # requests between two looks at the plan
 COOL: Final = 0.7  # of the ratio that made an opening hot, below which it no longer is
+PLANS: Final = 8  # sets of replicas with a plan of their own: as many adapters, and those of a health that has passed
 CROWD: Final = 0.1  # of a replica's traffic, above which a conversation is none: all who share the opening begin alike
 _WORD: Final = (1 << 64) - 1
+
+
+class Plan:
+    """Which of some replicas are whose."""
+
+    __slots__ = ("due", "owned", "rest", "sizes")
+
+    def __init__(
+        self, sizes: dict[PrefixHash, int], owned: dict[PrefixHash, Candidates], rest: Candidates | None, due: int
+    ) -> None:
+        self.sizes = sizes  # replicas of each hot opening, the hottest first
+        self.owned = owned  # these replicas
+        self.rest = rest  # those of all other openings; None: all of them
+        self.due = due  # the request from which on it is looked at again
 
 
 class AffinityGroups:
@@ -42,10 +57,8 @@ class AffinityGroups:
         self._shares = Shares(settings.half_life)
         self._conversations = Shares(settings.half_life)
         self._requests = 0
-        self._reviewed_for: Candidates | None = None
-        self._sizes: dict[PrefixHash, int] = {}  # replicas of each hot opening
-        self._owned: Mapping[PrefixHash, Candidates] = {}
-        self._rest: Candidates | None = None
+        self._plans: dict[Candidates, Plan] = {}
+        self._latest = Plan({}, {}, None, 0)
 
     @classmethod
     def build(cls, settings: AffinityGroupsSettings, fleet: Fleet, _seed: int) -> AffinityGroups:
@@ -59,12 +72,11 @@ class AffinityGroups:
             return Choice(candidates.least_loaded(), Reason.NO_KEY)
         self._shares.count(opening)
         self._requests += 1
-        if candidates.whole is not self._reviewed_for or not self._requests % REVIEW:
-            self._review(candidates.whole)
-        owned = _untried(self._owned.get(opening), candidates)
+        plan = self._plan_for(candidates.whole)
+        owned = _untried(plan.owned.get(opening), candidates)
         if owned is not None:
             return self._among(owned, keys)
-        rest = _untried(self._rest, candidates)
+        rest = _untried(plan.rest, candidates)
         return bounded_choice(
             self._ring.walk(opening),
             candidates if rest is None else rest,
@@ -75,11 +87,11 @@ class AffinityGroups:
     def carry_over(self, before: AffinityGroups) -> None:
         """Go on from the traffic that was counted, and from how many replicas each hot opening had."""
         self._shares, self._conversations = before._shares, before._conversations
-        self._requests, self._sizes = before._requests, before._sizes
+        self._requests, self._latest = before._requests, before._latest
 
     def plan(self) -> dict[PrefixHash, list[ReplicaId]]:
-        """The replicas of each hot opening, the hottest first."""
-        return {opening: list(owned) for opening, owned in self._owned.items()}
+        """The replicas of each hot opening, the hottest first, as the latest request's are."""
+        return {opening: list(owned) for opening, owned in self._latest.owned.items()}
 
     def _among(self, owned: Candidates, keys: Keys) -> Choice:
         """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
@@ -96,22 +108,32 @@ class AffinityGroups:
 
     # --- the plan ---
 
-    def _review(self, candidates: Candidates) -> None:
-        """Give hot openings as many replicas as their share, if that changes anything."""
-        sizes = self._wanted(len(candidates))
-        if candidates is self._reviewed_for and sizes == self._sizes:
-            return
-        self._reviewed_for, self._sizes = candidates, sizes
+    def _plan_for(self, candidates: Candidates) -> Plan:
+        """The plan of these replicas, made or looked at again where that is due."""
+        plan = self._plans.get(candidates)
+        if plan is None or plan.due <= self._requests:
+            if plan is None and len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[candidates] = self._reviewed(candidates, plan)
+        self._latest = plan
+        return plan
+
+    def _reviewed(self, candidates: Candidates, before: Plan | None) -> Plan:
+        """Give hot openings as many replicas as their share; who had none before begins with the latest numbers."""
+        sizes = self._wanted(len(candidates), (before or self._latest).sizes)
+        due = self._requests + REVIEW
+        if before is not None and sizes == before.sizes:
+            return Plan(sizes, before.owned, before.rest, due)
         taken: set[ReplicaId] = set()
         owned = {}
         for opening, size in sizes.items():
             mine = [replica for replica in self._ring.walk(opening) if replica in candidates and replica not in taken]
             taken.update(mine[:size])
             owned[opening] = candidates.only(mine[:size])
-        self._owned = owned
-        self._rest = candidates.without(taken) if 0 < len(taken) < len(candidates) else None
+        rest = candidates.without(taken) if 0 < len(taken) < len(candidates) else None
+        return Plan(sizes, owned, rest, due)
 
-    def _wanted(self, replicas: int) -> dict[PrefixHash, int]:
+    def _wanted(self, replicas: int, had: dict[PrefixHash, int]) -> dict[PrefixHash, int]:
         """Replicas of each hot opening, the hottest first; together they leave one for the others, if any come."""
         hot_ratio = self._settings.hot_ratio
         sizes: dict[PrefixHash, int] = {}
@@ -119,7 +141,7 @@ class AffinityGroups:
         left = replicas if 1.0 - sum(share for _, share in shares) < FEW / replicas else replicas - 1
         for key, share in shares:
             opening = PrefixHash(key)
-            before = self._sizes.get(opening)
+            before = had.get(opening)
             if left < 1 or (before is None and share < hot_ratio):
                 continue
             sizes[opening] = min(stepped(before or 0, share * replicas), left)

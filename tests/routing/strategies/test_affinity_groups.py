@@ -12,7 +12,7 @@ from routing.core.load import LoadBook
 from routing.core.ring import HashRing
 from routing.core.types import Reason
 from routing.schema import AffinityGroupsSettings
-from routing.strategies.affinity_groups import AffinityGroups, jump
+from routing.strategies.affinity_groups import PLANS, AffinityGroups, jump
 from tests.routing.building import FixedKeys, names
 
 HOT = 4711
@@ -115,6 +115,28 @@ def test_what_all_begin_with_is_no_conversation_and_goes_to_the_least_loaded() -
 
     assert sum(running) == len(tickets)
     assert max(running) - min(running) < 60
+
+
+def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() -> None:
+    rig = Rig(8)
+    holders = rig.candidates.only(rig.names[:3])  # of an adapter
+    rig.traffic(4000, {HOT: 0.52})
+    plan = rig.strategy.plan()
+    for _ in range(300):
+        rig.traffic(9, {HOT: 0.5})  # with the adapter's 3.6 replicas' worth: few enough for 3, and too many to lose one
+        assert rig.strategy.choose(FixedKeys(tier1=5), holders).replica in holders
+    rig.traffic(1, {HOT: 1.0})
+
+    assert len(plan[HOT]) == 4
+    assert rig.strategy.plan() == plan
+
+
+def test_plans_of_replicas_that_are_there_no_more_are_let_go() -> None:
+    rig = Rig(8)
+    for number in range(5 * PLANS):
+        rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.only(rig.names[number % 8 :]))
+
+    assert len(rig.strategy._plans) <= PLANS
 
 
 def test_a_retry_goes_to_another_of_its_own_and_the_plan_stays() -> None:
