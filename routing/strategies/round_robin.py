@@ -8,6 +8,7 @@ Source: Waldspurger and Weihl, "Stride Scheduling", 1995.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heapify, heapreplace
 
 from xxhash import xxh3_64_intdigest
@@ -22,17 +23,18 @@ from routing.strategies.strategy import Keys
 class RoundRobin:
     """Give the candidates their turns."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, names: Collection[ReplicaId] = ()) -> None:
         self._seed = seed
+        self._names = names  # all that are configured
         self._candidates: Candidates | None = None
         self._turns: list[tuple[float, int, ReplicaId]] = []  # heap of (turn, order of the last one, replica)
         self._known: dict[ReplicaId, tuple[float, int]] = {}  # the same by replica, also of those that are away
         self._count = 0
 
     @classmethod
-    def build(cls, _settings: RoundRobinSettings, _fleet: Fleet, seed: int) -> RoundRobin:
+    def build(cls, _settings: RoundRobinSettings, fleet: Fleet, seed: int) -> RoundRobin:
         """The strategy for one group."""
-        return cls(seed)
+        return cls(seed, fleet.targets.keys())
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The replica whose turn it is."""
@@ -45,8 +47,9 @@ class RoundRobin:
         return Choice(replica, Reason.ROUND_ROBIN)
 
     def carry_over(self, before: RoundRobin) -> None:
-        """Go on with whose turn it was."""
-        self._turns, self._known, self._count = before._turns, before._known, before._count
+        """Go on with whose turn it was, of those who are still configured."""
+        self._turns, self._count = before._turns, before._count
+        self._known = {name: place for name, place in before._known.items() if name in self._names}
 
     def _next_place(self) -> int:
         self._count += 1

@@ -53,6 +53,18 @@ def test_a_replica_that_comes_back_makes_up_for_nothing() -> None:
     assert set(Counter(turns(strategy, among(A, B), 100)).values()) == {50}
 
 
+def test_a_new_configuration_goes_on_with_the_turns_of_those_that_stay_and_remembers_no_others() -> None:
+    before = RoundRobin(0, (A, B, C))
+    met = turns(before, among(A, B, C), 4)
+    after = RoundRobin(0, (A, B, D))
+    after.carry_over(before)
+    met += turns(after, among(A, B, D), 300)
+
+    assert met[3] not in met[4:6]  # it had its turn just before, so the others come first
+    assert set(after._known) == {A, B, D}
+    assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
+
+
 def test_refusals_that_change_the_candidates_at_every_request_leave_it_fair() -> None:
     strategy = RoundRobin()
     everybody = among(A, B, C)
