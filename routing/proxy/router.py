@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -17,7 +16,6 @@ from routing.core.prompt import CanonicalPrompt
 from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
-from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
@@ -46,33 +44,19 @@ from routing.proxy.loop.turns import in_turns
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.replicas.answer import AnswerHead
-from routing.proxy.replicas.health import HealthChecks, Target
+from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
+from routing.proxy.serving import Serving, active_names, placed_names, watched_targets
 from routing.proxy.sockets.tls import Tls
 from routing.proxy.warming.warm_ups import WarmUps
-from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
+from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
 
 logger = logging.getLogger(__name__)
 
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 _METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """One configuration at work. A request keeps the one that it began with."""
-
-    config: RouterConfig
-    placement: Placement
-    links: dict[str, ReplicaLink]  # by replica name
-    access: AccessControl | None  # None: everybody is let in
-    admission: Admission
-    series: ConfiguredSeries
-    limits: Limits  # what is accepted and how long anything may take
-    placed: frozenset[ReplicaId]  # where its requests may go
-    watched: list[Target]  # whose health is asked for
 
 
 class Router:
@@ -263,7 +247,7 @@ class Router:
             ConfiguredSeries(config),
             config.limits,
             placed=frozenset(placed_names(config)),
-            watched=[target for pool in config.pools for target in _targets(pool, links)],
+            watched=[target for pool in config.pools for target in watched_targets(pool, links)],
         )
 
     def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
@@ -307,7 +291,7 @@ class Router:
         self.warm_ups = self.all_warm_ups if self.all_warm_ups.configure(serving.config) else None
         self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
         if before:
-            for name in _active(serving.config) - _active(before.config):
+            for name in active_names(serving.config) - active_names(before.config):
                 self._join(name)
         self.watch.start()
 
@@ -339,27 +323,3 @@ class Router:
     def _health_answer(self) -> LocalAnswer:
         reason = self.not_ready_reason
         return LocalAnswer(200 if reason is None else 503)
-
-
-def placed_names(config: RouterConfig) -> list[ReplicaId]:
-    """The targets of all pools: replicas, or their ranks."""
-    return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
-
-
-def _active(config: RouterConfig) -> set[ReplicaId]:
-    """The replicas that may get requests."""
-    replicas = (replica for pool in config.pools for replica in pool.replicas)
-    return {ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE}
-
-
-def _targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
-    return [
-        Target(replica.name, links[replica.name].address, pool.health, _asked_for(pool, replica))
-        for replica in pool.replicas
-        if replica.state is not ReplicaState.DISABLED
-    ]
-
-
-def _asked_for(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
-    """Adapters of which only the replica can tell whether it holds them."""
-    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()

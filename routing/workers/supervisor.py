@@ -27,7 +27,7 @@ from routing.proxy.log import defect, event
 from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import SeriesKey
-from routing.proxy.router import placed_names
+from routing.proxy.serving import placed_names
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
 from routing.proxy.stopping import LINGER_S

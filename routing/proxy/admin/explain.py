@@ -13,7 +13,8 @@ from routing.proxy.clients.request import Head, Request
 from routing.proxy.decisions.record import Record, shown_hash
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
-from routing.proxy.router import Router, Serving
+from routing.proxy.router import Router
+from routing.proxy.serving import Serving
 
 
 class Explained(Struct):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
     from routing.proxy.replicas.answer import AnswerHead
-    from routing.proxy.router import Router, Serving
+    from routing.proxy.router import Router
+    from routing.proxy.serving import Serving
 
 HELD_BYTES: Final = 64 << 10  # of an error answer that is being judged
 TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request
     from routing.proxy.exchanges.gates import Gates, Passage
-    from routing.proxy.router import Router, Serving
+    from routing.proxy.router import Router
+    from routing.proxy.serving import Serving
 
 logger = logging.getLogger(__name__)
 

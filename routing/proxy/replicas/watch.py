@@ -23,7 +23,8 @@ from routing.schema import ReplicaState
 if TYPE_CHECKING:
     from routing.core.load import Load
     from routing.proxy.replicas.link import ReplicaLink
-    from routing.proxy.router import Router, Serving
+    from routing.proxy.router import Router
+    from routing.proxy.serving import Serving
     from routing.schema import PoolConfig
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,55 @@
+"""One configuration at work, and what it says of its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routing.core.targets import targets_of
+from routing.core.types import ReplicaId
+from routing.placement.placement import Placement
+from routing.proxy.clients.access import AccessControl
+from routing.proxy.clients.admission import Admission
+from routing.proxy.metrics.configured import ConfiguredSeries
+from routing.proxy.replicas.health import Target
+from routing.proxy.replicas.link import ReplicaLink
+from routing.schema import Limits, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One configuration at work. A request keeps the one that it began with."""
+
+    config: RouterConfig
+    placement: Placement
+    links: dict[str, ReplicaLink]  # by replica name
+    access: AccessControl | None  # None: everybody is let in
+    admission: Admission
+    series: ConfiguredSeries
+    limits: Limits  # what is accepted and how long anything may take
+    placed: frozenset[ReplicaId]  # where its requests may go
+    watched: list[Target]  # whose health is asked for
+
+
+def placed_names(config: RouterConfig) -> list[ReplicaId]:
+    """The targets of all pools: replicas, or their ranks."""
+    return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
+
+
+def active_names(config: RouterConfig) -> set[ReplicaId]:
+    """The replicas that may get requests."""
+    replicas = (replica for pool in config.pools for replica in pool.replicas)
+    return {ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE}
+
+
+def watched_targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
+    """The replicas of a pool whose health is asked for."""
+    return [
+        Target(replica.name, links[replica.name].address, pool.health, _asked_for(pool, replica))
+        for replica in pool.replicas
+        if replica.state is not ReplicaState.DISABLED
+    ]
+
+
+def _asked_for(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
+    """Adapters of which only the replica can tell whether it holds them."""
+    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()
