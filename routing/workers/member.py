@@ -42,7 +42,7 @@ class Member:
         self.in_flight = 0
         self.first, self.last = 1, 0  # decisions
         self.noted = 0  # of them, those that have a number in the sequence
-        self.seen_at = asyncio.get_running_loop().time()
+        self.unanswered = 0  # looks in a row
         self._running = asyncio.create_task(channel.run())
 
     @classmethod
@@ -58,6 +58,11 @@ class Member:
         )
         return cls(orders, process, await Channel.open(end, _answer_nothing))
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not answer when it was last looked at."""
+        return self.unanswered > 0
+
     async def begin(self) -> None:
         """Wait until it answers."""
         await self.look(timeout_s=START_S)
@@ -69,7 +74,6 @@ class Member:
         self.figures = parse(seen.metrics)
         self.rows, self.in_flight = seen.replicas, seen.in_flight
         self.first, self.last = seen.first_decision, max(self.last, seen.last_decision)
-        self.seen_at = asyncio.get_running_loop().time()
 
     async def prepare(self, snapshot: Snapshot) -> None:
         """Let it make a configuration ready."""

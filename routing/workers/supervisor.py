@@ -35,14 +35,12 @@ from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
+from routing.workers.looks import Looks
 from routing.workers.member import ANSWER_S, GONE, Member
 from routing.workers.orders import Orders, Snapshot
 from routing.workers.sequence import Sequence
 
-LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
-LONGEST_LOOK_S = 5.0  # the same where looking takes long
-LOOK_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
-SILENT_S = 30.0  # after which a worker that does not answer is killed
+LEAVE_S = 1.0  # in which the port closes when all are to accept nothing more, whoever does not answer
 FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
 LAST_PAUSE_S = 5.0
 STABLE_S = 10.0  # a worker that lived longer than this is replaced without a pause
@@ -69,6 +67,7 @@ class Supervisor:
         self.store = ConfigStore(self._prepare, files, signatures)
         self.counts = Counts()
         self.sequence = Sequence()
+        self.looks = Looks(lambda: self.members, self.sequence, self._share_sockets)
         self.restarts = 0
         self.is_stopping = False  # not ready any more, though workers are still replaced and accept
         self.is_draining = False  # nor do they accept
@@ -99,6 +98,11 @@ class Supervisor:
     def ready(self) -> list[Member]:
         """Workers that accept, by slot."""
         return [member for member in self._slots if member is not None and member.is_ready]
+
+    @property
+    def awake(self) -> list[Member]:
+        """Of these, those that answer."""
+        return [member for member in self.ready if not member.is_silent]
 
     async def is_serving(self, within_s: float) -> bool:
         """Whether workers have begun to accept, and one is left; as soon as that is so."""
@@ -141,7 +145,7 @@ class Supervisor:
         self._is_open = True
         await self._note_change()
         await self._share_sockets()
-        self._spawn(keep_going(Loop.WORKERS, self._keep_looking))
+        self._spawn(keep_going(Loop.WORKERS, self.looks.keep_looking))
         self._begin_to_roll()
 
     def roll(self) -> None:
@@ -188,8 +192,10 @@ class Supervisor:
             if not member.is_ready:
                 member.kill()  # it holds the port open, and will not accept from it
         async with self._sharing:
-            await asyncio.gather(*(_or_kill(member, member.leave) for member in self.members))
-        self._leave()
+            leaving = asyncio.gather(*(_or_kill(member, member.leave) for member in self.members))
+            await asyncio.wait([leaving], timeout=LEAVE_S)
+            self._leave()
+            await leaving
         linger_s, timeout_s = LINGER_S if to_others else 0.0, self.drain_timeout_s + ANSWER_S
         await asyncio.gather(*(member.drain(linger_s, timeout_s=timeout_s) for member in self.members))
 
@@ -307,48 +313,26 @@ class Supervisor:
     async def _retire(self, member: Member) -> None:
         """Drain a worker, take over its decisions, and end it."""
         await member.drain(LINGER_S, timeout_s=self.drain_timeout_s + ANSWER_S)
-        self._note(member)
+        self.looks.note(member)
         self.sequence.replace(member, await member.kept())
         await member.end()
 
     async def _share_sockets(self) -> None:
-        """Every slot's sockets to its worker, those of an empty slot to another; whoever takes over goes first."""
+        """Every slot's sockets to its worker, and to another where it is gone or silent; who takes over goes first."""
         async with self._sharing:
-            ready = self.ready if self._is_open and not self.is_draining else []
+            ready = [member for member in self.ready if member in self._members]
+            if not self._is_open or self.is_draining:
+                ready = []
+            awake = [member for member in ready if not member.is_silent] or ready
             wanted: dict[Member, list[int]] = {member: [] for member in self._members}
             for slot, member in enumerate(self._slots if ready else ()):
-                owner = member if member is not None and member.is_ready else ready[slot % len(ready)]
-                if owner in wanted:
-                    wanted[owner].append(slot)
+                if member is not None and member in ready:
+                    wanted[member].append(slot)
+                if member not in awake:
+                    wanted[awake[slot % len(awake)]].append(slot)
             for takes_over in (True, False):
                 chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
                 await asyncio.gather(*(_or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
-
-    async def _keep_looking(self) -> None:
-        time, pause_s = asyncio.get_running_loop().time, LOOK_S
-        while True:
-            await asyncio.sleep(pause_s)
-            began_at = time()
-            await self.look()
-            pause_s = pause_after(time() - began_at)
-
-    async def look(self, timeout_s: float = ANSWER_S) -> None:
-        """See how everybody is; who has been silent for too long is killed."""
-        await asyncio.gather(*(self._look_at(member, timeout_s) for member in self.members))
-
-    async def _look_at(self, member: Member, timeout_s: float) -> None:
-        try:
-            await member.look(timeout_s=timeout_s)
-        except (*GONE, DeclinedError):
-            if asyncio.get_running_loop().time() - member.seen_at > SILENT_S:
-                event(logger, "worker_silent", level=logging.ERROR, worker=member.number, pid=member.process.pid)
-                member.kill()
-        self._note(member)
-
-    def _note(self, member: Member) -> None:
-        """Number the decisions that are new."""
-        self.sequence.note(member, member.noted)
-        member.noted = member.last
 
     # --- the configuration ---
 
@@ -357,6 +341,8 @@ class Supervisor:
         columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
         order = Snapshot(snapshot.document, columns)
         members = self.ready
+        if self.awake != members:
+            raise NotNowError("a worker does not answer")
         results = await asyncio.gather(*(member.prepare(order) for member in members), return_exceptions=True)
         prepared = [member for member, result in zip(members, results, strict=True) if result is None]
         for result in results:
@@ -364,7 +350,7 @@ class Supervisor:
                 reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
                 raise NackError(reason, path=path, revision=snapshot.revision)
             if isinstance(result, TimeoutError):
-                raise NotNowError("a worker did not answer")
+                raise NotNowError("a worker does not answer")
         if not prepared:
             raise NotNowError(NO_WORKER)
 
@@ -392,11 +378,6 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             defect(logger, error, "supervisor")
-
-
-def pause_after(took_s: float) -> float:
-    """Seconds until the next look, by how long this one took."""
-    return min(LONGEST_LOOK_S, max(LOOK_S, took_s / LOOK_SHARE))
 
 
 async def _or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:

@@ -70,7 +70,7 @@ class WorkersView:
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
         supervisor = self._supervisor
-        await supervisor.look(LOOK_S)
+        await supervisor.looks.look(LOOK_S)
         present = [member.figures for member in supervisor.members]
         total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
@@ -82,17 +82,17 @@ class WorkersView:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
-        await self._supervisor.look(LOOK_S)
+        await self._supervisor.looks.look(LOOK_S)
         return merged_rows(member.rows for member in self._supervisor.members)
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first by when the parent learned of them."""
-        await self._supervisor.look(LOOK_S)
+        await self._supervisor.looks.look(LOOK_S)
         return await self._supervisor.sequence.after(after, limit, ratio)
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
         """The decision that a request would get now, by the next worker in turn; RefusalError if it gets none."""
-        ready = self._supervisor.ready
+        ready = self._supervisor.awake
         turn = next(self._turn)
         for member in [*ready[turn % len(ready) :], *ready[: turn % len(ready)]] if ready else ():
             try:
@@ -104,7 +104,7 @@ class WorkersView:
     def _worker_lines(self) -> Iterator[str]:
         supervisor = self._supervisor
         yield from header("workers", "gauge", "Worker processes that accept requests.")
-        yield f"{PREFIX}workers {len(supervisor.ready)}"
+        yield f"{PREFIX}workers {len(supervisor.awake)}"
         yield from header("worker_restarts_total", "counter", "Worker processes that ended unasked.")
         yield f"{PREFIX}worker_restarts_total {supervisor.restarts}"
 

@@ -92,10 +92,12 @@ async def send_newcomers_to_others(leaving: Sequence[socket.socket]) -> None:
 
 
 def leave(leaving: Sequence[socket.socket]) -> None:
-    """Close sockets, after others have stopped accepting from them."""
+    """Close sockets after others have stopped accepting from them, and for those that have not."""
     for listening in leaving:
         with suppress(OSError):  # nothing was attached
             listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_REUSEPORT_BPF, 0)
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)  # a copy in another process kept it open
         listening.close()
 
 

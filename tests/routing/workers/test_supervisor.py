@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -20,12 +21,13 @@ from routing.proxy.sockets.listening import bind
 from routing.schema import ReplicaConfig, dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.counts import Counts
+from routing.workers.looks import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, PATIENCE_S, SILENT_LOOKS, pause_after
 from routing.workers.member import Member
 from routing.workers.orders import Snapshot
-from routing.workers.supervisor import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, SILENT_S, Supervisor, pause_after
+from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import config
+from tests.routing.proxy.harness import CHAT, config, connect, post
 
 DEADLINE_S = 20.0
 
@@ -36,8 +38,10 @@ def test_looking_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
     assert pause_after(took_s) == LOOK_S or took_s > LOOK_S * LOOK_SHARE
 
 
-def test_a_worker_that_is_silent_is_looked_at_often_enough_to_be_found_out() -> None:
-    assert pause_after(60.0) == LONGEST_LOOK_S < SILENT_S / 3
+def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_minute() -> None:
+    assert PATIENCE_S + LOOK_S < 5
+    assert SILENT_LOOKS * (PATIENCE_S + LOOK_S) < SILENT_LOOKS * (PATIENCE_S + LONGEST_LOOK_S) < 70
+    assert pause_after(60.0) == LONGEST_LOOK_S
 
 
 @asynccontextmanager
@@ -59,17 +63,66 @@ async def until(holds: Any, what: str) -> None:
         raise AssertionError(f"waited {DEADLINE_S} s for {what}") from None
 
 
-async def test_a_worker_that_is_silent_for_too_long_is_replaced(replica: FakeReplica, tmp_path: Path) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other at once; a worker that is well has time enough all the same."""
+    monkeypatch.setattr("routing.workers.looks.LOOK_S", 0.01)
+    monkeypatch.setattr("routing.workers.looks.PATIENCE_S", 2.0)
+
+
+async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answers(
+    replica: FakeReplica, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
     async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
+        silent, other = supervisor.ready
+        port = supervisor._sockets[0][0].getsockname()[1]
+        await until(lambda: other.listening == [1], "each to have its own sockets")
+        os.kill(silent.process.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: other.listening == [0, 1], "the other one to accept for both")
+            assert supervisor.awake == [other]
+            assert silent in supervisor.ready  # slow, perhaps
+            for _ in range(8):
+                async with connect(port) as client:
+                    await client.send(post(CHAT))
+                    assert (await client.answer()).status == 200
+            with pytest.raises(NotNowError, match="does not answer"):
+                await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
+            assert "warmpath_router_workers 1" in await WorkersView(supervisor, "1.0").metrics()
+        finally:
+            os.kill(silent.process.pid, signal.SIGCONT)
+        await until(lambda: other.listening == [1] and silent.listening == [0], "each to have its own again")
+        await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
+        assert supervisor.restarts == 0
+    assert caplog.text.count("worker_silent") == caplog.text.count("worker_answers") == 1
+
+
+async def test_a_worker_that_is_silent_for_too_long_is_replaced(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.workers.looks.PATIENCE_S", 0.5)
+    async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
         os.kill(stopped.process.pid, signal.SIGSTOP)
-        await supervisor.look(0.05)
-        assert stopped in supervisor.ready  # slow, perhaps
-        stopped.seen_at -= SILENT_S
-        await supervisor.look(0.05)
         await until(lambda: stopped not in supervisor.members, "the silent worker to be killed")
         await until(lambda: len(supervisor.ready) == 2, "its successor")
-        assert supervisor.restarts == 1
+
+
+async def test_the_port_closes_though_a_worker_does_not_answer(tmp_path: Path) -> None:
+    """R11: no new request after a second, whoever hangs."""
+    async with supervised(tmp_path, None) as supervisor:
+        port = supervisor._sockets[0][0].getsockname()[1]
+        stopped = supervisor.ready[0]
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        draining = asyncio.create_task(supervisor.drain(to_others=False))
+
+        def refuses() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+        await until(refuses, "the port to close")
+        assert stopped in supervisor.members
+        draining.cancel()
 
 
 async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
@@ -88,10 +141,10 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
             await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert (refused.value.reason, refused.value.path, refused.value.revision) == ("no room", "$.pools", 2)
         monkeypatch.undo()
-        await supervisor.look()
+        await supervisor.looks.look(DEADLINE_S)
         assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-0"}
         await supervisor.store.apply(dump_snapshot(config(four[2:3]), 3).document, Source.PUSH)
-        await supervisor.look()
+        await supervisor.looks.look(DEADLINE_S)
         assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-2"}
 
 
@@ -112,7 +165,7 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_
         applied = await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert applied.snapshot.revision == 2
         await until(lambda: victim not in supervisor.members and len(supervisor.ready) == 2, "a successor")
-        await supervisor.look()
+        await supervisor.looks.look(DEADLINE_S)
         assert [row["name"] for member in supervisor.ready for row in member.rows] == ["replica-1"] * 2
 
 
@@ -158,7 +211,7 @@ async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
     async with supervised(tmp_path, None) as supervisor:
         os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
         monkeypatch.setattr("routing.workers.member.PREPARE_S", 0.2)
-        with pytest.raises(NotNowError, match="did not answer"):
+        with pytest.raises(NotNowError, match="does not answer"):
             await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
         assert supervisor.store.last_nack is None
 
@@ -183,7 +236,7 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.proxy.loop.lasting.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("routing.workers.supervisor.LOOK_S", 0.01)
+    monkeypatch.setattr("routing.workers.looks.LOOK_S", 0.01)
     look, bury, share = Member.look, Counts.bury, Supervisor._share_sockets
     failed: list[str] = []
 
@@ -208,8 +261,8 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
         monkeypatch.setattr(Member, "look", look_badly)
         await until(lambda: failed == ["look"], "a look that fails")
         member = supervisor.ready[0]
-        seen_at = member.seen_at
-        await until(lambda: member.seen_at > seen_at, "a look after the one that failed")
+        member.figures = {}
+        await until(lambda: member.figures != {}, "a look after the one that failed")
         monkeypatch.setattr(Counts, "bury", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
         member.kill()
@@ -255,7 +308,7 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
         monkeypatch.setattr(Member, "start", count)
         supervisor.ready[0].kill()
         await until(lambda: supervisor.restarts == 2 and len(supervisor.ready) == 2, "a second successor")
-        await supervisor.look()
+        await supervisor.looks.look(DEADLINE_S)
         await until(lambda: len(supervisor.members) == 2 and len(supervisor._tasks) == 3, "nothing more to begin")
         assert len(started) == 2
 

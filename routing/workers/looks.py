@@ -1,0 +1,83 @@
+"""Looks at workers: what they counted and decided, and whether they answer at all.
+
+Theory of operation. Every worker is looked at about once a second, and whenever somebody asks for figures. One that
+leaves a look of the first kind unanswered is silent: then another one accepts from its sockets as well, so that nobody
+new waits for a worker that hangs. When it answers again it has them to itself; after ``SILENT_LOOKS`` in a row it is
+killed. Looks are counted and not seconds, because after a pause of the whole machine everybody would have been silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from routing.proxy.log import event
+from routing.workers.channel import DeclinedError
+from routing.workers.member import GONE, Member
+from routing.workers.sequence import Sequence
+
+LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
+LONGEST_LOOK_S = 5.0  # the same where looking takes long
+LOOK_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
+PATIENCE_S = 3.0  # that a look waits
+SILENT_LOOKS = 8  # without an answer, half a minute
+
+logger = logging.getLogger(__name__)
+
+
+class Looks:
+    """At all workers of a router."""
+
+    def __init__(
+        self, members: Callable[[], list[Member]], sequence: Sequence, silence_changed: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._members = members
+        self._sequence = sequence
+        self._silence_changed = silence_changed  # hears of each worker that falls silent or answers again
+
+    async def keep_looking(self) -> None:
+        """For ever."""
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(pause_after(took_s))
+            took_s = max(await asyncio.gather(*map(self._judge, self._members())), default=0.0)
+
+    async def look(self, timeout_s: float) -> None:
+        """See how all are that answer; those that take longer than that are as they were last seen."""
+        await asyncio.gather(*(self._answers(it, timeout_s) for it in self._members() if not it.is_silent))
+
+    def note(self, member: Member) -> None:
+        """Number the decisions that are new."""
+        self._sequence.note(member, member.noted)
+        member.noted = member.last
+
+    async def _judge(self, member: Member) -> float:
+        """Look, and see whether it is silent; seconds until its answer came, if one did."""
+        time, was_silent = asyncio.get_running_loop().time, member.is_silent
+        began_at = time()
+        answers = await self._answers(member, PATIENCE_S)
+        took_s = time() - began_at if answers else 0.0
+        member.unanswered = 0 if answers else member.unanswered + 1
+        if member.unanswered >= SILENT_LOOKS:
+            event(logger, "worker_hangs", level=logging.ERROR, worker=member.number, pid=member.process.pid)
+            member.kill()
+        elif member.is_silent != was_silent:
+            name, level = ("worker_silent", logging.WARNING) if member.is_silent else ("worker_answers", logging.INFO)
+            event(logger, name, level=level, worker=member.number, pid=member.process.pid)
+            await self._silence_changed()
+        return took_s
+
+    async def _answers(self, member: Member, timeout_s: float) -> bool:
+        try:
+            await member.look(timeout_s=timeout_s)
+        except (*GONE, DeclinedError):
+            return False
+        finally:
+            self.note(member)
+        return True
+
+
+def pause_after(took_s: float) -> float:
+    """Seconds until the next look, by how long this one took."""
+    return min(LONGEST_LOOK_S, max(LOOK_S, took_s / LOOK_SHARE))
