@@ -209,7 +209,7 @@ class Exchange:
         if self._state is DONE:
             return
         if not ours:
-            self._router.checks.connect_failed(self._decision.replica.name, reason)
+            self._router.checks.connect_failed(self._decision.replica.name)
             self._router.breakers.refused(ReplicaId(self._decision.replica.name), reason)
         if not self._retry(Failure.CONNECT):
             name = self._decision.replica.name

@@ -2,9 +2,10 @@
 
 Theory of operation. One task per replica asks its health path, on a connection of its own each time, because a kept
 one says nothing about new ones. ``failures`` bad findings in a row make a replica down, ``successes`` good ones make
-it up; a replica never asked counts as up. A request that cannot connect is a bad finding too, and makes the task ask
-again at once, so a false alarm lasts one round trip. A replica that is down is no candidate, even if all are: then
-clients get a 503 that names the pool. It is asked on, at the same interval, so no pool stays dark on old news.
+it up; a replica never asked counts as up. Requests that cannot connect make the task ask at once. If that check finds
+the same, they are one bad finding more, however many they were; else they were a moment's affair, such as a queue of
+newcomers that overflowed, and cost a well replica nothing. A replica that is down is no candidate, even if all are:
+then clients get a 503 that names the pool. It is asked on, at the same interval, so no pool stays dark on old news.
 
 A replica with too much to do may be late with its health check while its answers come. Such a silence is no finding:
 under overload it would strike all replicas at once, and take the whole pool down for being busy.
@@ -42,6 +43,7 @@ class Finding:
     last_ok_at: datetime | None = None
     failures: int = 0  # in a row
     successes: int = 0
+    was_refused: bool = False  # a request could not connect since the latest check began
     ask_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -96,12 +98,12 @@ class HealthChecks:
         """What is known of a replica; nothing, for one that is not watched."""
         return self._findings.get(name) or Finding()
 
-    def connect_failed(self, name: str, reason: str) -> None:
-        """A request could not connect: count it, and ask again at once."""
-        target = self._targets.get(name)
-        if target is not None:
-            self._found_bad(target, reason)
-            self._findings[name].ask_now.set()
+    def connect_failed(self, name: str) -> None:
+        """A request could not connect: ask again at once, and count it if that shows the same."""
+        finding = self._findings.get(name)
+        if finding is not None:
+            finding.was_refused = True
+            finding.ask_now.set()
 
     def suspect(self, name: str) -> None:
         """A request got no answer, which may have many causes: ask again at once."""
@@ -124,6 +126,7 @@ class HealthChecks:
         finding, time = self._findings[target.name], asyncio.get_running_loop().time
         for turn in count():
             finding.ask_now.clear()
+            was_refused, finding.was_refused = finding.was_refused, False
             began_at = time()
             reason = await probe(target)
             if reason is None:
@@ -131,7 +134,7 @@ class HealthChecks:
                     await self._learn_adapters(target)
                 self._found_good(target)
             elif reason != _silence(target.check) or self._progress_at(target.name) < began_at:
-                self._found_bad(target, reason)
+                self._found_bad(target, reason, findings=2 if was_refused else 1)
             try:
                 async with asyncio.timeout(target.check.interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - no secret
                     await finding.ask_now.wait()
@@ -153,9 +156,9 @@ class HealthChecks:
                 event(logger, "replica_up", replica=target.name)
                 self._came_up(ReplicaId(target.name))
 
-    def _found_bad(self, target: Target, reason: str) -> None:
+    def _found_bad(self, target: Target, reason: str, *, findings: int) -> None:
         finding = self._findings[target.name]
-        finding.failures, finding.successes, finding.reason = finding.failures + 1, 0, reason
+        finding.failures, finding.successes, finding.reason = finding.failures + findings, 0, reason
         if finding.failures >= target.check.failures:
             finding.is_up = False
             if self._book.mark(ReplicaId(target.name), up=False):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
-from routing.proxy.replicas.health import Target, probe
+from routing.core.health import HealthBook
+from routing.core.types import ReplicaId
+from routing.proxy.replicas.health import HealthChecks, Target, probe
 from routing.proxy.replicas.link import Address
 from routing.schema import HealthCheck
+from tests.fakes.replica import FakeReplica
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,52 @@ async def test_whatever_answers_a_health_check_is_a_finding(answer: bytes, findi
 async def test_a_host_without_a_name_to_resolve_is_a_finding() -> None:
     target = Target("a", Address("http://a..b:80"), HealthCheck())
     assert await probe(target) == "its host name cannot be resolved"
+
+
+@asynccontextmanager
+async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tuple[HealthChecks, HealthBook]]:
+    """Health checks of one replica, which has answered the first."""
+    book = HealthBook()
+    checks = HealthChecks(book, lambda _: None, lambda _: 0.0)
+    checks.watch([Target(replica.name, Address(replica.url), check)])
+    try:
+        await until(lambda: checks.finding(replica.name).is_up is True)
+        yield checks, book
+    finally:
+        checks.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_connections_that_fail_at_one_moment_take_no_replica_down_that_is_well(
+    failures: int, replica: FakeReplica
+) -> None:
+    async with checked(replica, HealthCheck(failures=failures, interval_s=3600)) as (checks, book):
+        for _ in range(10):
+            checks.connect_failed(replica.name)
+        assert book.is_up(ReplicaId(replica.name))
+        await until(lambda: replica.probes == 2)
+        checks.connect_failed(replica.name)
+        await until(lambda: replica.probes == 3)
+        assert book.epoch == 0, "nobody ever heard of it"
+
+
+async def test_connections_that_fail_and_a_check_that_finds_the_same_take_it_down_at_once(replica: FakeReplica) -> None:
+    async with checked(replica, HealthCheck(failures=2, interval_s=3600)) as (checks, book):
+        replica.kill()
+        checks.connect_failed(replica.name)
+        await until(lambda: not book.is_up(ReplicaId(replica.name)))
+
+
+async def test_connections_that_fail_and_one_check_are_two_findings_however_many_they_are(replica: FakeReplica) -> None:
+    async with checked(replica, HealthCheck(failures=3, interval_s=3600)) as (checks, book):
+        replica.kill()
+        for _ in range(10):
+            checks.connect_failed(replica.name)
+        await until(lambda: checks.finding(replica.name).failures == 2)
+        assert book.is_up(ReplicaId(replica.name))
