@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from routing.proxy.errors import RefusalError
+from routing.proxy.log import event
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.exposition import Families, parse
 from routing.workers.orders import Orders, Seen, Snapshot, as_plain
@@ -24,6 +26,8 @@ END_S = 5.0  # in which it ends, once nothing runs
 _CHUNK = 1000  # records at a time
 
 GONE = (ChannelClosedError, TimeoutError)
+
+logger = logging.getLogger(__name__)
 
 
 class Member:
@@ -147,3 +151,12 @@ class Member:
 
 async def _answer_nothing(question: str, _: Any) -> None:
     raise DeclinedError(reason=f"a parent does not answer {question}")
+
+
+async def or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:
+    """Let an order be carried out, or end the worker; its successor begins with what is in force."""
+    try:
+        await order()
+    except (*GONE, DeclinedError) as error:
+        event(logger, "worker_disobeyed", level=logging.ERROR, worker=member.number, reason=repr(error))
+        member.kill()

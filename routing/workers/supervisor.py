@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -36,7 +37,7 @@ from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import Looks
-from routing.workers.member import ANSWER_S, GONE, Member
+from routing.workers.member import ANSWER_S, GONE, Member, or_kill
 from routing.workers.orders import Orders, Snapshot
 from routing.workers.sequence import Sequence
 
@@ -83,6 +84,7 @@ class Supervisor:
         self._changed = asyncio.Condition()  # a row became free, or a worker ready
         self._tasks: set[asyncio.Task[None]] = set()
         self._sharing = asyncio.Lock()
+        self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))  # or all would wait for each other's imports
         self._rolling: asyncio.Task[None] | None = None
         self._is_roll_due = False
         self._pauses_s = [0.0] * workers
@@ -192,7 +194,7 @@ class Supervisor:
             if not member.is_ready:
                 member.kill()  # it holds the port open, and will not accept from it
         async with self._sharing:
-            leaving = asyncio.gather(*(_or_kill(member, member.leave) for member in self.members))
+            leaving = asyncio.gather(*(or_kill(member, member.leave) for member in self.members))
             await asyncio.wait([leaving], timeout=LEAVE_S)
             self._leave()
             await leaving
@@ -218,17 +220,15 @@ class Supervisor:
 
     async def _fill(self, slot: int) -> None:
         """Put a new worker in a slot and drain the one that was there; OSError where the new one does not start."""
-        member = await self._start(slot)
+        member = await self._begun(slot)
         try:
-            await member.begin()
-            event(logger, "worker_started", worker=slot, pid=member.process.pid)
             async with self.store.lock:
                 await self._bring_up_to_date(member)
                 self._check_needed()
                 member.is_ready = True
                 before, self._slots[slot] = self._slots[slot], member
         except (*GONE, DeclinedError) as error:
-            raise OSError(f"worker {slot} did not start: {error!r}") from None
+            raise OSError(f"worker {slot} did not take the configuration: {error!r}") from None
         finally:
             if not member.is_ready:
                 member.kill()
@@ -236,6 +236,20 @@ class Supervisor:
         await self._share_sockets()
         if before is not None and before in self._members:
             self._spawn(self._retire(before))
+
+    async def _begun(self, slot: int) -> Member:
+        """A new worker that answers."""
+        async with self._starting:
+            member = await self._start(slot)
+            try:
+                await member.begin()
+            except (*GONE, DeclinedError) as error:
+                raise OSError(f"worker {slot} did not start: {error!r}") from None
+            finally:
+                if not member.has_begun:
+                    member.kill()
+        event(logger, "worker_started", worker=slot, pid=member.process.pid)
+        return member
 
     async def _start(self, slot: int) -> Member:
         """A new process, as soon as there is a row for it; OSError where there is none, or nobody needs it any more."""
@@ -332,7 +346,7 @@ class Supervisor:
                     wanted[awake[slot % len(awake)]].append(slot)
             for takes_over in (True, False):
                 chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
-                await asyncio.gather(*(_or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
+                await asyncio.gather(*(or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
 
     # --- the configuration ---
 
@@ -356,7 +370,7 @@ class Supervisor:
 
         async def swap() -> None:
             self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
-            await asyncio.gather(*(_or_kill(member, member.commit) for member in prepared))
+            await asyncio.gather(*(or_kill(member, member.commit) for member in prepared))
 
         return swap
 
@@ -378,12 +392,3 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             defect(logger, error, "supervisor")
-
-
-async def _or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:
-    """Let an order be carried out, or end the worker; its successor begins with what is in force."""
-    try:
-        await order()
-    except (*GONE, DeclinedError) as error:
-        event(logger, "worker_disobeyed", level=logging.ERROR, worker=member.number, reason=repr(error))
-        member.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -78,6 +79,93 @@ async def test_a_killed_worker_costs_its_own_requests_and_no_connection_is_refus
         assert lost <= 3 * 4, load.outcomes  # at most what the clients had under way at each kill
         assert await total(router, "warmpath_router_worker_restarts_total") == 3
         assert await router.admin("GET", "/readyz") == (200, {"status": "ready", "revision": 1})
+
+
+def counted(text: str) -> dict[str, float]:
+    """Counters and histograms of an exposition, sample by sample."""
+    found: dict[str, float] = {}
+    kind = ""
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            kind = line.rpartition(" ")[2]
+        elif not line.startswith("#") and kind in {"counter", "histogram"}:
+            sample, _, value = line.rpartition(" ")
+            found[sample] = float(value)
+    return found
+
+
+async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no_sum_goes_back(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    """The admin port answers all the while."""
+    over = asyncio.Event()
+
+    async def keep_reading(router: Process) -> int:
+        before: dict[str, float] = {}
+        reads = 0
+        while not over.is_set():
+            status, text = await router.admin("GET", "/metrics")
+            now = counted(text)
+            assert status == 200
+            assert not {sample for sample in before if now.get(sample, 0.0) < before[sample]}
+            for path in ("/healthz", "/admin/config", "/admin/replicas", "/admin/decisions?limit=1"):
+                assert (await router.admin("GET", path))[0] == 200, path
+            before, reads = now, reads + 1
+        return reads
+
+    async with serving(tmp_path, config([replica]), "--workers=2") as router:
+        reading = asyncio.create_task(keep_reading(router))
+        async with loaded(router) as load:
+            for deaths in (2, 4):
+                for worker in router.workers:
+                    os.kill(worker, signal.SIGKILL)
+                await router.line("worker_died", deaths)
+                await load.more(50)
+            before = load.outcomes.total() - load.outcomes["200"]
+            router.process.send_signal(signal.SIGHUP)
+            await router.line("workers_rolled")
+            await load.more(50)
+        over.set()
+        assert await reading > 5
+    lost = load.outcomes.total() - load.outcomes["200"]
+    assert load.outcomes["ConnectionRefusedError"] == 0
+    assert lost == before <= 2 * 4, load.outcomes  # at most what the clients had under way at each death
+
+
+async def test_what_a_killed_worker_had_in_flight_is_no_load_any_more(replica: FakeReplica, tmp_path: Path) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    replica.script = script
+    async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
+
+        async def running() -> set[int]:
+            """What each worker in turn believes, and what the admin port tells."""
+            asked = {"path": "/v1/completions", "body": {"prompt": "Say something."}}
+            explained = [(await router.admin("POST", "/admin/explain", json=asked))[1] for _ in range(2)]
+            _, shown = await router.admin("GET", "/admin/replicas")
+            return {it["candidates"][0]["running"] for it in explained} | {shown["replicas"][0]["running"]}
+
+        by_worker: Counter[bytes] = Counter()
+        for _ in range(16):
+            client = await stack.enter_async_context(connect(router.port))
+            await client.send(post(CHAT))
+            by_worker[(await client.read_until(b"\n\n")).lower().partition(b"x-request-id: ")[2][:16]] += 1
+        assert len(by_worker) == 2
+
+        async def all_seen() -> bool:
+            return await running() == {16}
+
+        await router.until(all_seen, "both workers to see what both have")
+        os.kill(router.workers[0], signal.SIGKILL)
+        await router.line("worker_started", 3)
+
+        async def half_seen() -> bool:
+            left = await running()
+            return len(left) == 1 and left <= set(by_worker.values())
+
+        await router.until(half_seen, "the dead worker's part to be gone")
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -271,6 +271,24 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
     assert failed == ["look", "bury", "share"]
 
 
+async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four that share a core would all be late."""
+    begin, starting, most = Member.begin, 0, 0
+
+    async def count(self: Member) -> None:
+        nonlocal starting, most
+        starting += 1
+        most = max(most, starting)
+        await begin(self)
+        starting -= 1
+
+    monkeypatch.setattr(Member, "begin", count)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    async with supervised(tmp_path, None, workers=5) as supervisor:
+        assert len(supervisor.ready) == 5
+    assert most == 2
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
