@@ -1,5 +1,5 @@
 """Why a router chose a replica, and how a request was told to its task group, in words; the routers' own are in
-routing/README.md. A router may be newer than this: a word that is not here stands for itself.
+routing/core/types.py. A router may be newer than this: a word that is not here stands for itself.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""A README's map of its folder is the folder: each file stands in it once, and nothing else does.
+
+A map is the table under ``## The files``. It speaks for every folder below that has no map of its own; of one that has
+it says the folder's name. ``<strategy>.py`` stands for all modules with a document beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .reading import DOCUMENTS, ROOT
+
+SECTION = "\n## The files\n"
+NAME = re.compile(r"`([^`]+)`")
+MAPS = [path for path in DOCUMENTS if path.name == "README.md" and SECTION in path.read_text()]
+
+
+def named(readme: Path) -> list[str]:
+    """What the first column of a map's table names, as paths from its folder."""
+    section = re.split(r"^## ", readme.read_text().partition(SECTION)[2], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = (line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
+    return [name for row in rows for name in NAME.findall(row)]
+
+
+def there(folder: Path) -> list[str]:
+    """Its modules, those below it too, as a map names them; a folder with a map stands for what is in it."""
+    found = []
+    for path in folder.iterdir():
+        if path / "README.md" in MAPS:
+            found.append(f"{path.name}/")
+        elif path.is_dir():
+            found += [f"{path.name}/{name}" for name in there(path)]
+        elif path.suffix == ".py" and path.name != "__init__.py":
+            found.append(path.name)
+    return found
+
+
+@pytest.mark.parametrize("readme", MAPS, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_every_file_is_in_its_map_once_and_every_file_there_is_real(readme: Path) -> None:
+    folder, names = readme.parent, named(readme)
+    modules = there(folder)
+    if "<strategy>.py" in names:
+        modules = [name for name in modules if not (folder / name).with_suffix(".md").exists()]
+
+    told = Counter(name for name in names if not name.startswith("<"))
+    assert [name for name in told if not (folder / name).exists()] == []
+    assert Counter({name: count for name, count in told.items() if not name.endswith(".md")}) == Counter(modules)
+
+
+def test_every_module_of_the_router_is_in_a_map() -> None:
+    assert ROOT / "routing" / "README.md" in MAPS
