@@ -37,6 +37,7 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     stream: Any = None
     stream_options: Any = None
     prompt_cache_key: Any = None
+    session_id: Any = None  # vLLM's own, from 0.32 on
     user: Any = None
     metadata: Any = None
     cache_salt: Any = None  # vLLM keeps the caches of different salts apart
@@ -61,9 +62,11 @@ class ParsedBody(Struct, gc=False, kw_only=True):
 
     @property
     def session_key(self) -> str | None:
-        """The first session key that the body names: ``prompt_cache_key``, ``user``, ``metadata.session_id``."""
+        """The first that the body names: ``prompt_cache_key``, ``session_id``, ``user``, ``metadata.session_id``."""
         if type(self.prompt_cache_key) is str and self.prompt_cache_key:
             return self.prompt_cache_key
+        if type(self.session_id) is str and self.session_id:
+            return self.session_id
         if type(self.user) is str and self.user:
             return self.user
         if type(self.metadata) is dict:

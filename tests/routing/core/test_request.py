@@ -115,7 +115,9 @@ def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
     ("fields", "key"),
     [
         ({"prompt_cache_key": "a", "user": "b", "metadata": {"session_id": "c"}}, "a"),
-        ({"prompt_cache_key": "", "user": "b"}, "b"),
+        ({"prompt_cache_key": "a", "session_id": "d", "user": "b"}, "a"),
+        ({"session_id": "d", "user": "b", "metadata": {"session_id": "c"}}, "d"),
+        ({"session_id": 7, "prompt_cache_key": "", "user": "b"}, "b"),
         ({"user": None, "metadata": {"session_id": "c"}}, "c"),
         ({"metadata": {"session_id": 5}}, None),
         ({"user": 5, "metadata": "text"}, None),
