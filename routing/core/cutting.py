@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from routing.core.prompt import DOCUMENTS, MESSAGE, CanonicalPrompt
+from routing.core.prompt import DOCUMENTS, MESSAGE, CanonicalPrompt, unattributed
 
 DOT: Final = "."
 _CHAT: Final = "/v1/chat/completions"
@@ -99,6 +99,8 @@ def _cut_message(message: dict[str, Any], length: int) -> dict[str, Any] | None:
     role, content = message.get("role"), message.get("content")
     if type(role) is not str or type(content) is not str:
         return None
+    if role == "system":
+        content = unattributed(content)
     text = _cut_text(content, length - len(role.encode()) - 2)  # the marks around the role
     return {"role": role, "content": text} if text else None
 

@@ -52,6 +52,7 @@ _FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "to
 _OPENINGS: Final = {
     role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")
 }  # of most
+_ATTRIBUTION: Final = "x-anthropic-billing-header"  # a line that is new in each request of Claude Code; vLLM drops it
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -191,7 +192,9 @@ class _Writer:
 
     def embeddings(self, embeddings: Any) -> None:
         """Prompts that were embedded before they were sent."""
-        for one in embeddings if type(embeddings) is list else (embeddings,):
+        several = embeddings if type(embeddings) is list else (embeddings,)
+        self._count(len(several))
+        for one in several:
             self._segment(MESSAGE + CONTENT + _attachment(one))
 
     def items(self, items: Any) -> None:
@@ -204,7 +207,12 @@ class _Writer:
 
     def _message(self, message: Message, role: str) -> None:
         content, start = message.content, self._length
-        text = content.encode() if type(content) is str else self._content(content)
+        if type(content) is not str:
+            text = self._content(content, role)
+        elif role == "system" and content.startswith(_ATTRIBUTION):
+            text = unattributed(content).encode()
+        else:
+            text = content.encode()
         opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
         self._pieces += (opening, text)
         end = start + len(opening) + len(text)
@@ -242,13 +250,13 @@ class _Writer:
         self._ids += len(words)
         return True
 
-    def _content(self, content: Any) -> bytes:
+    def _content(self, content: Any, role: str) -> bytes:
         """A message's content. A lone text part is the same as that text, and null the same as no text."""
         if content is None:
             return b""
         if type(content) is list:
             self._count(len(content))
-            return PART.join(map(_part, content))
+            return PART.join(map(_part, _unattributed_parts(content) if role == "system" else content))
         return _attachment(content)
 
     def _count(self, parts: int) -> None:
@@ -278,6 +286,23 @@ def _fields(message: Message) -> bytes:
     if fields["reasoning"] is None:
         fields["reasoning"] = message.reasoning_content  # its older name
     return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields.items() if value)
+
+
+def unattributed(text: str) -> str:
+    """A system message's text without the line that some clients put before it, which engines leave out too."""
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
+
+
+def _unattributed_parts(parts: list[Any]) -> list[Any]:
+    """The same of a message in parts; a part that was nothing else is none."""
+    kept = []
+    for part in parts:
+        text = part.get("text") if type(part) is dict and part.get("type") == "text" else part
+        if type(text) is not str or not text.startswith(_ATTRIBUTION):
+            kept.append(part)
+        elif rest := unattributed(text):
+            kept.append(rest)
+    return kept
 
 
 def _part(part: Any) -> bytes:

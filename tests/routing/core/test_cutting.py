@@ -160,6 +160,14 @@ def test_documents_stay_whole_or_go() -> None:
     assert reaches(CHAT, body, of_question, prompt, len(prompt.data) - 4)
 
 
+def test_a_system_prompt_is_cut_behind_the_line_that_engines_leave_out() -> None:
+    text = "You are a clerk. " * 200
+    kept = cut(CHAT, {"messages": [{"role": "system", "content": f"x-anthropic-billing-header: a\n{text}"}]}, 1024)
+
+    assert kept is not None
+    assert kept["messages"][0] == {"role": "system", "content": text[: 1024 - len("system") - 2]}
+
+
 def test_messages_in_parts_stay_whole_where_they_are_before_the_cut() -> None:
     parts = {"role": "system", "content": [{"type": "text", "text": "You are a clerk. " * 30}]}
     kept = cut(CHAT, {"messages": [parts, QUESTION]})

@@ -113,6 +113,35 @@ def test_an_image_counts_by_its_digest() -> None:
     assert len(one.data) < 100
 
 
+BILLED = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+
+
+def in_parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BILLED % "a1" + "\nBe brief.",
+        BILLED % "b2" + "\nBe brief.",
+        in_parts(BILLED % "a1", "Be brief."),
+        in_parts("Be brief.", BILLED % "b2"),
+        in_parts(BILLED % "c3" + "\nBe brief."),
+        [BILLED % "d4", "Be brief."],
+    ],
+)
+def test_a_line_that_engines_leave_out_and_that_is_new_in_each_request_does_not_count(content: Any) -> None:
+    assert chat(("system", content), ("user", "Hi")).data == chat(("system", "Be brief."), ("user", "Hi")).data
+
+
+def test_the_same_line_counts_where_engines_keep_it() -> None:
+    one, other = (chat(("user", BILLED % value + "\nHi")).data for value in ("a", "b"))
+
+    assert one != other
+    assert chat(("system", [5, None, {"type": "text", "text": 5}])).data  # odd parts are placed as they stand
+
+
 @pytest.mark.parametrize(
     "field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "task", "tools"]
 )
