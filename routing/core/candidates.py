@@ -19,8 +19,10 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from routing.core.load import Load, LoadBook
+from routing.core.recent import Recent
 from routing.core.types import ReplicaId
 
+WORK_CLASSES: Final = 64  # by the powers of two of their tokens
 REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
 
 
@@ -60,6 +62,8 @@ class Candidates:
         self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
         self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
         self._stamp = 0
+        self._by_work = [0] * WORK_CLASSES  # masks of those that are in the heap
+        self._class: dict[ReplicaId, int] = {}
         self._members: list[Member] | None = None  # from here on: made when they are first asked for
         self._cumulative: list[float] | None = None
         self._by_name: dict[ReplicaId, Member] | None = None
@@ -67,6 +71,7 @@ class Candidates:
         self._mask: int | None = None
         self._greatest_weight: float | None = None
         self._is_even: bool | None = None
+        self._recent: Recent | None = None
         self._start_over()
 
     def __len__(self) -> int:
@@ -170,6 +175,14 @@ class Candidates:
         return some
 
     @property
+    def recent(self) -> Recent:
+        """Who had how much of the requests of late."""
+        recent = self._recent
+        if recent is None:
+            recent = self._recent = Recent(self.members, self._book)
+        return recent
+
+    @property
     def running(self) -> int:
         """Requests running at all of them together."""
         self._catch_up()
@@ -199,6 +212,13 @@ class Candidates:
         while heap[0][1] != current[heap[0][2]]:
             heappop(heap)
         return heap[0][2]
+
+    def by_work(self) -> list[int]:
+        """Masks of those with about as much work, each class up to twice that of the one before, from none on."""
+        self._catch_up()
+        if not self._heap:
+            self._fill_heap()
+        return self._by_work
 
     def _catch_up(self) -> None:
         """Take in what changed since the last time, the longest ago first."""
@@ -240,7 +260,19 @@ class Candidates:
         """Enter a replica's present work; its older entry no longer counts."""
         self._stamp += 1
         self._current[replica] = self._stamp
-        heappush(self._heap, (self.work(replica), self._stamp, replica))
+        work = self.work(replica)
+        heappush(self._heap, (work, self._stamp, replica))
+        number = int(work).bit_length()
+        if number != self._class.get(replica):
+            self._classify(replica, number)
         if len(self._heap) > 4 * len(self.loads) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
             heapify(self._heap)
+
+    def _classify(self, replica: ReplicaId, number: int) -> None:
+        """Count a replica to another class of work."""
+        bit, by_work, before = self.bits.get(replica, 0), self._by_work, self._class.get(replica)
+        if before is not None:
+            by_work[before] ^= bit
+        by_work[number] ^= bit
+        self._class[replica] = number

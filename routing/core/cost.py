@@ -11,9 +11,8 @@ room thus prefills something long and new at several replicas at once, and a bus
 Whatever the figures are, the cost grows with the load and falls with what the replica holds of the prompt, so the least
 is found among few. Where those who hold the longest known opening are few, and one of them costs less than an idle
 replica without it would, at whatever price, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all are
-compared; of more, the least loaded of all, the prompt's home, and up to ``HOLDERS`` of those who hold its longest known
-opening and of those who hold the next shorter one. Where more hold it than are compared, a window is cut out of them
-that the prompt's key places, so that routers look at the same ones and a prompt's requests stay together.
+compared, of more the prompt's home and a shortlist (``shortlist.py``). Whoever costs least but had more than its share
+of late may give the request up (``recent.py``).
 
 Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal, and a key decides: the first
 block that nobody holds. So a new prompt, or a new branch of a known one, has the same home at every router, as long as
@@ -31,12 +30,12 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.candidates import Candidates, Member
 from routing.core.load import Load
+from routing.core.recent import WORTH
 from routing.core.residency import Match
 from routing.core.ring import HashRing
+from routing.core.shortlist import ANYBODY, EVERYBODY, HOLDERS, bits_of, shortlist
 from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
 
-EVERYBODY: Final = 16  # candidates up to which all are compared
-HOLDERS: Final = 4  # compared of each of two depths
 LOOKS: Final = 3  # replicas that a next request is taken to choose among
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S: Final = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
@@ -71,14 +70,42 @@ class CostRule:
         cost = work_ahead(member.load, candidates.now_s()) + self.base * (prompt_tokens - hit_tokens)
         if self._limit(cost / member.weight, member) >= self._elsewhere(match, prompt_tokens, candidates):
             return None
+        if candidates.recent.excess(member) > 0:
+            return None
         return Choice(member.replica, HIT, hit_tokens=hit_tokens)
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
         members, costs = self._compared(match, key, prompt_tokens, candidates)
-        best = members[0] if len(members) == 1 else self._cheapest(members, costs, key, candidates)
-        hit_tokens = min(match.tokens(best.bit), prompt_tokens)
-        return Choice(best.replica, _reason(match, best.bit, hit_tokens, candidates.mask), hit_tokens=hit_tokens)
+        cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, key, candidates)
+        chosen = cheapest
+        if candidates.recent.excess(cheapest) > 0:
+            chosen = self._relieved(cheapest, match, key, prompt_tokens, candidates)
+        hit_tokens = min(match.tokens(chosen.bit), prompt_tokens)
+        reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
+        if chosen is not cheapest and reason is Reason.ELSEWHERE:
+            reason = Reason.SPREAD
+        return Choice(chosen.replica, reason, hit_tokens=hit_tokens)
+
+    def _relieved(self, cheapest: Member, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Member:
+        """Who takes a request over from one that had too many of late; itself where that would cost too much."""
+        now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
+        members = candidates.members
+        if len(members) > EVERYBODY:
+            members = [cheapest, *self._shortlist(match, key, candidates, recent.modest())]
+        costs = self.costs(members, match, prompt_tokens, candidates)
+        limit = costs[members.index(cheapest)] + WORTH * recent.excess(cheapest) / speed
+        work = work_ahead(cheapest.load, now_s) / speed
+        takers, of_takers = [], []
+        for member, cost in zip(members, costs, strict=True):
+            if (
+                cost <= limit
+                and work_ahead(member.load, now_s) / self._speed(member) <= work
+                and recent.excess(member) <= 0
+            ):
+                takers.append(member)
+                of_takers.append(cost)
+        return self._cheapest(takers, of_takers, key, candidates) if takers else cheapest
 
     def _cheapest(self, members: list[Member], costs: list[float], key: int, candidates: Candidates) -> Member:
         """The member with the least cost, of equal ones the key's home."""
@@ -125,11 +152,19 @@ class CostRule:
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
     ) -> tuple[list[Member], list[float]]:
         """Candidates and their costs, the least of all among them."""
-        members, costs = self._few_holders(match, key, prompt_tokens, candidates)
+        members, costs = self._few_holders(match, prompt_tokens, candidates)
         if members:
             return members, costs
-        members = candidates.members if len(candidates) <= EVERYBODY else self._shortlist(match, key, candidates)
+        members = candidates.members
+        if len(members) > EVERYBODY:
+            members = self._shortlist(match, key, candidates)
         return members, self.costs(members, match, prompt_tokens, candidates)
+
+    def _shortlist(self, match: Match, key: int, candidates: Candidates, among: int = ANYBODY) -> list[Member]:
+        """Whom to compare where there are many; the prompt's home is one of them, where it is near."""
+        home = self._home(key, candidates)
+        chosen = shortlist(match, key, candidates, among)
+        return chosen if home is None else [*chosen, candidates.by_name[home]]
 
     def _elsewhere(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
         """The least that somebody costs who does not hold the longest opening: idle, at the least price."""
@@ -137,7 +172,7 @@ class CostRule:
         return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
 
     def _few_holders(
-        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
+        self, match: Match, prompt_tokens: int, candidates: Candidates
     ) -> tuple[list[Member], list[float]]:
         """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
 
@@ -149,7 +184,7 @@ class CostRule:
         if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
-        members = [by_bit[bit] for bit in window(holders, key)]
+        members = [by_bit[bit] for bit in bits_of(holders)]
         rest = self.base * max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
         costs = [(work_ahead(member.load, now_s) + rest) / weight for member in members]
         is_enough = holders == candidates.mask or (
@@ -179,19 +214,9 @@ class CostRule:
         prefill = member.load.prefill
         return least + TIE_S * (prefill.shown or prefill.tokens_per_s) / member.weight
 
-    def _shortlist(self, match: Match, key: int, candidates: Candidates) -> list[Member]:
-        """Whom to compare where there are many; some perhaps twice."""
-        by_name, by_bit = candidates.by_name, candidates.by_bit
-        chosen = [by_name[candidates.least_loaded()]]
-        home = self._home(key, candidates)
-        if home is not None:
-            chosen.append(by_name[home])
-        unseen = candidates.mask
-        for _blocks, holders in match.levels[:-3:-1]:
-            if found := holders & unseen:
-                chosen += [by_bit[bit] for bit in window(found, key)]
-                unseen ^= found
-        return chosen
+    def _speed(self, member: Member) -> float:
+        """What a member's work is divided by: tokens/s by rate, else its weight."""
+        return member.load.prefill.tokens_per_s * member.share if self.by_rate else member.weight
 
 
 def work_ahead(load: Load, now_s: float) -> float:
@@ -216,23 +241,3 @@ def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:
 def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:
     """What names a prompt's home: the first block that nobody holds, else its last one; of a short prompt, tier 1."""
     return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or 0
-
-
-def window(mask: int, key: int) -> list[int]:
-    """Up to ``HOLDERS`` bits of a mask, from a place on that the key names, and around."""
-    shown: list[int] = []
-    if mask.bit_count() > HOLDERS:
-        start = key % mask.bit_length()
-        above = mask >> start << start
-        _add_lowest(above, shown)
-        mask ^= above
-    _add_lowest(mask, shown)
-    return shown
-
-
-def _add_lowest(mask: int, shown: list[int]) -> None:
-    """Add the lowest bits of a mask, up to ``HOLDERS`` in all."""
-    while mask and len(shown) < HOLDERS:
-        bit = mask & -mask
-        shown.append(bit)
-        mask ^= bit

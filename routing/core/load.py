@@ -14,6 +14,9 @@ too old to steer bursts.
 
 Where several processes share one port, each counts what it dispatched itself and is told now and then what the others
 did (``tell_elsewhere``). A load then is of all of them, so that whoever chooses sees the whole replica.
+
+``recent`` tells who had how many requests of late, where nothing waits anywhere: one counts half as much after
+``RECENT_S`` more. Instead of all older ones losing weight, a new one is entered with more of it, ``weight_now``.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ from routing.core.types import ReplicaId
 JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
 ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
 
+RECENT_S: Final = 120.0  # after which a request counts half in ``recent``
+MOST_WEIGHT: Final = 1e100  # of a new request, above which all are counted anew
+MOST_HALVINGS: Final = 1000.0  # nobody remembers longer, and no float holds more
+
 Clock = Callable[[], float]  # seconds, never going back
 
 
@@ -45,6 +52,7 @@ class Load:
     oldest_tokens: float = 0.0  # of it, those that an estimate may take for done
     oldest_since_s: float = 0.0  # when it came to be the oldest
     prefill: PrefillRate = field(default_factory=PrefillRate)
+    recent: float = 0.0  # requests sent of late, by this process; to be divided by the book's ``weight_now``
     elsewhere_running: int = 0  # of ``running``, what other processes sent
     elsewhere_tokens: int = 0  # of ``waiting_tokens``, what theirs still wait for
 
@@ -139,6 +147,9 @@ class LoadBook:
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self.clock = clock
+        self.weight_now = 1.0  # what the latest request counts in ``recent``
+        self._weighed_since_s = clock()  # when a request counted 1
+        self._weighed_until_s = self._weighed_since_s  # until when it counts what it does now
         self._prefill = PrefillRate()  # of all replicas together
         self._loads: dict[ReplicaId, Load] = {}
         self._tickets: set[Ticket] = set()
@@ -166,6 +177,9 @@ class LoadBook:
             load.oldest, load.oldest_tokens, load.oldest_since_s = ticket, ALMOST_DONE * uncached_tokens, now_s
         load.running += 1
         load.waiting_tokens += uncached_tokens
+        if now_s > self._weighed_until_s:
+            self._weigh(now_s)
+        load.recent += self.weight_now
         self._tickets.add(ticket)
         self.changed(load)
         return ticket
@@ -195,6 +209,15 @@ class LoadBook:
             difference[0] -= running
             difference[1] -= waiting_tokens
         return {name: (running, tokens) for name, (running, tokens) in off.items() if running or tokens}
+
+    def _weigh(self, now_s: float) -> None:
+        """Let a request count what it does at this time, and for a second more."""
+        self.weight_now = 2.0 ** min(MOST_HALVINGS, (now_s - self._weighed_since_s) / RECENT_S)
+        self._weighed_until_s = now_s + 1.0
+        if self.weight_now > MOST_WEIGHT:
+            for load in self._loads.values():
+                load.recent /= self.weight_now
+            self.weight_now, self._weighed_since_s = 1.0, now_s
 
     # --- the journal ---------------------------------------------------------------------------------
 

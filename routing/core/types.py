@@ -24,6 +24,7 @@ class Reason(StrEnum):
     HIT = "hit"  # preferred or cheapest, and it holds some of the prompt
     COLD = "cold"  # nobody holds as much of the prompt as would count
     ELSEWHERE = "elsewhere"  # cheapest for its load, though another replica holds more of the prompt
+    SPREAD = "spread"  # another replica holds more and is cheaper, but had more than its share of requests of late
 
 
 class MatchedBy(StrEnum):

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from routing.core.bounded_load import Room
 from routing.core.candidates import Candidates, Member
-from routing.core.cost import CostRule, home_key, window
+from routing.core.cost import CostRule, home_key
 from routing.core.fleet import Fleet
 from routing.core.residency import Match, Residency
+from routing.core.shortlist import lightest
 from routing.core.types import Choice, Reason, ReplicaId
 from routing.schema import CacheAwareSettings
 from routing.strategies.strategy import Keys, Weighed
@@ -68,7 +69,7 @@ class CacheAware:
             hit_tokens = min(blocks * self.residency.block_tokens, prompt_tokens)
             if hit_tokens < self.min_hit_ratio * prompt_tokens:
                 return
-            members = [candidates.by_bit[bit] for bit in window(holders & unseen, key)]
+            members = lightest(holders & unseen, key, candidates)
             unseen &= ~holders
             if members:
                 yield min(members, key=lambda member: candidates.work(member.replica)), hit_tokens

@@ -21,6 +21,10 @@ REASONS = {
         "Elsewhere",
         "Another replica held more of the prompt and had too much to do: warmth was given up for load.",
     ),
+    "spread": (
+        "Spread",
+        "Another replica held more of the prompt, but had more than its share of requests of late: warmth was copied.",
+    ),
     "cold": ("Cold", "Nobody held as much of the prompt as would count."),
 }
 MATCHES = {
