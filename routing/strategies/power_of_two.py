@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
 from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
 from routing.core.types import Choice, Reason
 from routing.schema import PowerOfTwoSettings
 from routing.strategies.strategy import Keys
+
+AGAIN: Final = 4  # draws of a second one, while it is the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,11 @@ class PowerOfTwo:
         return cls(random.Random(seed))  # noqa: S311 - no secret
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
-        """The less loaded one of two, which may be the same."""
+        """The less loaded one of two, which are the same where one has nearly all weight."""
         draw, work = self.rng.random, candidates.work
-        one, other = candidates.drawn(draw()).replica, candidates.drawn(draw()).replica
+        one = other = candidates.drawn(draw()).replica
+        for _ in range(AGAIN):
+            other = candidates.drawn(draw()).replica
+            if other != one:
+                break
         return Choice(other if work(other) < work(one) else one, Reason.LESS_OF_TWO)
