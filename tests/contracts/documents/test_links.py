@@ -1,0 +1,31 @@
+"""Links between documents lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .reading import DOCUMENTS, ROOT
+
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+
+
+def headings(document: Path) -> set[str]:
+    """As links name them."""
+    texts = re.findall(r"^#+ (.*)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_to_a_heading_that_is_there(document: Path) -> None:
+    astray = []
+    for link in LINK.findall(BLOCK.sub("", document.read_text())):
+        path, _, heading = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (heading and heading not in headings(target)):
+            astray.append(link)
+
+    assert astray == []
