@@ -18,7 +18,7 @@ from routing.proxy.configuration.store import ConfigStore, NackError, Source
 from routing.schema import ConfigError, RouterConfig, dump_snapshot, key_id, load_snapshot, sign_document
 from routing.settings import SettingsError, read_settings
 from tests.routing.proxy.test_configuration import ready
-from tests.routing.test_schema_damage import CONFIG
+from tests.routing.schema.test_damage import CONFIG
 
 NOW = 1_900_000_000
 HOUR_S = 3600
