@@ -43,6 +43,8 @@ def _explained(router: Router, request: Explained) -> dict[str, Any]:
     path = request.path.encode()
     if path not in PROMPT_PATHS:
         raise RefusalError(422, "path: not one that carries a prompt")
+    if len(memoryview(request.body)) > serving.limits.max_body_bytes:
+        raise RefusalError(413, "body: larger than a client's may be")
     asked = _as_request(request, serving)
     wanted = admitted_request(asked, serving.admission)
     decision = serving.placement.decide(wanted, router.health)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 
 import pytest
 
-from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings
+from routing.schema import HealthCheck, Limits, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.harness import config, connect, routed
 
 
 async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
@@ -43,6 +45,41 @@ async def test_without_a_token_the_port_is_for_who_asks_for_the_loopback(
     async with routed(config([replica])) as harness:
         assert (await harness.admin("GET", "/admin/config", headers={"Host": host}))[0] == status
         assert (await harness.admin("GET", "/healthz", headers={"Host": host}))[0] == 200
+
+
+@pytest.mark.parametrize(("token", "status"), [(None, 415), ("s3cret", 401)])
+async def test_a_compressed_body_is_refused_as_it_is(token: str | None, status: int, replica: FakeReplica) -> None:
+    """Half a kilobyte may be half a megabyte, and half a megabyte what holds everybody's requests up for seconds."""
+    document = dump_snapshot(config([replica]), 2).document
+    async with routed(config([replica]), token=token) as harness:
+        for body in (gzip.compress(document), gzip.compress(b" " * (1 << 20)), b"no gzip"):
+            headers = {"Content-Encoding": "gzip"}
+            assert (await harness.admin("PUT", "/admin/config", data=body, headers=headers))[0] == status
+        assert harness.router.store.revision == 1
+
+
+async def test_whoever_goes_away_in_the_middle_of_a_body_is_no_defect(
+    replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"PUT /admin/config HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    async with routed(config([replica])) as harness:
+        port = int(harness.server.admin_url.rpartition(":")[2])
+        idle = len(asyncio.all_tasks())
+        for _ in range(5):
+            async with connect(port) as client:
+                await client.send(head + b"x")
+                await harness.until(lambda: len(asyncio.all_tasks()) > idle, "the request to be at work")
+            await harness.until(lambda: len(asyncio.all_tasks()) <= idle, "its end")
+        assert (await harness.admin("GET", "/healthz"))[0] == 200
+    assert "defect" not in caplog.text
+
+
+async def test_what_no_client_may_send_is_not_explained(replica: FakeReplica) -> None:
+    asked = {"path": "/v1/completions", "body": {"prompt": "x" * 2000}}
+    async with routed(config([replica], limits=Limits(max_body_bytes=1024))) as harness:
+        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 413
+        asked["body"] = {"prompt": "x"}
+        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 200
 
 
 async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
