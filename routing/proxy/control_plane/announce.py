@@ -7,6 +7,7 @@ line in the log for each kind of problem.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import socket
@@ -30,6 +31,7 @@ NEWS_PAUSE_S = 1.0  # at least, between two announcements that bring events
 MOST_EVENTS = 200  # in one
 FIRST_PAUSE_S = 0.5  # after a failure; doubled up to a heartbeat
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what one may be bound to, and nobody can connect to
+MAX_ANSWER_BYTES = 1 << 16  # a control plane says a few words
 TIMEOUT = aiohttp.ClientTimeout(total=5.0, connect=2.0)
 
 
@@ -102,7 +104,7 @@ async def _announce(
         async with session.post(url, json=body, allow_redirects=False) as response:
             if response.status != 200:
                 return f"status {response.status}"
-            answer = await response.json()
+            answer = await _short_json(response)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
         return type(error).__name__
     if isinstance(answer, dict) and answer.get("events_taken") == len(
@@ -110,6 +112,19 @@ async def _announce(
     ):  # one of before it knew events took none
         spool.taken(happened)
     return None
+
+
+async def _short_json(response: aiohttp.ClientResponse) -> Any:
+    """What it says; ValueError for what is no JSON, or too long for an answer."""
+    body = b""
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ValueError("too long")
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("too deep") from None
 
 
 async def reachable(url: str, control_plane_url: str) -> str:

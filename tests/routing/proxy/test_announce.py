@@ -116,6 +116,38 @@ async def test_each_kind_of_problem_and_its_end_is_said_once(
     ]
 
 
+@pytest.mark.parametrize("says", [b"<html>", b"x" * 100_000, b"[" * 50_000, b"7", b'{"events_taken": "all"}', b"\xff"])
+async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_nothing(
+    says: bytes, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(announce, "_pause_s", lambda _: 0.01)
+    monkeypatch.setattr(announce, "NEWS_PAUSE_S", 0.01)
+    heard = 0
+
+    async def listen(_: web.Request) -> web.Response:
+        nonlocal heard
+        heard += 1
+        return web.Response(body=says)
+
+    app = web.Application()
+    app.router.add_post("/api/v1/routers/announce", listen)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with routed(config([replica])) as harness:
+            spool = Spool(tmp_path, "boot")
+            spool.add("x")
+            what = Announcement(f"http://127.0.0.1:{runner.addresses[0][1]}", "a", "d", "1.0", None)
+            task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+            await harness.until(lambda: heard > 2, "three announcements")
+            assert not task.done()
+            assert len(spool) == 1
+            task.cancel()
+    finally:
+        await runner.cleanup()
+
+
 def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
     pauses = [announce._pause_s(failures) for failures in (1, 2, 3, 50, 0)]
     assert pauses[0] < 1
