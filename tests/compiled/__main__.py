@@ -13,6 +13,25 @@ from tests.compiled.package import ROOT, NotHereError, compile_router, environme
 
 PARTS = ("core", "strategies", "placement", "proxy", "workers", "simulation/whatif")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
+# What in these folders is about modules that stay plain: processes, sockets, files, certificates, rings. It would take
+# a third of the time, most of it to start processes, which test_wheel.py does as well.
+LEFT_OUT = [
+    f"tests/routing/{name}.py"
+    for name in (
+        "core/test_ring",
+        "core/test_shape",
+        "proxy/test_announce",
+        "proxy/test_events",
+        "proxy/test_listening",
+        "proxy/test_signatures",
+        "proxy/test_tls",
+        "workers/test_processes",
+        "workers/test_signals",
+        "workers/test_supervisor",
+        "workers/test_tls",
+        "workers/test_warm_ups",
+    )
+]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -23,7 +42,8 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(str(error))
     command = [sys.executable, "-m", "pytest", "-p", "tests.compiled.plugin", "-p", "no:cacheprovider"]
     command += ["-o", "django_find_project=false"]  # or the folder of manage.py, and of the plain router, comes first
-    where = () if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments) else FOLDERS
+    everything = [*FOLDERS, *(f"--ignore={path}" for path in LEFT_OUT)]
+    where = () if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments) else everything
     os.chdir(ROOT)
     os.execve(sys.executable, [*command, *arguments, *where], environment())  # so that who ends this ends pytest
 

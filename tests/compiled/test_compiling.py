@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+from tests.compiled.__main__ import LEFT_OUT
 from tests.compiled.package import ROOT, named_modules
 
 UNFIT = {
@@ -34,6 +35,10 @@ def test_without_a_c_compiler_it_says_in_a_sentence_what_to_install(tmp_path):
     assert "takes a C compiler" in done.stderr
     assert "apt-get install gcc libc6-dev" in done.stderr
     assert not (tmp_path / "dist").exists()
+
+
+def test_what_is_left_out_of_the_run_on_the_compiled_router_is_there():
+    assert [path for path in LEFT_OUT if not (ROOT / path).is_file()] == []
 
 
 def test_no_native_module_lies_where_the_plain_router_would_run_it():
