@@ -60,7 +60,7 @@ class Columns:
         self.at_s.append(at_s)
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
-        self.ids.extend(ids)
+        self.ids.fromlist(ids if isinstance(ids, list) else list(ids))  # a third of what extend takes
         self.starts.append(len(self.ids))
 
     @property

@@ -21,7 +21,7 @@ from routing.simulation.whatif.forest import Run
 from routing.simulation.whatif.pool import RunPool, Segment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineModel:
     """One replica. Defaults are those of the reference results."""
 

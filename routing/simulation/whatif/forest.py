@@ -20,21 +20,21 @@ class ForestError(ValueError):
 class Run:
     """Blocks that occur together in every prompt that has any of them."""
 
-    __slots__ = ("_path", "above", "length", "start", "visits")
+    __slots__ = ("_before", "above", "length", "start", "visits")
 
     def __init__(self, start: int, length: int, above: Run | None, visits: int) -> None:
         self.start = start  # where its ids are in the trace's column
         self.length = length  # blocks
         self.above = above  # the run before it in every prompt; None: prompts begin with it
         self.visits = visits  # prompts that have it
-        self._path: tuple[Run, ...] | None = None
+        self._before: tuple[Run, ...] | None = None  # all runs above; not itself, or it would never be freed
 
     @property
     def path(self) -> tuple[Run, ...]:
         """All runs of a prompt that ends with this one, in order; for use once the forest is whole."""
-        if self._path is None:
-            self._path = (*self.above.path, self) if self.above else (self,)
-        return self._path
+        if self._before is None:
+            self._before = self.above.path if self.above else ()
+        return (*self._before, self)
 
 
 def shared_path(last: Run | None) -> tuple[Run, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
 
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, OpeningSettings, Settings
@@ -62,11 +61,14 @@ class KeyBook:
         self.conversation = self.depth + -(-TIER2_TOKENS // columns.block_tokens)  # blocks that name a conversation
         self.block_tokens = columns.block_tokens
         self._columns = columns
+        self._hashes: array[int] | None = None
 
-    @cached_property
+    @property
     def hashes(self) -> array[int]:
         """The ids of all requests, spread over 64 bits as hashes are."""
-        return _spread(self._columns.ids)
+        if self._hashes is None:
+            self._hashes = _spread(self._columns.ids)
+        return self._hashes
 
     def of(self, index: int) -> TraceKeys:
         """The keys of one request."""

@@ -33,7 +33,7 @@ class Decider(Watcher, Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass
 class Outcome:
     """What a replay brought. Arrays are by request, in order of arrival, unless they are by replica."""
 

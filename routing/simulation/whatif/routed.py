@@ -26,6 +26,19 @@ from routing.workload.columns import Columns
 RUN_BLOCKS = 16
 
 
+class Clock:
+    """The time of a replay, seconds; apart from who sets it, so that nothing refers to itself in a circle."""
+
+    __slots__ = ("now_s",)
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def read(self) -> float:
+        """What the load book asks."""
+        return self.now_s
+
+
 class Routed:
     """One strategy with everything that a router keeps for it."""
 
@@ -40,8 +53,8 @@ class Routed:
             for number in range(replicas)
         ]
         self.reasons: Counter[Reason] = Counter()
-        self._now_s = 0.0
-        self.book = LoadBook(lambda: self._now_s)
+        self._clock = Clock()
+        self.book = LoadBook(self._clock.read)
         residency = Residency(
             block_tokens=model.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * model.block_tokens)
         )
@@ -54,7 +67,7 @@ class Routed:
 
     def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""
-        self._now_s = now_s
+        self._clock.now_s = now_s
         keys = self._keys.of(job.index)
         choice = self._strategy.choose(keys, self._candidates)
         self.reasons[choice.reason] += 1
@@ -63,13 +76,13 @@ class Routed:
 
     def first_token(self, job: Job, now_s: float) -> None:
         """The first byte of the answer reaches the router."""
-        self._now_s = now_s
+        self._clock.now_s = now_s
         ticket: Ticket = job.ticket
         ticket.first_byte()
 
     def ended(self, job: Job, now_s: float) -> None:
         """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
-        self._now_s = now_s
+        self._clock.now_s = now_s
         ticket: Ticket = job.ticket
         if self._asked is not None:
             ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
 
-from routing.schema import LowestCostSettings
+from routing.schema import LowestCostSettings, PolicySettings
 from routing.simulation.whatif.clairvoyant import Clairvoyant
 from routing.simulation.whatif.engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report
 from routing.simulation.whatif.routed import Routed
+from routing.strategies.registry import STRATEGIES
 from routing.workload import synthetic
 from routing.workload.columns import Columns
 
@@ -33,3 +35,15 @@ def test_the_least_cost_is_within_a_tenth_of_the_clairvoyant_choice(make: Callab
 
     assert found["mean"] < 1.1 * best["mean"]
     assert found["p99"] < 1.1 * best["p99"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_a_replay_leaves_nothing_for_the_collector_which_is_off(strategy: type[PolicySettings]) -> None:
+    columns = synthetic.chat(50, 1)
+    gc.disable()
+    try:
+        gc.collect()
+        replay(Forest(columns), MODEL, REPLICAS, Routed(strategy(), columns, MODEL, REPLICAS))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
