@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from routing.core.load import LoadBook
 from routing.placement.placement import Placement
+from routing.proxy.clients.access import AccessControl
+from routing.proxy.clients.admission import Admission
 from routing.proxy.replicas.link import Address
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
 
@@ -22,6 +24,13 @@ REASON_CHARS = 400
 CONFIG: dict[str, Any] = {
     "hash_secret": "ab" * 16,
     "limits": {"max_body_bytes": 4096, "retries": 1, "header_timeout_s": 2.5},
+    "access": {
+        "keys": [
+            {"name": "team", "digest": "0f" * 32, "models": ["tiny"], "groups": ["coding"], "tokens_per_min": 9000},
+            {"name": "batch-1", "digest": "1e" * 32, "tenant": "red", "requests_per_s": 0.5, "burst": 2},
+            {"name": "guest", "digest": "2d" * 32, "expires_at": 1_900_000_000},
+        ]
+    },
     "pools": [
         {
             "name": "chat",
@@ -46,7 +55,14 @@ CONFIG: dict[str, Any] = {
                 },
             ],
             "groups": [
-                {"name": "batch", "auto_replicas": {"reserved": 1, "max": 2}},
+                {
+                    "name": "batch",
+                    "auto_replicas": {"reserved": 1, "max": 2},
+                    "match": {"api_keys": ["guest"], "api_key_prefixes": ["batch-"]},
+                    "caps": {"max_tokens": 9},
+                    "concurrency": {"max_running": 2},
+                    "priority": 9,
+                },
                 {
                     "name": "coding",
                     "replicas": ["a"],
@@ -56,6 +72,10 @@ CONFIG: dict[str, Any] = {
                 },
             ],
             "share_half_life": 200,
+            "caps": {"n": None, "max_tokens": 100, "media_hosts": ["media.example"]},
+            "concurrency": {"max_running": 8, "max_waiting": 0, "max_wait_s": 0.5},
+            "breaker": {"failures": 2, "stall_s": None},
+            "warm_up": {"max_tokens": 50_000},
             "health": {"path": "/health", "interval_s": 1.0, "failures": 3},
         },
         {
@@ -91,7 +111,9 @@ def read(document: bytes) -> bool:
 
 
 def can_be_run(config: RouterConfig) -> bool:
-    Placement(config, LoadBook(), seed=1)
+    placement = Placement(config, LoadBook(), seed=1)
+    Admission(config, placement.models, placement.matcher)
+    AccessControl(config)
     for pool in config.pools:
         for replica in pool.replicas:
             assert Address(replica.url).host
