@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.proxy.clients.body_pace import BodyPace
+from routing.proxy.clients.pieces import join_tail
 from routing.proxy.clients.request import Head, Request, body_too_large, malformed, overhead, read_head, without_upgrade
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.log import defect
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINGER_S: Final = 2.0  # how long a refused client may go on sending before the connection is cut
-PIECE_BYTES: Final = 4096  # of a body; a shorter one is joined to the next
 AHEAD_BYTES: Final = 256 << 10  # read of later requests, while an answer is made or waits to be taken
+ANSWERS_A_TURN: Final = 64  # of the router's own, to one client, before others have their turn
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -59,9 +60,7 @@ class Client(asyncio.Protocol):
         self.came_bytes = 0  # read since the last complete request, framing included
         self._ahead_bytes = 0
         self._is_deaf = False  # whatever still comes is not read
-        self._was_refused = False
-        self._is_closing = False
-        self._is_advancing = False
+        self._was_refused = self._is_closing = self._is_advancing = False
         self._reading_paused = False
         self.is_full = False  # what was written waits for the client to take it
         self._awaits_head = True  # the deadline that is running is for a head
@@ -232,7 +231,7 @@ class Client(asyncio.Protocol):
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RefusalError) else malformed(error))
         if len(self._parts) > kept:
-            self._join_parts(kept)
+            join_tail(self._parts, kept)
         if self._head is not self._expected:
             self._expect_body()
         if self._in_message or self._unfinished_bytes:
@@ -257,13 +256,6 @@ class Client(asyncio.Protocol):
         self._unfinished_bytes = held
         if held and router.unfinished_bytes > router.limits.max_unfinished_body_bytes:
             self._refuse(RefusalError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True))
-
-    def _join_parts(self, kept: int) -> None:
-        """Keep what a read brought as one piece: an object for each tiny chunk or read is many times its bytes."""
-        parts = self._parts
-        start = kept - 1 if kept and len(parts[kept - 1]) < PIECE_BYTES else kept
-        if len(parts) > start + 1:
-            parts[start:] = [b"".join(parts[start:])]
 
     def _learn(self, data: bytes) -> None:
         """Remember a head, if this read brought one request and nothing else."""
@@ -299,7 +291,7 @@ class Client(asyncio.Protocol):
             self._advance()
         if self._is_closing:
             return
-        if self._wants_continue and self._head is not None and self._exchange is None:
+        if self._wants_continue and self._head is not None and not (self._exchange or self._queue):
             self._wants_continue = False
             if not self._body_bytes:
                 self.write(CONTINUE)
@@ -308,10 +300,14 @@ class Client(asyncio.Protocol):
             self._await_next()
 
     def _advance(self) -> None:
-        """Answer queued requests until one has to wait for a replica."""
+        """Answer queued requests until one has to wait for a replica, or it is the turn of others."""
         self._is_advancing = True
-        while self._queue and self._exchange is None and not (self.is_full or self._is_closing):
+        for _ in range(ANSWERS_A_TURN):
+            if not self._queue or self._exchange is not None or self.is_full or self._is_closing:
+                break
             self._take(self._queue.popleft())
+        else:
+            self._router.loop.call_soon(self._settle)
         self._is_advancing = False
 
     def _take_known(self, head: Head, body: bytes) -> None:
@@ -351,16 +347,17 @@ class Client(asyncio.Protocol):
         self.exchange_ended(keep_alive=keep_alive)
 
     def _pace_reading(self) -> None:
-        """Stop reading a client that is far ahead; read on when it is its turn again."""
-        if self._exchange is None and not self._queue:
+        """Stop reading a client that is far ahead, or whose answers have to wait; read on when it is its turn again."""
+        is_ahead = bool(self._queue) if self._exchange is None else self._ahead_bytes > AHEAD_BYTES
+        if is_ahead and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+        elif self._exchange is None and not self._queue:
             self._ahead_bytes = 0
             if self._reading_paused:
                 self._reading_paused = False
                 self._body_pace.start_over()
                 self.transport.resume_reading()
-        elif self._ahead_bytes > AHEAD_BYTES and not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
 
     def _await_next(self) -> None:
         limits, deadlines = self._router.limits, self._router.deadlines

@@ -15,7 +15,7 @@ import pytest
 
 from routing.schema import Limits, dump_snapshot
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, get, post
 from tests.side_by_side import alone
 
 MIB = 1 << 20
@@ -59,6 +59,18 @@ async def started(replica: FakeReplica, folder: Path, limits: Limits) -> AsyncIt
 def _port(popen: subprocess.Popen[str]) -> int:
     assert popen.stderr
     return next(int(found[1]) for line in popen.stderr if (found := re.search(r"ready: http://127.0.0.1:(\d+)", line)))
+
+
+async def pour_on(client: RawClient, piece: bytes, size: int) -> None:
+    """Send ``size`` bytes, or as many as are taken before the connection is cut."""
+    async with asyncio.timeout(30):
+        for _ in range(size // len(piece)):
+            client.writer.write(piece)
+            try:
+                await client.writer.drain()
+            except ConnectionError:
+                return
+    raise AssertionError("all of it was taken")
 
 
 async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes:
@@ -105,6 +117,27 @@ async def test_a_hundred_mebibytes_cost_sixteen(
         async with connect(router.port) as other:
             await other.send(post(CHAT))
             assert (await other.answer()).status == 200
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/nowhere"])
+async def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read(
+    path: bytes, replica: FakeReplica, tmp_path: Path
+) -> None:
+    """Each question is a tenth of what is kept of it until its turn comes."""
+    async with (
+        started(replica, tmp_path, Limits(write_stall_timeout_s=3.0)) as router,
+        connect(router.port) as other,
+        connect(router.port) as client,
+    ):
+        await other.send(post(CHAT))
+        assert (await other.answer()).status == 200
+        router.forget_peak()
+        before = router.memory_bytes("VmRSS")
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's are read and written to
+        await pour_on(client, get(path) * 1000, 100 * MIB)
+        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
+        await other.send(post(CHAT))
+        assert (await other.answer()).status == 200
 
 
 @alone
