@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,42 +15,21 @@ from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.request import Head
 from routing.proxy.errors import RefusalError
 from routing.schema import (
-    Access,
     ApiKey,
     ConfigError,
     LeastLoadSettings,
     PolicyConfig,
     ReplicaConfig,
     RouterConfig,
-    TaskGroupConfig,
     dump_snapshot,
     load_snapshot,
     without_secrets,
 )
 from tests.fakes.replica import Call, FakeReplica, answering
+from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, get, post, routed
 
-KEY, OTHER = "sk-" + "a1" * 32, "sk-" + "b2" * 32
-MODELS = ("tiny", "large")
 COMPLETIONS = b"/v1/completions"
-
-
-def api_key(name: str = "team", secret: str = KEY, **fields: Any) -> ApiKey:
-    return ApiKey(name=name, digest=hashlib.sha256(secret.encode()).hexdigest(), **fields)
-
-
-def guarded(replicas: Sequence[FakeReplica], *keys: ApiKey, **fields: Any) -> RouterConfig:
-    groups = tuple(TaskGroupConfig(name=name) for name in ("coding", "chatting"))
-    open_to_all = config(replicas, models=MODELS, groups=groups, **fields)
-    return msgspec.structs.replace(open_to_all, access=Access(keys=keys))
-
-
-def bearer(secret: str = KEY) -> bytes:
-    return b"Authorization: Bearer " + secret.encode()
-
-
-def asking(model: str = "tiny", text: str = "Say something.", **fields: Any) -> bytes:
-    return json.dumps({"model": model, "messages": [{"role": "user", "content": text}], **fields}).encode()
 
 
 async def ask(harness: Harness, body: bytes = BODY, headers: Sequence[bytes] = (bearer(),)) -> Answer:

@@ -1,7 +1,8 @@
-"""The latest decisions, read page by page."""
+"""The latest decisions: what is kept of each, and how they are read."""
 
 from __future__ import annotations
 
+import json
 import time
 from array import array
 
@@ -10,6 +11,9 @@ import pytest
 
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS, DecisionRing
+from routing.schema import LowestCostSettings
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import config, routed
 from tests.side_by_side import alone
 
 
@@ -84,3 +88,68 @@ def test_a_page_keeps_requests_waiting_no_longer_than_3_ms_on_a_core_of_its_own(
     rounds = [(taken_s(1.0), taken_s(0.0625)) for _ in range(15)]  # in turns, as the machine is now busy, now not
     whole_s, thin_s = (min(taken) for taken in zip(*rounds, strict=True))
     assert thin_s < 1.5 * whole_s
+
+
+async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for number in range(5):
+            await harness.chat(headers=[b"X-Request-Id: r%d" % number])
+        _, first = await harness.admin("GET", "/admin/decisions", params={"limit": "2"})
+        _, rest = await harness.admin("GET", "/admin/decisions", params={"after": str(first["next"])})
+        _, none = await harness.admin("GET", "/admin/decisions", params={"after": str(rest["next"])})
+        assert (await harness.admin("GET", "/admin/decisions", params={"after": "x"}))[0] == 422
+    assert [one["request_id"] for one in first["decisions"]] == ["r0", "r1"]
+    assert [one["seq"] for one in rest["decisions"]] == [3, 4, 5]
+    assert (none["decisions"], none["next"], none["dropped"]) == ([], 5, 0)
+    assert first["boot"] == harness.router.boot
+    assert set(first["decisions"][0]) == {
+        "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy", "replica",
+        "rank",
+        "reason",
+        "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
+        "candidates", "hit_tokens", "retries", "status", "ttft_s",
+        "prompt_tokens", "cached_tokens", "opening",
+    }  # fmt: skip
+    load = {"replica", "running", "waiting_tokens"}
+    assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its opening is described
+    assert set(first["decisions"][1]["candidates"][0]) == load
+
+
+async def test_a_decision_tells_the_hit_that_was_predicted_beside_the_one_that_was_delivered(
+    replica: FakeReplica,
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "The same again. " * 100}]}).encode()
+    async with routed(config([replica], settings=LowestCostSettings())) as harness:
+        for _ in range(2):
+            await harness.chat(body)
+        _, listed = await harness.admin("GET", "/admin/decisions")
+    first, again = listed["decisions"]
+
+    assert (first["reason"], first["hit_tokens"]) == ("cold", 0)
+    assert again["reason"] == "hit"
+    assert 300 < again["hit_tokens"] <= again["prompt_tokens_estimate"]
+
+
+async def test_no_text_of_a_prompt_is_remembered(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "canary " * 500}]}).encode())
+        for path in ("/admin/decisions", "/metrics", "/admin/config", "/admin/replicas"):
+            assert "canary" not in json.dumps(await harness.admin("GET", path))
+
+
+def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
+    ring = DecisionRing(max_records=100, max_bytes=50_000)
+    for _ in range(500):
+        ring.add(record("short", array("Q")))
+    assert ring.bytes <= 50_000
+    assert len(ring) == 50_000 // 900
+    seen = ring.after(0, 10)
+    assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
+        500 - len(ring),
+        500 - len(ring) + 1,
+        500 - len(ring) + 10,
+    )
+    for _ in range(20):
+        ring.add(record("long", array("Q", range(2048))))
+    assert ring.bytes <= 50_000
+    assert len(ring) == 2

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from routing.core.types import ReplicaId
 from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas
+from tests.routing.proxy.api_keys import api_key, asking, bearer
 from tests.routing.proxy.harness import CHAT, config, get, routed
-from tests.routing.proxy.test_access import api_key, asking, bearer
 
 SQL = Adapter("sql", "tiny")
 

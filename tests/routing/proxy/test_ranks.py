@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from routing.schema import PrefixHashSettings, RouterConfig
 from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.routing.proxy.api_keys import asking
 from tests.routing.proxy.harness import CHAT, config, routed
-from tests.routing.proxy.test_access import asking
 
 RANKS = 2
 

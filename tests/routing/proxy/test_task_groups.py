@@ -23,8 +23,8 @@ from routing.schema import (
     dump_snapshot,
 )
 from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer
 from tests.routing.proxy.harness import CHAT, Harness, config, routed
-from tests.routing.proxy.test_access import KEY, OTHER, api_key, asking, bearer
 
 HANDBOOK = "Answer from the handbook. " * 40
 

@@ -12,7 +12,7 @@ from routing.proxy.metrics import metrics
 from routing.schema import LeastLoadSettings, PrefixHashSettings, RouterConfig, Trial
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import Answer, Harness, config, get, routed
-from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.scraped import samples
 
 USAGE = b'{"usage":{"prompt_tokens":33,"prompt_tokens_details":{"cached_tokens":16}}}'
 HISTOGRAM = "warmpath_router_policy_ttft_seconds"

@@ -17,7 +17,7 @@ from routing.schema import (
 )
 from tests.fakes.replica import Call, FakeReplica
 from tests.routing.proxy.harness import Harness, config
-from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.scraped import samples
 
 OPENINGS = 30
 CANARY = "canary"

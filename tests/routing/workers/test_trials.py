@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.test_trials import HISTOGRAM, body, trying
 from tests.routing.workers.harness import serving
 

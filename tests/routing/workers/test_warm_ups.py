@@ -10,7 +10,7 @@ import pytest
 from routing.schema import WarmUp
 from routing.workers.view import merged_rows
 from tests.fakes.replica import FakeReplica, fake_replicas
-from tests.routing.proxy.test_figures import samples
+from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.test_warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming
 from tests.routing.workers.harness import serving
 

@@ -1,24 +1,22 @@
-"""What the router counts and remembers."""
+"""What the router counts, and how it is told."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from array import array
 from itertools import pairwise
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from routing import __version__
 from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.ring import DecisionRing
 from routing.proxy.metrics.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
 from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
-from routing.schema import LowestCostSettings, TaskGroupConfig
+from routing.schema import TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.scraped import samples
 
 PREDICTED = (
     "usage_reported",
@@ -38,14 +36,6 @@ def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Re
     record.first_byte(200, 0.5)
     record.prompt_tokens, record.cached_tokens = 33, 16
     return record
-
-
-def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
 
 
 async def test_everything_the_contract_names_is_exposed_and_parses(replica: FakeReplica) -> None:
@@ -87,71 +77,6 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     for name in ("start_time_seconds", "cpu_seconds_total", "resident_memory_bytes"):
         assert seen[f"process_{name}"][0][1] > 0
     assert seen["warmpath_router_config_applied_timestamp_seconds"][0][1] > 1e9
-
-
-async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness:
-        for number in range(5):
-            await harness.chat(headers=[b"X-Request-Id: r%d" % number])
-        _, first = await harness.admin("GET", "/admin/decisions", params={"limit": "2"})
-        _, rest = await harness.admin("GET", "/admin/decisions", params={"after": str(first["next"])})
-        _, none = await harness.admin("GET", "/admin/decisions", params={"after": str(rest["next"])})
-        assert (await harness.admin("GET", "/admin/decisions", params={"after": "x"}))[0] == 422
-    assert [one["request_id"] for one in first["decisions"]] == ["r0", "r1"]
-    assert [one["seq"] for one in rest["decisions"]] == [3, 4, 5]
-    assert (none["decisions"], none["next"], none["dropped"]) == ([], 5, 0)
-    assert first["boot"] == harness.router.boot
-    assert set(first["decisions"][0]) == {
-        "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy", "replica",
-        "rank",
-        "reason",
-        "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
-        "candidates", "hit_tokens", "retries", "status", "ttft_s",
-        "prompt_tokens", "cached_tokens", "opening",
-    }  # fmt: skip
-    load = {"replica", "running", "waiting_tokens"}
-    assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its opening is described
-    assert set(first["decisions"][1]["candidates"][0]) == load
-
-
-async def test_a_decision_tells_the_hit_that_was_predicted_beside_the_one_that_was_delivered(
-    replica: FakeReplica,
-) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "The same again. " * 100}]}).encode()
-    async with routed(config([replica], settings=LowestCostSettings())) as harness:
-        for _ in range(2):
-            await harness.chat(body)
-        _, listed = await harness.admin("GET", "/admin/decisions")
-    first, again = listed["decisions"]
-
-    assert (first["reason"], first["hit_tokens"]) == ("cold", 0)
-    assert again["reason"] == "hit"
-    assert 300 < again["hit_tokens"] <= again["prompt_tokens_estimate"]
-
-
-async def test_no_text_of_a_prompt_is_remembered(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness:
-        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "canary " * 500}]}).encode())
-        for path in ("/admin/decisions", "/metrics", "/admin/config", "/admin/replicas"):
-            assert "canary" not in json.dumps(await harness.admin("GET", path))
-
-
-def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
-    ring = DecisionRing(max_records=100, max_bytes=50_000)
-    for _ in range(500):
-        ring.add(record())
-    assert ring.bytes <= 50_000
-    assert len(ring) == 50_000 // 900
-    seen = ring.after(0, 10)
-    assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
-        500 - len(ring),
-        500 - len(ring) + 1,
-        500 - len(ring) + 10,
-    )
-    for _ in range(20):
-        ring.add(record(blocks=2048))
-    assert ring.bytes <= 50_000
-    assert len(ring) == 2
 
 
 @pytest.mark.parametrize(("seconds", "index"), [(0.0, 0), (EDGES[0], 0), (EDGES[0] * 1.001, 1), (EDGES[200], 200)])
