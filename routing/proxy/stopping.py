@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from routing.proxy.loop.outbox import untaken_bytes
+from routing.proxy.sockets.delivered import untaken_bytes
 
 if TYPE_CHECKING:
     from routing.proxy.router import Router

@@ -53,6 +53,9 @@ class Wire:
     def is_closing(self) -> bool:
         return False
 
+    def get_extra_info(self, _: str) -> None:
+        return None
+
 
 class Bench:
     """A router with idle clients and kept-alive connections, all in this process."""

@@ -13,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import sys
-from fcntl import ioctl
 from socket import SO_LINGER, SOL_SOCKET
-from termios import TIOCOUTQ
 from typing import Final
 
 from routing.proxy.log import defect
@@ -34,18 +31,6 @@ def reset(transport: asyncio.Transport) -> None:
     if socket is not None:
         socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
     transport.abort()
-
-
-def untaken_bytes(transport: asyncio.Transport) -> int:
-    """What was written and the other side's kernel has not acknowledged; 0 where nobody can tell. One system call.
-
-    What a transport keeps, it keeps because the kernel is full.
-    """
-    socket = transport.get_extra_info("socket")
-    try:
-        return 0 if socket is None else int.from_bytes(ioctl(socket.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # it has ended
-        return 0
 
 
 class Outbox:

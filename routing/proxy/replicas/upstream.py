@@ -5,6 +5,10 @@ Python frame. What came is judged once, after the whole read is parsed, because 
 follow a complete answer. An answer goes to the listener in at most one call a read. The connection goes back to its
 pool before the listener hears of the end, unless anything about it was odd: then it is closed, and whatever else the
 replica sent on it is never read.
+
+A kept-alive connection may end while the next request is on its way. It was stale, and the request may be sent again as
+if it had never been, only if the replica cannot have seen it: when its kernel acknowledged nothing of the request. A
+replica that took it and broke over it is not to be asked the same again.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
+from routing.proxy.sockets.delivered import taken_bytes
 
 if TYPE_CHECKING:
     from routing.proxy.replicas.link import ReplicaLink
 
+SYN_BYTES: Final = 1  # of what a kernel acknowledges, before all others
 MAX_HEAD_BYTES: Final = 64 << 10  # of a replica's answer, 1xx included
 JOINED_BYTES: Final = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own
 
@@ -68,7 +74,7 @@ class Listener(Protocol):
         ...
 
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
-        """No more will come. ``stale``: a kept-alive connection that had ended before anything was answered on it."""
+        """No more will come. ``stale``: a kept-alive connection had ended, and the replica has not seen the request."""
         ...
 
 
@@ -103,9 +109,12 @@ class Upstream(asyncio.Protocol):
         "_parser",
         "_reason",
         "_sink",
+        "_speaks_tls",
         "_spoilt",
+        "_taken_before",
         "_transport",
         "_uses",
+        "_written",
         "deadline",
         "due",
         "link",
@@ -133,6 +142,9 @@ class Upstream(asyncio.Protocol):
         self._bodyless = False
         self._head_bytes = 0
         self._first_byte_s = self._idle_s = 0.0
+        self._speaks_tls = link.address.ssl_context is not None  # then nobody knows what goes over the wire
+        self._written = SYN_BYTES
+        self._taken_before: int | None = None  # bytes before this request
         self._uses = 0
 
     def __repr__(self) -> str:
@@ -153,6 +165,8 @@ class Upstream(asyncio.Protocol):
         self._complete = self._spoilt = False
         self._head_bytes = 0
         self._uses += 1
+        self._taken_before = taken_bytes(self._transport) if self._speaks_tls else self._written
+        self._written += len(request) + len(body)
         if len(body) < JOINED_BYTES:
             self._outbox.write(self._transport, request + body)
         else:
@@ -338,9 +352,17 @@ class Upstream(asyncio.Protocol):
             self._listener = None
             self.link.park(self)
 
+    def _is_stale(self) -> bool:
+        """Whether it has ended without the replica's having seen the request."""
+        before = self._taken_before
+        if self._uses < 2 or self._answer is not None or self._head_bytes or before is None:
+            return False
+        taken = taken_bytes(self._transport)
+        return taken is not None and taken <= before
+
     def _fail(self, failure: Failure) -> None:
         listener = self._listener
-        stale = failure is Failure.RESET and self._uses > 1 and self._answer is None and not self._head_bytes
+        stale = listener is not None and failure is Failure.RESET and self._is_stale()
         self.abandon()
         if listener is not None:
             listener.upstream_failed(failure, stale=stale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -113,20 +114,43 @@ async def test_other_statuses_are_passed_on(status: int, two: list[FakeReplica])
 
 
 async def test_a_stale_connection_is_replaced_by_a_fresh_one_to_the_same_replica(replica: FakeReplica) -> None:
-    async def script(call: Call) -> None:
-        if call.connection == 1 and len(replica.calls) > 1:
-            call.reset()  # it had closed while idle, and the router had not heard of it yet
-        else:
-            await call.send(plain_answer(b"fine"))
-
-    replica.script = script
-    async with routed(config([replica], limits=Limits(retries=0))) as harness, harness.connect() as client:
-        for _ in range(3):
-            await client.send(post(CHAT))
-            assert (await client.answer()).body == b"fine"
+    async with routed(config([replica], limits=Limits(retries=0), health=NEVER_DOWN)) as harness:
+        assert (await harness.chat()).status == 200
+        (upstream,) = harness.router.serving.links["replica-0"]._idle
+        upstream._transport.pause_reading()  # so that the router has not heard of it yet
+        replica.calls[0].close()
+        await replica.calls[0].writer.wait_closed()
+        asked = asyncio.create_task(harness.chat())
+        await harness.until(lambda: upstream.waiting is not None, "the request to be sent")
+        upstream._transport.resume_reading()
+        assert (await asked).status == 200
         _, text = await harness.admin("GET", "/metrics")
-    assert replica.connections == 2
+        assert harness.router.breakers.troubled == {}
+    assert (replica.connections, len(replica.calls)) == (2, 2)
     assert "retries_total{" not in text
+
+
+@pytest.mark.parametrize("ends", [Call.close, Call.reset])
+async def test_a_replica_that_breaks_over_a_request_is_not_sent_it_again(
+    ends: Callable[[Call], None], two: list[FakeReplica]
+) -> None:
+    async def script(call: Call) -> None:
+        if len(two[0].calls) == 1:
+            await call.send(plain_answer(b"fine"))
+        else:
+            ends(call)
+
+    two[0].script = script
+    async with routed(config(two, health=NEVER_DOWN)) as harness:
+        while not two[0].calls:
+            assert (await harness.chat()).status == 200
+        while len(two[0].calls) < 2:
+            assert (await harness.chat()).status == 200
+        await harness.at_rest()
+        _, text = await harness.admin("GET", "/metrics")
+        assert harness.router.breakers.troubled["replica-0"].failures == 1
+    assert 'retries_total{pool="chat",replica="replica-0",cause="reset"} 1' in text
+    assert two[0].connections == 1
 
 
 async def test_a_connection_that_dies_after_a_byte_of_an_answer_is_not_stale(replica: FakeReplica) -> None:
