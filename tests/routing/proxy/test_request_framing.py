@@ -88,6 +88,15 @@ async def test_expect_100_continue_gets_its_go_ahead_before_the_body(replica: Fa
     assert replica.calls[0].header(b"expect") == []
 
 
+async def test_the_go_ahead_comes_behind_the_answers_to_what_was_asked_before(replica: FakeReplica) -> None:
+    before = get(b"/health") * 200  # more than are answered in a turn of the loop
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(before + START + HOST + LENGTH + b"Expect: 100-continue\r\n" + END)
+        assert [(await client.answer()).status for _ in range(201)] == [200] * 200 + [100]
+        await client.send(BODY)
+        assert (await client.answer()).status == 200
+
+
 async def test_expect_100_continue_with_too_large_a_body_is_refused_without_it(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=LIMITS)) as harness, harness.connect() as client:
         await client.send(START + HOST + b"Content-Length: 99999\r\nExpect: 100-continue\r\n" + END)
