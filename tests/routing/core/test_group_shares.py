@@ -209,6 +209,32 @@ def test_a_new_configuration_moves_nobody_whose_share_it_leaves() -> None:
     assert len(with_more.eligible("newcomer")) == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_mixture_sets_stay_apart_and_move_with_their_numbers_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    weighted = [replace(it, weight=rng.choice([1.0, 1.0, 2.0, 4.0])) for it in replicas(rng.randrange(6, 24))]
+    groups = [f"g{number}" for number in range(rng.randrange(2, 20))]
+    rig, moves, changes = Rig(groups=groups, replicas=tuple(weighted), share_half_life=300), 0, 0
+    numbers = dict(rig.shares._given)
+    sets = {name: rig.shares.replicas(name) for name in numbers}
+    for _ in range(40):
+        mixture = [rng.random() ** rng.choice([1, 4, 12]) for _ in numbers]
+        for _ in range(8):
+            for name in rng.choices(list(numbers), mixture, k=REVIEW):
+                rig.shares.count(name)
+            given, own = dict(rig.shares._given), {name: rig.shares.replicas(name) for name in numbers}
+            changes += sum(abs(given[name] - numbers[name]) for name in numbers)
+            moves += sum(len(set(own[name]) - set(sets[name])) for name in numbers)
+            owners = Counter(replica for name in numbers if given[name] for replica in own[name])
+            assert all(own.values())
+            assert given != numbers or own == sets
+            assert sum(given.values()) > len(weighted) or set(owners.values()) == {1}
+            sets, numbers = own, given
+
+    assert changes > 50
+    assert moves < 3 * changes
+
+
 @pytest.mark.parametrize("half_life", [200, 5000])
 def test_another_half_life_forgets_nothing(half_life: int) -> None:
     rig, after = Rig(8), Rig(8, share_half_life=half_life)
