@@ -30,6 +30,8 @@ RETRY_AFTER_S = 2  # with a configuration that nobody could look at
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 logger = logging.getLogger(__name__)
+_nobody = logging.getLogger(f"{__name__}.http")  # aiohttp would tell it what was no HTTP, and quote the token in it
+_nobody.disabled = True
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -130,7 +132,11 @@ class AdminPort:
     async def open(self, host: str, port: int, token: str | None, tls: ssl.SSLContext | None = None) -> None:
         """Serve, over TLS where there is a context for it; OSError where the port is taken."""
         self._runner = web.AppRunner(
-            self._admin.application(token), access_log=None, shutdown_timeout=1.0, auto_decompress=False
+            self._admin.application(token),
+            access_log=None,
+            logger=_nobody,
+            auto_decompress=False,
+            shutdown_timeout=1.0,
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port, ssl_context=tls).start()

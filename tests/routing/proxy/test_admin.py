@@ -74,6 +74,26 @@ async def test_whoever_goes_away_in_the_middle_of_a_body_is_no_defect(
     assert "defect" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /admin/config HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer s3cret\x00\r\n\r\n",
+        b"GET /admin/config?s3cret HTTP/1.1\r\nHost : localhost\r\nCookie: s3cret\r\n\r\n",
+        b"GET s3cret\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_and_not_quoted(
+    raw: bytes, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with routed(config([replica])) as harness:
+        async with connect(int(harness.server.admin_url.rpartition(":")[2])) as client:
+            await client.send(raw)
+            assert b" 400 " in (await client.read_all()).partition(b"\r\n")[0]
+        assert (await harness.admin("GET", "/healthz"))[0] == 200
+    assert "s3cret" not in caplog.text
+    assert "ERROR" not in caplog.text
+
+
 async def test_what_no_client_may_send_is_not_explained(replica: FakeReplica) -> None:
     asked = {"path": "/v1/completions", "body": {"prompt": "x" * 2000}}
     async with routed(config([replica], limits=Limits(max_body_bytes=1024))) as harness:
