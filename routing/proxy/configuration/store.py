@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -114,31 +115,36 @@ class ConfigStore:
                 raise
 
     async def start(self, document: bytes | None) -> None:
-        """Begin with a file's document or with the last known good one, whichever has the higher revision.
+        """Begin with a file's document or with what was kept, whichever has the highest revision and can be run.
 
-        Of two equal numbers the file wins: it is what an operator edits by hand. NackError if the file is invalid
-        and there is nothing else.
+        Of two equal numbers the file wins: it is what an operator edits by hand. NackError if there is a file, and
+        nothing that can be run; without a file a router waits for what it is pushed.
         """
-        kept = await asyncio.to_thread(self._newest_kept)
+        candidates = [(snapshot, Source.LAST_KNOWN_GOOD) for snapshot in await asyncio.to_thread(self._kept)]
+        if document is not None:
+            candidates += self._named(document)
+        for snapshot, source in sorted(candidates, key=_rank, reverse=True):
+            with suppress(NackError):
+                await self.apply(snapshot.document, source)
+                if document is not None and source is not Source.FILE:
+                    event(logger, "config_file_passed_over", level=logging.WARNING, kept_revision=snapshot.revision)
+                break
+        if self.applied is None and self.last_nack is not None and document is not None:
+            raise self.last_nack
+
+    def _named(self, document: bytes) -> list[tuple[LoadedSnapshot, Source]]:
+        """What is in a file, if that is a configuration."""
         try:
-            mine = None if document is None else load_snapshot(document)
+            return [(load_snapshot(document), Source.FILE)]
         except ConfigError as error:
             self.last_nack = nack = NackError(error.reason, path=error.path)
             event(logger, "config_refused", level=logging.ERROR, **nack.as_json())
-            if kept is None:
-                raise nack from None
-            mine = None
-        if mine is not None and (kept is None or mine.revision >= kept.revision):
-            await self.apply(mine.document, Source.FILE)
-        elif kept is not None:
-            if mine is not None:
-                event(logger, "config_file_is_older", file_revision=mine.revision, kept_revision=kept.revision)
-            await self.apply(kept.document, Source.LAST_KNOWN_GOOD)
+            return []
 
-    def _newest_kept(self) -> LoadedSnapshot | None:
-        """Of what is on disk; the current file is older than the previous one where two routers wrote to one folder."""
+    def _kept(self) -> list[LoadedSnapshot]:
+        """What is on disk; the current file is older than the previous one where two routers wrote to one folder."""
         documents = self._files.load() if self._files else ()
-        return max(filter(None, map(self._readable, documents)), key=lambda it: it.revision, default=None)
+        return list(filter(None, map(self._readable, documents)))
 
     def _readable(self, document: bytes) -> LoadedSnapshot | None:
         try:
@@ -197,6 +203,12 @@ class ConfigStore:
                 return
             reason = f"the last known good configuration cannot be written: {error.strerror}"
             raise NackError(reason, revision=snapshot.revision) from error
+
+
+def _rank(candidate: tuple[LoadedSnapshot, Source]) -> tuple[int, bool]:
+    """The higher, the sooner it is begun with."""
+    snapshot, source = candidate
+    return snapshot.revision, source is Source.FILE
 
 
 def _compare(snapshot: LoadedSnapshot, applied: Applied) -> Applied | None:

@@ -19,7 +19,7 @@ from routing import __version__
 from routing.core.matching import PlacementRequest
 from routing.core.prompt import CanonicalPrompt
 from routing.proxy.configuration.last_known_good import CURRENT, LastKnownGood
-from routing.proxy.configuration.store import ConfigStore, Swap
+from routing.proxy.configuration.store import ConfigStore, NackError, Swap
 from routing.schema import (
     Limits,
     LoadedSnapshot,
@@ -225,6 +225,35 @@ async def test_of_two_that_were_kept_the_newer_one_is_served_whichever_was_writt
     store = ConfigStore(ready, LastKnownGood(tmp_path))
     await store.start(None)
     assert store.revision == 9
+
+
+@pytest.mark.parametrize(("runs", "expected"), [({7, 8, 9}, 9), ({7, 8}, 8), ({7}, 7), (set(), None)])
+@pytest.mark.parametrize("named", [None, 7])
+async def test_what_was_kept_and_cannot_be_run_gives_way_to_what_can(
+    runs: set[int], expected: int | None, named: int | None, replica: FakeReplica, tmp_path: Path
+) -> None:
+    """A router without a file waits to be pushed something; one with a file says that it is refused."""
+
+    async def prepare(snapshot: LoadedSnapshot) -> Swap:
+        if snapshot.revision not in runs:
+            raise ValueError("no room")
+        return await ready(snapshot)
+
+    def document(revision: int) -> bytes:
+        return dump_snapshot(config([replica]), revision).document
+
+    for revision in (8, 9):
+        LastKnownGood(tmp_path).save(document(revision))
+    store = ConfigStore(prepare, LastKnownGood(tmp_path))
+    if named is None and expected == 7:
+        expected = None
+    if named is not None and expected is None:
+        with pytest.raises(NackError, match="no room"):
+            await store.start(document(named))
+    else:
+        await store.start(None if named is None else document(named))
+    assert store.revision == expected
+    assert (store.last_nack is None) == (expected == 9)
 
 
 async def ready(_: LoadedSnapshot) -> Swap:
