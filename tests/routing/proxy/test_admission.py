@@ -31,7 +31,7 @@ from routing.schema import (
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import CHAT, SECRET, Answer, Harness, config, post, routed
-from tests.routing.simulation.replica_process import ReplicaProcess, replica_process
+from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
 
 LONG = "A passage that several tenants have in common. " * 200
 

@@ -23,7 +23,7 @@ from routing.workload.job import Job
 from routing.workload.mix import Mix
 from routing.workload.player import Limits, Player, main
 from routing.workload.tally import Durations, Tally, one_line, total
-from tests.routing.simulation.replica_process import replica_process
+from tests.routing.simulation.standin.replica_process import replica_process
 
 DEADLINE_S = 20.0
 

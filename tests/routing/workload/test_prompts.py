@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.simulation.text import block_keys, count_tokens, render_chat
+from routing.simulation.standin.text import block_keys, count_tokens, render_chat
 from routing.workload.prompts import BLOCK_BYTES, TraceWorkload, trace_messages
 from routing.workload.trace import BLOCK_TOKENS, TraceRequest
 from routing.workload.words import passage

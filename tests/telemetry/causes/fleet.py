@@ -35,9 +35,9 @@ from routing.proxy.metrics.exposition import PREFIX
 from routing.proxy.metrics.metrics import Metrics, Outcome
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
 from routing.simulation.engine import Engine, EngineConfig, Step
-from routing.simulation.exposition import render
-from routing.simulation.metrics import EngineMetrics, Rejections
 from routing.simulation.sequence import Sequence
+from routing.simulation.standin.exposition import render
+from routing.simulation.standin.metrics import EngineMetrics, Rejections
 from telemetry.collecting.page import read_page
 from telemetry.collecting.record import Progress, record_page
 from telemetry.metrics.engine import read_replica

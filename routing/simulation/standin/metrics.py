@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from routing.simulation.engine import Engine
-from routing.simulation.exposition import Family, Read
+from routing.simulation.standin.exposition import Family, Read
 from routing.simulation.statistics import Histogram
 
 _FLOPS = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."

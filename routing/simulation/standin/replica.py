@@ -6,16 +6,16 @@ import asyncio
 
 from routing.simulation.driver_real import RealTimeEngine
 from routing.simulation.engine import Engine
-from routing.simulation.errors import ApiError, queue_full
-from routing.simulation.exposition import render
-from routing.simulation.faults import CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow
-from routing.simulation.generation import Generation
-from routing.simulation.http_metrics import HttpMetrics
-from routing.simulation.metrics import EngineMetrics, Rejections
-from routing.simulation.process_metrics import process_families
-from routing.simulation.requests import Ask
-from routing.simulation.settings import ReplicaSettings
-from routing.simulation.text import Babble
+from routing.simulation.standin.errors import ApiError, queue_full
+from routing.simulation.standin.exposition import render
+from routing.simulation.standin.faults import CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow
+from routing.simulation.standin.generation import Generation
+from routing.simulation.standin.http_metrics import HttpMetrics
+from routing.simulation.standin.metrics import EngineMetrics, Rejections
+from routing.simulation.standin.process_metrics import process_families
+from routing.simulation.standin.requests import Ask
+from routing.simulation.standin.settings import ReplicaSettings
+from routing.simulation.standin.text import Babble
 
 
 class Replica:

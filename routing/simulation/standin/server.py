@@ -19,18 +19,18 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from routing.simulation.answers import VERSION, whole_answer
-from routing.simulation.errors import bad_request
-from routing.simulation.exposition import CONTENT_TYPE
-from routing.simulation.faults import read_fault
-from routing.simulation.generation import Generation
-from routing.simulation.middleware import answer_every_request, set_headers
-from routing.simulation.replica import Replica
-from routing.simulation.requests import check_model, decode_body, read_chat, read_completion, read_messages
-from routing.simulation.settings import ReplicaSettings, parse_settings
-from routing.simulation.state import replica_key, settings_key
-from routing.simulation.stream import EventStream
-from routing.simulation.text import bytes_of, count_tokens, render_chat, token_ids
+from routing.simulation.standin.answers import VERSION, whole_answer
+from routing.simulation.standin.errors import bad_request
+from routing.simulation.standin.exposition import CONTENT_TYPE
+from routing.simulation.standin.faults import read_fault
+from routing.simulation.standin.generation import Generation
+from routing.simulation.standin.middleware import answer_every_request, set_headers
+from routing.simulation.standin.replica import Replica
+from routing.simulation.standin.requests import check_model, decode_body, read_chat, read_completion, read_messages
+from routing.simulation.standin.settings import ReplicaSettings, parse_settings
+from routing.simulation.standin.state import replica_key, settings_key
+from routing.simulation.standin.stream import EventStream
+from routing.simulation.standin.text import bytes_of, count_tokens, render_chat, token_ids
 
 LARGEST_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 2.0

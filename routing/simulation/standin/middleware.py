@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from routing.simulation.errors import ApiError, error_body
-from routing.simulation.state import replica_key, settings_key
+from routing.simulation.standin.errors import ApiError, error_body
+from routing.simulation.standin.state import replica_key, settings_key
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # what --api-key guards; /health and /metrics stay open
 

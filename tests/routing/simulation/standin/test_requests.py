@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.simulation.errors import ApiError
-from routing.simulation.requests import Ask, read_chat, read_completion
+from routing.simulation.standin.errors import ApiError
+from routing.simulation.standin.requests import Ask, read_chat, read_completion
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 NAMES = st.sampled_from(["role", "content", "type", "text", "include_usage"])

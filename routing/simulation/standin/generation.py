@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from routing.simulation.driver_real import RealTimeEngine
-from routing.simulation.requests import Ask
 from routing.simulation.sequence import Sequence, Siblings
-from routing.simulation.text import Babble, block_keys, count_tokens
+from routing.simulation.standin.requests import Ask
+from routing.simulation.standin.text import Babble, block_keys, count_tokens
 
 
 class Choice:

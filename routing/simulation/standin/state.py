@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from routing.simulation.replica import Replica
-from routing.simulation.settings import ReplicaSettings
+from routing.simulation.standin.replica import Replica
+from routing.simulation.standin.settings import ReplicaSettings
 
 replica_key: web.AppKey[Replica] = web.AppKey("replica", Replica)
 settings_key: web.AppKey[ReplicaSettings] = web.AppKey("settings", ReplicaSettings)

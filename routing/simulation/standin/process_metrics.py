@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from routing.simulation.exposition import Family
+from routing.simulation.standin.exposition import Family
 
 _PAGE_BYTES = resource.getpagesize()
 _CLOCK_HZ = os.sysconf("SC_CLK_TCK")

@@ -98,7 +98,7 @@ class ReplicaProcess:
 @contextmanager
 def replica_process(*arguments: str, model: str = "tiny", **headers: str) -> Iterator[ReplicaProcess]:
     """Start a replica on a free port, and end it."""
-    command = [sys.executable, "-m", "routing.simulation.server", "--port", "0", "--model", model, *arguments]
+    command = [sys.executable, "-m", "routing.simulation.standin.server", "--port", "0", "--model", model, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

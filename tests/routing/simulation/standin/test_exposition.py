@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from routing.simulation.exposition import Family, label_text, number, render
+from routing.simulation.standin.exposition import Family, label_text, number, render
 from routing.simulation.statistics import Histogram, request_token_edges
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from routing.simulation.answers import DONE, StreamFormat
-from routing.simulation.errors import error_body
-from routing.simulation.faults import CrashAfterChunks
-from routing.simulation.generation import Choice, Generation
+from routing.simulation.standin.answers import DONE, StreamFormat
+from routing.simulation.standin.errors import error_body
+from routing.simulation.standin.faults import CrashAfterChunks
+from routing.simulation.standin.generation import Choice, Generation
 
 
 class EventStream:

@@ -8,8 +8,15 @@ from typing import Any
 
 import msgspec
 
-from routing.simulation.errors import ApiError, bad_request, invalid, prompt_too_long, total_too_long, unknown_model
-from routing.simulation.text import VOCABULARY, bytes_of, count_tokens, natural_length, render_chat
+from routing.simulation.standin.errors import (
+    ApiError,
+    bad_request,
+    invalid,
+    prompt_too_long,
+    total_too_long,
+    unknown_model,
+)
+from routing.simulation.standin.text import VOCABULARY, bytes_of, count_tokens, natural_length, render_chat
 
 MAX_N = 128
 

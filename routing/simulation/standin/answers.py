@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from routing.simulation.generation import Choice, Generation
-from routing.simulation.text import token_ids
+from routing.simulation.standin.generation import Choice, Generation
+from routing.simulation.standin.text import token_ids
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-standin"

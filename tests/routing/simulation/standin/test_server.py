@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.routing.simulation.replica_process import DEADLINE_S, ReplicaProcess, replica_process
+from tests.routing.simulation.standin.replica_process import DEADLINE_S, ReplicaProcess, replica_process
 from tests.side_by_side import alone
 
 
