@@ -233,6 +233,19 @@ def giant_group(requests: int, seed: int) -> Columns:
     return prompts.columns
 
 
+def families(requests: int, seed: int) -> Columns:
+    """Short questions behind 20 openings, each of which goes on in 12 ways of 1,000 to 4,000 tokens, by Zipf's law."""
+    rng = random.Random(f"{seed} families")  # noqa: S311 -- traffic, not secrets
+    prompts = _Prefixed(rng)
+    shared = [prompts.prefix(512) for _ in range(20)]
+    variants = [[opening + prompts.prefix(rng.randint(1000, 4000)) for _ in range(12)] for opening in shared]
+    often, of_one = [number**-1.0 for number in range(1, 21)], [number**-1.2 for number in range(1, 13)]
+    for at_s in _poisson(rng, 10.0, requests):
+        (family,) = rng.choices(variants, often)
+        prompts.ask(at_s, rng.choices(family, of_one)[0], rng.randint(20, 400), 60)
+    return prompts.columns
+
+
 def heavy_tails(requests: int, seed: int) -> Columns:
     """600 documents and questions about them, both with lengths of a Pareto distribution (1.1)."""
     rng = random.Random(f"{seed} heavy tails")  # noqa: S311 -- traffic, not secrets

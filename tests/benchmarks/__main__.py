@@ -14,6 +14,7 @@ from routing.build import is_compiled
 from tests.benchmarks.builds import again_compiled
 
 BENCHMARKS = {
+    "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same home
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs

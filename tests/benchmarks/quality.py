@@ -2,8 +2,8 @@
 
 Replays in virtual time (``routing/simulation/whatif``): the trace given, or a seeded one of its statistics, over 4,
 8 and 16 replicas with caches of 600, 4,000 and 16,000 blocks, at the pace that offers 0.7 of what the replicas could
-prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, and some that are
-hard to place, on 8 replicas.
+prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, on 8 replicas, and
+some that are hard to place, on 4, 8 and 16.
 ``x`` columns are ratios to ``clairvoyant``, which sees every cache and all work; ``max/mean`` is of requests.
 Strategies that go by an opening get one of two blocks in chat, where all prompts share the first. A trace knows no
 sessions, so ``session_affinity`` is not there. ``shared`` is one cache without limit, ``pooled`` one as large as all.
@@ -38,6 +38,7 @@ from routing.workload.synthetic import (
     bursts,
     chat,
     drifting,
+    families,
     giant_group,
     heavy_tails,
     hot_prefix,
@@ -77,6 +78,7 @@ HARD: dict[str, Callable[[int, int], Columns]] = {
         drifting,
         small_groups,
         giant_group,
+        families,
     )
 }
 HARD_REQUESTS = 12_000
@@ -151,8 +153,9 @@ def hard_cells() -> Iterator[Cell]:
     model = EngineModel(48_000, block_tokens=SMALL_BLOCK_TOKENS)
     strategies = tuple(all_settings(("least_load", "lowest_cost")))
     for name, make in HARD.items():
-        title = f"{name}: {(make.__doc__ or '').splitlines()[0]}"
-        yield Cell(title, name, 8, model, strategies, LOAD)
+        for replicas in REPLICAS:
+            title = f"{name}: {replicas} replicas. {(make.__doc__ or '').splitlines()[0]}"
+            yield Cell(title, name, replicas, model, strategies, LOAD)
 
 
 @cache

@@ -16,7 +16,7 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.strategies.registry import STRATEGIES
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
-from tests.benchmarks import ladder, quality
+from tests.benchmarks import agreement, ladder, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
@@ -78,7 +78,8 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could
     chat, *_ = quality.chat_cells("chat")
     monkeypatch.setattr(quality, "HARD_REQUESTS", 300)
     hot, _ = quality.literature_cells()
-    alone, *_ = quality.hard_cells()
+    alone, *_ = hard = list(quality.hard_cells())
+    assert {(cell.workload, cell.replicas) for cell in hard} == {(name, n) for name in quality.HARD for n in (4, 8, 16)}
 
     tables = {cell.title: quality.lines_of(cell) for cell in (chat, hot, alone)}
 
@@ -89,6 +90,20 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could
     assert {line.split()[1] for line in tables[alone.title][2:]} == {"0.0"}
     assert tables[chat.title][2].split()[-3:] == ["1.000", "1.000", "1.000"]
     quality.forest_of.cache_clear()
+
+
+def test_the_agreement_benchmark_puts_new_prompts_to_two_routers_and_to_two_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agreement, "REQUESTS", 300)
+    assert main(["agreement"]) == 0
+    rows = {tuple(line.split()[:2]): line.split()[2:] for line in capsys.readouterr().out.splitlines()[5:]}
+
+    assert set(rows) == {(settings.name, who) for settings in agreement.STRATEGIES for who in ("routers", "workers")}
+    assert set(rows["prefix_hash", "workers"][::2]) == {"0.0"}
+    assert rows["prefix_hash", "routers"][0] == "0.0"
+    assert float(rows["lowest_cost", "routers"][-2]) > 0
+    assert {len(cells) for cells in rows.values()} == {2 * len(agreement.LOADS)}
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.name)

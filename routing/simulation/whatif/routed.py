@@ -13,7 +13,7 @@ from routing.core.fleet import Fleet
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.residency import RUN_TOKENS, Residency
-from routing.core.types import Reason
+from routing.core.types import Choice, Reason
 from routing.placement.placement import count_as_sent
 from routing.schema import ReplicaConfig, ResidencySettings, Settings
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
@@ -67,12 +67,15 @@ class Routed:
 
     def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""
-        self._clock.now_s = now_s
-        keys = self._keys.of(job.index)
-        choice = self._strategy.choose(keys, self._candidates)
+        choice = self.ask(job, now_s)
         self.reasons[choice.reason] += 1
-        job.ticket = count_as_sent(choice, keys, self.book, self._asked)
+        job.ticket = count_as_sent(choice, self._keys.of(job.index), self.book, self._asked)
         return self._number[choice.replica]
+
+    def ask(self, job: Job, now_s: float) -> Choice:
+        """Where the strategy would send a request now."""
+        self._clock.now_s = now_s
+        return self._strategy.choose(self._keys.of(job.index), self._candidates)
 
     def first_token(self, job: Job, now_s: float) -> None:
         """The first byte of the answer reaches the router."""

@@ -26,6 +26,7 @@ MAKERS = (
     synthetic.drifting,
     synthetic.small_groups,
     synthetic.giant_group,
+    synthetic.families,
 )
 every_maker = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 Make = Callable[[int, int], Columns]

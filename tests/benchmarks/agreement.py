@@ -1,0 +1,109 @@
+"""Whether routers that do not talk send a new prompt to the same home: ``python -m tests.benchmarks agreement``.
+
+Two routers see a half of a chat's requests each, by chance, in front of 8 replicas of 4,000 blocks, at several loads.
+Whatever begins a conversation is put to both, each with the loads that it knows itself, before one of them sends it;
+the table tells the share of such prompts that they would send to different replicas, and their mean TTFT. In the same
+way for two worker processes of one router, which tell each other their loads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from routing.schema import Boundary, LowestCostSettings, PrefixHashSettings, Settings, TieredSettings
+from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
+from routing.simulation.whatif.forest import Forest
+from routing.simulation.whatif.replay import replay
+from routing.simulation.whatif.routed import Routed
+from routing.workload.columns import Columns
+from routing.workload.synthetic import chat
+
+REQUESTS = 4000
+REPLICAS = 8
+MODEL = EngineModel(4000)
+LOADS = (0.1, 0.4, 0.7, 0.9)  # offered prompt tokens / what the replicas can prefill
+STRATEGIES: tuple[Settings, ...] = (
+    PrefixHashSettings(boundary=Boundary.BYTES, boundary_bytes=4096),  # a chat's first two blocks
+    TieredSettings(boundary=Boundary.BYTES, boundary_bytes=4096),
+    LowestCostSettings(),
+)
+
+
+class Two:
+    """Two routers of one fleet, or two workers of one router."""
+
+    def __init__(self, make: Callable[[], Routed], news: set[int], *, are_workers: bool) -> None:
+        self._routers = make(), make()
+        self._news = news
+        self._are_workers = are_workers
+        self._by: dict[int, Routed] = {}  # who sent a request that runs
+        self._chance = random.Random("who gets a request")
+        self.apart = 0  # new prompts that the two would send to different replicas
+
+    def place(self, job: Job, engines: Sequence[FastEngine], now_s: float) -> int:
+        """Put a new prompt to both; one of them places it."""
+        if job.index in self._news:
+            one, other = (router.ask(job, now_s).replica for router in self._routers)
+            self.apart += one != other
+        router = self._by[job.index] = self._chance.choice(self._routers)
+        placed = router.place(job, engines, now_s)
+        self._tell(router, job)
+        return placed
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Whoever sent the request learns of it."""
+        self._by[job.index].first_token(job, now_s)
+        self._tell(self._by[job.index], job)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """Whoever sent the request learns of it."""
+        router = self._by.pop(job.index)
+        router.ended(job, now_s)
+        self._tell(router, job)
+
+    def _tell(self, router: Routed, job: Job) -> None:
+        """Tell the other worker what this one has at the job's replica."""
+        if self._are_workers:
+            load = job.ticket.load
+            (other,) = (one for one in self._routers if one is not router)
+            own = load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens
+            other.book.tell_elsewhere(load.replica, *own)
+
+
+def main() -> None:
+    """Print the table."""
+    columns = chat(REQUESTS, seed=1)
+    forest, news = Forest(columns), beginnings(columns)
+    print(
+        f"new prompts that two would send to different replicas, %; in brackets the mean TTFT, s; {len(news)} prompts"
+    )
+    print(f"{'':<14} {'':<8} " + " ".join(f"{f'load {load:g}':>14}" for load in LOADS))
+    for settings in STRATEGIES:
+        for are_workers in (False, True):
+            cells = [figures(settings, forest, news, load, are_workers=are_workers) for load in LOADS]
+            shown = " ".join(f"{100 * apart:6.1f} ({ttft_s:.2f})".rjust(14) for apart, ttft_s in cells)
+            print(f"{settings.name:<14} {'workers' if are_workers else 'routers':<8} {shown}", flush=True)
+
+
+def figures(
+    settings: Settings, forest: Forest, news: set[int], load: float, *, are_workers: bool
+) -> tuple[float, float]:
+    """The share of new prompts on which two do not agree, and the mean TTFT of all requests in seconds."""
+    columns = forest.columns
+    two = Two(lambda: Routed(settings, columns, MODEL, REPLICAS), news, are_workers=are_workers)
+    scale = load * REPLICAS * MODEL.prefill_rate / columns.prefill_rate()
+    outcome = replay(forest, MODEL, REPLICAS, two, scale)
+    return two.apart / len(news), sum(outcome.ttft_s) / len(outcome.ttft_s)
+
+
+def beginnings(columns: Columns) -> set[int]:
+    """Requests whose second block nobody has asked about before: the first is the system prompt that all share."""
+    met: set[int] = set()
+    news = set()
+    for index in range(len(columns)):
+        second = columns.ids[columns.starts[index] : columns.starts[index + 1]][1:2]
+        if second and second[0] not in met:
+            news.add(index)
+            met.add(second[0])
+    return news
