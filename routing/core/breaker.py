@@ -136,11 +136,13 @@ class Breakers:
         if self.state(replica) is State.HALF_OPEN:
             self.failed(replica, reason)
 
-    def answered(self, replica: ReplicaId) -> None:
-        """The first byte of a trial's answer came from there that is no failure."""
+    def answered(self, replica: ReplicaId) -> bool:
+        """The first byte of a trial's answer came from there that is no failure; True if that ends the trial."""
         breaker = self.troubled.get(replica)
-        if breaker is not None and breaker.is_trying and breaker.cause is not Cause.SLOW:
-            self._succeeded(replica, breaker)
+        if breaker is None or not breaker.is_trying or breaker.cause is Cause.SLOW:
+            return False
+        self._succeeded(replica, breaker)
+        return True
 
     def completed(self, replica: ReplicaId, *, was_trial: bool = False) -> None:
         """An answer came from there, whole: failures before it are forgotten."""

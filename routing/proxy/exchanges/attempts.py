@@ -1,4 +1,9 @@
-"""What has gone wrong with one request, and whether another replica is tried. Made at its first failure."""
+"""What fails with one request, and what comes of it: what counts against whom, and which replica is tried next, if any.
+
+Theory of operation. Each kind of failure of the replica that has the request is a method. It tells health checks and
+breaker what they have to know, and gives the decision for another replica: None where none may do better
+(``judging.py``), none is left, or the limit or the budget is reached, and the client has to be told.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from routing.core.types import NoReplicaError, ReplicaId
-from routing.proxy.exchanges.judging import cause_of
+from routing.proxy.exchanges.judging import cause_of, is_its_fault
+from routing.proxy.replicas.upstream import Failure
 
 if TYPE_CHECKING:
     from routing.core.matching import PlacementRequest
@@ -21,43 +27,73 @@ TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
 
 
 class Attempts:
-    """The tries of one request that failed."""
+    """The tries of one request that failed, from the first on. ``record`` names the replica that has it."""
 
-    __slots__ = ("_retried_busy", "_retried_stale", "_tried", "held")
+    __slots__ = ("_record", "_retried_busy", "_retried_stale", "_router", "_serving", "_tried", "_wanted", "held")
 
-    def __init__(self) -> None:
+    def __init__(self, router: Router, serving: Serving, wanted: PlacementRequest, record: Record) -> None:
         self.held = b""  # of an error answer
+        self._router = router
+        self._serving = serving
+        self._wanted = wanted
+        self._record = record
         self._tried: set[ReplicaId] = set()
         self._retried_stale = self._retried_busy = False
 
     def reconnects(self) -> bool:
-        """Whether the same replica is asked on a fresh connection, after a kept-alive one had ended: once."""
+        """Whether the same replica is asked on a fresh connection, which has not seen the request: once."""
         already, self._retried_stale = self._retried_stale, True
         return not already
+
+    def not_reached(self, reason: str, *, ours: bool) -> Decision | None:
+        """It cannot be connected to. ``ours``: for a shortage of the router's own, which says nothing about it."""
+        if not ours:
+            self._router.checks.connect_failed(self._record.replica)
+            self._router.breakers.refused(ReplicaId(self._record.replica), reason)
+        return self._next(Failure.CONNECT)
+
+    def broken_off(self, failure: Failure) -> Decision | None:
+        """Its answer will not come, or not its rest."""
+        self._router.checks.suspect(self._record.replica)
+        self._router.failed(self._record.replica, failure)
+        return None if failure is Failure.BAD_ANSWER else self._next(failure)
+
+    def given_up(self) -> Decision | None:
+        """Its engine stops, and ended a whole answer before its time."""
+        self._router.checks.suspect(self._record.replica)
+        return self._next("aborted")
+
+    def stalled(self) -> Decision | None:
+        """Its engine hangs."""
+        return self._next("stalled")
 
     def hold(self, data: bytes, *, last: bool) -> bool:
         """Keep more of an error answer; True when it is to be judged by what is here."""
         self.held += data
         return last or len(self.held) > HELD_BYTES
 
-    def cause(self, answer: AnswerHead) -> str | None:
-        """Why another replica may do better than the answer that is held; of several 429s only the first says so."""
+    def answered(self, answer: AnswerHead) -> Decision | None:
+        """It answered with the error that is held."""
         cause = cause_of(answer, self.held)
-        if answer.status == TOO_MANY:
+        if is_its_fault(answer.status, cause):
+            self._router.failed(self._record.replica, cause or f"status_{answer.status}")
+        if answer.status == TOO_MANY:  # of several, only the first is a reason to go elsewhere
             cause, self._retried_busy = (None if self._retried_busy else cause), True
-        return cause
+        return None if cause is None else self._next(cause)
 
-    def next(self, router: Router, serving: Serving, wanted: PlacementRequest, record: Record) -> Decision | None:
+    def _next(self, cause: str) -> Decision | None:
         """Where to go that was not tried yet; None if there is nowhere, or the limit or the budget is reached."""
+        router, record = self._router, self._record
         self._tried.add(ReplicaId(record.replica))
-        if record.retries >= serving.limits.retries:
+        if record.retries >= self._serving.limits.retries:
             return None
         try:
-            decision = serving.placement.decide(wanted, router.health, self._tried)
+            decision = self._serving.placement.decide(self._wanted, router.health, self._tried)
         except NoReplicaError:
             return None
         if not router.retry_budget.spend():
             return None
+        router.metrics.retried(record, cause)
         self.held = b""
         self._retried_stale = False
         return decision

@@ -20,7 +20,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.guarded import never_raises
-from routing.proxy.exchanges.judging import BUSY, no_answer, outcome_of
+from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
@@ -139,9 +139,6 @@ class Exchange:
 
     def cancel(self) -> None:
         """The client has gone: stop the replica's work at once."""
-        self._drop_upstream()
-        if self._is_trial:
-            self._router.breakers.withdrawn(ReplicaId(self._record.replica))
         self._finish(Outcome.CANCELLED)
 
     def pause(self) -> None:
@@ -208,12 +205,8 @@ class Exchange:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
         if self._state is DONE:
             return
-        if not ours:
-            self._router.checks.connect_failed(self._decision.replica.name)
-            self._router.breakers.refused(ReplicaId(self._decision.replica.name), reason)
-        if not self._retry(Failure.CONNECT):
-            name = self._decision.replica.name
-            self._refuse(RefusalError(502, f"replica {name!r} cannot be reached: {reason}"))
+        if not self._goes_on(self._failed().not_reached(reason, ours=ours)):
+            self._refuse(unreachable(self._record.replica, reason))
 
     # --- from a replica ---
 
@@ -236,8 +229,7 @@ class Exchange:
 
     def _aborted(self, answer: AnswerHead, data: bytes) -> None:
         """An engine that stops gave this whole answer up: another replica gives it anew, else the client gets it."""
-        self._router.checks.suspect(self._decision.replica.name)
-        if not self._retry("aborted"):
+        if not self._goes_on(self._failed().given_up()):
             self._begin(answer, data, last=True, is_aborted=True)
 
     @never_raises
@@ -250,27 +242,15 @@ class Exchange:
             self._delivery.break_off(no_answer(self._record.replica, failure))
         elif stale and self._failed().reconnects():
             self._connect()
-        else:
-            self._router.checks.suspect(self._decision.replica.name)
-            self._router.failed(self._decision.replica.name, failure)
-            if failure is Failure.BAD_ANSWER or not self._retry(failure):
-                self._refuse(no_answer(self._decision.replica.name, failure))
+        elif not self._goes_on(self._failed().broken_off(failure)):
+            self._refuse(no_answer(self._record.replica, failure))
 
     def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
         """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
         if self._state is AWAITING:
             self._enter(JUDGING)
         attempts = self._failed()
-        if not attempts.hold(data, last=last):
-            return
-        cause = attempts.cause(answer)
-        name = self._decision.replica.name
-        if answer.status < 500 or cause == BUSY:
-            if self._is_trial:
-                self._router.breakers.withdrawn(ReplicaId(name))
-        elif answer.status != 501:
-            self._router.failed(name, cause or f"status_{answer.status}")
-        if cause is None or not self._retry(cause):
+        if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer)):
             self._begin(answer, attempts.held, last)
 
     # --- from whoever watches the replica ---
@@ -298,25 +278,24 @@ class Exchange:
     def stalled(self) -> None:
         """The replica hangs: go elsewhere, if that is allowed, else wait on."""
         if self._state is AWAITING:
-            self._retry("stalled")
+            self._goes_on(self._failed().stalled())
 
-    def _retry(self, cause: str) -> bool:
-        """Send the request to a replica that was not tried yet; False if there is none, or the limit is reached."""
-        decision = self._failed().next(self._router, self._serving, self._wanted, self._record)
-        if decision is None:
-            return False
-        self._router.metrics.retried(self._decision, cause)
-        self._drop_upstream()
-        self._ticket.end()
-        self._enter(PLACING)
-        self._dispatch(decision)
-        return True
+    # --- when a try has failed ---
 
     def _failed(self) -> Attempts:
         """What has failed so far, from now on at least something."""
         if self._attempts is None:
-            self._attempts = Attempts()
+            self._attempts = Attempts(self._router, self._serving, self._wanted, self._record)
         return self._attempts
+
+    def _goes_on(self, elsewhere: Decision | None) -> bool:
+        """Leave the replica for another one; False if there is none."""
+        if elsewhere is None:
+            return False
+        self._leave()
+        self._enter(PLACING)
+        self._dispatch(elsewhere)
+        return True
 
     # --- to the client ---
 
@@ -328,7 +307,7 @@ class Exchange:
         if not last:
             self._ticket.first_byte()  # its end implies it
         if self._is_trial and answer.status < TOO_MANY:
-            self._router.breakers.answered(ReplicaId(self._record.replica))
+            self._is_trial = not self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer, is_aborted=is_aborted)
         del self._wanted, self._decision
         request.body = b""
@@ -363,7 +342,6 @@ class Exchange:
     def give_up(self, error: Exception) -> None:
         """A mistake of ours: say so, or cut an answer that has begun."""
         defect(logger, error, "exchange")
-        self._drop_upstream()
         has_begun = self._state >= STREAMING
         self._finish(Outcome.ROUTER_ERROR)
         if has_begun:
@@ -381,15 +359,20 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - a count that fails is no reason to fail a client
             defect(logger, error, "accounting")
         finally:
-            if self._is_placed:
-                self._ticket.end()
             if self._passage is not None:
                 self._passage.leave()
+            if self._is_placed:
+                self._leave()
 
-    def _drop_upstream(self) -> None:
+    def _leave(self) -> None:
+        """Nothing of it is left at the replica that was chosen; a trial that has shown nothing may be another's."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abandon()
+        self._ticket.end()
+        if self._is_trial:
+            self._is_trial = False
+            self._router.breakers.withdrawn(ReplicaId(self._record.replica))
 
     def _enter(self, state: State) -> None:
         if state not in NEXT[self._state]:

@@ -30,6 +30,16 @@ def cause_of(answer: AnswerHead, body: bytes) -> str | None:
     return f"status_{status}" if status in RETRIED_STATUSES else None
 
 
+def is_its_fault(status: int, cause: str | None) -> bool:
+    """Whether an error of 429 or more counts against the replica; ``cause`` as above."""
+    return status >= 500 and status != 501 and cause != BUSY
+
+
+def unreachable(replica: str, reason: str) -> RefusalError:
+    """What the client is told when no replica can be connected to; of several, the last one."""
+    return RefusalError(502, f"replica {replica!r} cannot be reached: {reason}")
+
+
 def outcome_of(status: int, *, placed: bool) -> Outcome:
     """How a request counts that the router answered by itself."""
     if status < 500:

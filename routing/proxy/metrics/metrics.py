@@ -17,7 +17,6 @@ from routing.proxy.metrics.histogram import Histogram, PlainHistogram, bucket_of
 from routing.proxy.metrics.tokens import Predictions, Tokens
 
 if TYPE_CHECKING:
-    from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
 
 GRACE_S: Final = 900.0  # how long a series outlives its configuration
@@ -118,9 +117,9 @@ class Metrics:
         """Count a request that was refused before anything was decided."""
         self.unplaced_ended(Outcome.CLIENT_ERROR if status < 500 else Outcome.ROUTER_ERROR)
 
-    def retried(self, decision: Decision, cause: str) -> None:
+    def retried(self, record: Record, cause: str) -> None:
         """Count a replica given up in favour of another one."""
-        key = (decision.pool, decision.replica.name, cause)
+        key = (record.pool, record.replica, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
     def _policy_ttft_of(self, record: Record) -> Histogram:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from routing.core.types import ReplicaId
 from routing.schema import BreakerConfig, HealthCheck, Limits
 from tests.fakes.replica import (
     LAST_CHUNK,
@@ -21,7 +22,7 @@ from tests.fakes.replica import (
     sse,
 )
 from tests.fakes.replica import hanging as hang
-from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.harness import CHAT, Harness, RawClient, config, post, routed
 from tests.side_by_side import alone
 
 WELL = answering()
@@ -72,6 +73,64 @@ async def test_while_it_is_tried_no_other_request_goes_there(two: list[FakeRepli
             assert (await harness.chat()).replica == "replica-1"
         assert len(two[0].calls) == 6
         trial.cancel()
+
+
+async def taken_out(harness: Harness, sick: FakeReplica) -> None:
+    """Let a replica break until it is out, and then be tried."""
+    sick.script = BROKEN
+    while harness.router.health.is_up(sick.name):
+        await harness.chat()
+    harness.router.breakers.came_up(ReplicaId(sick.name))
+
+
+async def on_trial(client: RawClient, sick: FakeReplica) -> None:
+    """Ask until the replica that is tried has the request."""
+    before = len(sick.calls)
+    while len(sick.calls) == before:
+        await client.send(post(CHAT))
+        waits = [asyncio.ensure_future(client.answer()), asyncio.ensure_future(sick.wait_calls(before + 1))]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
+
+
+async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_end_the_next_one(
+    two: list[FakeReplica],
+) -> None:
+    async def begin(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    breaker = BreakerConfig(open_s=60, successes=3)
+    async with routed(config(two, breaker=breaker)) as harness, harness.connect() as second:
+        await taken_out(harness, two[0])
+        state = harness.router.breakers.troubled[ReplicaId(two[0].name)]
+        two[0].script = begin
+        async with harness.connect() as first:
+            await on_trial(first, two[0])
+            await harness.until(lambda: state.successes == 1, "a first byte")
+            two[0].script = hang
+            await on_trial(second, two[0])
+            assert state.is_trying
+        await harness.until(lambda: harness.router.in_flight == 1, "the first client's end to be heard of")
+        assert state.is_trying
+        tried = len(two[0].calls)
+        for _ in range(4):
+            assert (await harness.chat()).replica == "replica-1"
+        assert len(two[0].calls) == tried
+
+
+@pytest.mark.parametrize("status", [429, 501])
+async def test_a_trial_that_shows_nothing_leaves_its_place_to_the_next_request(
+    status: int, two: list[FakeReplica]
+) -> None:
+    async with routed(config(two, breaker=BreakerConfig(open_s=60))) as harness, harness.connect() as client:
+        await taken_out(harness, two[0])
+        two[0].script = answering(b"{}", status=status)
+        await on_trial(client, two[0])
+        await harness.at_rest()
+        assert not harness.router.breakers.troubled[ReplicaId(two[0].name)].is_trying
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 501])
