@@ -22,6 +22,7 @@ LEFT_OUT = [
         "core/test_shape",
         "proxy/test_announce",
         "proxy/test_events",
+        "proxy/test_last_known_good",
         "proxy/test_listening",
         "proxy/test_signatures",
         "proxy/test_tls",

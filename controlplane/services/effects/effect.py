@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from routing.schema.base import HIDDEN, SECRET_FIELDS
+from routing.schema import HIDDEN, SECRET_FIELDS
 
 Path = tuple[str, ...]  # from the configuration's root; lists of named things by their names
 

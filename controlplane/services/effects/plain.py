@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from routing import schema
-from routing.schema.base import HIDDEN, SECRET_FIELDS
+from routing.schema import HIDDEN, SECRET_FIELDS
 
 from .effect import Effect, Impact, Path, shown
 

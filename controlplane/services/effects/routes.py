@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from routing import schema
-from routing.schema.homes import moved_by_chance, moved_ratio, points_of
+from routing.schema import moved_by_chance, moved_ratio, points_of
 
 from .effect import Path
 

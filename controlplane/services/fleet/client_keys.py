@@ -21,8 +21,7 @@ from controlplane.schema_fields import checked
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
 from controlplane.services.snapshots import freeze_snapshot
-from routing.schema import Access, ConfigError
-from routing.schema.access import check_access
+from routing.schema import Access, ConfigError, check_access
 
 FACTS = ("name", "hint", *router_fields.CLIENT_KEY)
 PREFIX = "wpk_"  # so that a key that leaked is known for what it is

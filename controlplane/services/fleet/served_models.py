@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 from controlplane.access.asker import roles_of
 from controlplane.errors import InvalidError
 from controlplane.models import Pool, Role
-from routing.schema import Adapter, Alias
-from routing.schema.models import ModelNames
+from routing.schema import Adapter, Alias, ModelNames
 
 
 def names_of(pool: Pool) -> ModelNames:

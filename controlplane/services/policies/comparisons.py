@@ -12,7 +12,7 @@ from controlplane.push.snapshot import build_config
 from controlplane.services.effects import Effect, compare_configs, with_settings
 from controlplane.services.snapshots import snapshot_document
 from routing import schema
-from routing.schema.base import HIDDEN
+from routing.schema import HIDDEN
 
 from .warnings import DraftWarning, warnings_of
 

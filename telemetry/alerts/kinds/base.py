@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
-from routing.schema.base import Frozen
+from routing.schema import Frozen
 from telemetry.alerts.past import Seen, Source
 from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import Unit, Verdict, Verdicts
