@@ -64,23 +64,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     if not _name(name):
         raise SettingsError(f"--name {name!r}: expected lower-case letters, digits, dots and dashes")
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
-    if token is not None and not _token(token):
-        raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected letters, digits and signs of ASCII, without blanks")
-    if token is None and not is_loopback(given.admin_host):
-        raise SettingsError(
-            f"the admin port would be open to others on {given.admin_host}: "
-            "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
-        )
-    if given.workers > 1 and not hasattr(os, "memfd_create"):
-        raise SettingsError("--workers: more than one needs Linux")
-    if given.control_plane is not None:
-        _check_url(given.control_plane)
-    for port, certificate, key in (
-        ("", given.tls_cert, given.tls_key),
-        ("admin-", given.admin_tls_cert, given.admin_tls_key),
-    ):
-        if (certificate is None) != (key is None):
-            raise SettingsError(f"--{port}tls-cert and --{port}tls-key go together")
+    _check_together(given, token)
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
@@ -98,6 +82,27 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         admin_tls=TlsFiles(given.admin_tls_cert, given.admin_tls_key),
         config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
     )
+
+
+def _check_together(given: argparse.Namespace, token: str | None) -> None:
+    """What each setting may be beside the others; SettingsError where that makes no sense."""
+    if token is not None and not _token(token):
+        raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected letters, digits and signs of ASCII, without blanks")
+    if token is None and not is_loopback(given.admin_host):
+        raise SettingsError(
+            f"the admin port would be open to others on {given.admin_host}: "
+            "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
+        )
+    if given.workers > 1 and not hasattr(os, "memfd_create"):
+        raise SettingsError("--workers: more than one needs Linux")
+    if given.control_plane is not None:
+        _check_url(given.control_plane)
+    for port, certificate, key in (
+        ("", given.tls_cert, given.tls_key),
+        ("admin-", given.admin_tls_cert, given.admin_tls_key),
+    ):
+        if (certificate is None) != (key is None):
+            raise SettingsError(f"--{port}tls-cert and --{port}tls-key go together")
 
 
 def _config_keys(text: str) -> tuple[str, ...]:
