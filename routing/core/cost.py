@@ -14,10 +14,12 @@ replica without it would, at whatever price, nobody else is looked at. Otherwise
 compared, of more the prompt's home and a shortlist (``shortlist.py``). Whoever costs least but had more than its share
 of late may give the request up (``recent.py``).
 
-Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal, and a key decides: the first
-block that nobody holds. So a new prompt, or a new branch of a known one, has the same home at every router, as long as
-that is lightly loaded: the nearest on the ring, among few and among many, so that a fleet that grows or loses somebody
-moves no more keys than it must. Of equals without the home, the replica whose name has the highest hash with the key.
+Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal; where nothing waits at the
+cheapest, also those that differ by a part of the prompt's own prefill, for what runs there counts little beside it, and
+routers each see a part of it. Among equals a key decides: the first block that nobody holds. So a new prompt, or a new
+branch of a known one, has the same home at every router, as long as that is lightly loaded: the nearest on the ring,
+among few and among many, so that a fleet that grows or loses somebody moves no more keys than it must. Of equals without
+the home, the replica whose name has the highest hash with the key.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ LOOKS: Final = 3  # replicas that a next request is taken to choose among
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S: Final = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
+LEEWAY: Final = 0.1  # of a prompt's own prefill: more than some running requests count
+MOST_LEEWAY: Final = 600.0  # tokens
 RATE_ERROR: Final = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
 
 
@@ -67,8 +71,9 @@ class CostRule:
         if member is None:
             return None
         hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
-        cost = work_ahead(member.load, candidates.now_s()) + self.base * (prompt_tokens - hit_tokens)
-        if self._limit(cost / member.weight, member) >= self._elsewhere(match, prompt_tokens, candidates):
+        uncached = prompt_tokens - hit_tokens
+        cost = work_ahead(member.load, candidates.now_s()) + self.base * uncached
+        if self._limit(cost / member.weight, member, uncached) >= self._elsewhere(match, prompt_tokens, candidates):
             return None
         if candidates.recent.excess(member) > 0:
             return None
@@ -77,7 +82,9 @@ class CostRule:
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
         members, costs = self._compared(match, key, prompt_tokens, candidates)
-        cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, key, candidates)
+        cheapest = (
+            members[0] if len(members) == 1 else self._cheapest(members, costs, match, key, prompt_tokens, candidates)
+        )
         chosen = cheapest
         if candidates.recent.excess(cheapest) > 0:
             chosen = self._relieved(cheapest, match, key, prompt_tokens, candidates)
@@ -105,13 +112,21 @@ class CostRule:
             ):
                 takers.append(member)
                 of_takers.append(cost)
-        return self._cheapest(takers, of_takers, key, candidates) if takers else cheapest
+        return self._cheapest(takers, of_takers, match, key, prompt_tokens, candidates) if takers else cheapest
 
-    def _cheapest(self, members: list[Member], costs: list[float], key: int, candidates: Candidates) -> Member:
+    def _cheapest(
+        self,
+        members: list[Member],
+        costs: list[float],
+        match: Match,
+        key: int,
+        prompt_tokens: int,
+        candidates: Candidates,
+    ) -> Member:
         """The member with the least cost, of equal ones the key's home."""
         least = min(costs)
         at = costs.index(least)
-        limit = self._limit(least, members[at])
+        limit = self._limit(least, members[at], max(0, prompt_tokens - match.tokens(members[at].bit)))
         costs[at] = inf
         if min(costs) > limit:
             return members[at]
@@ -185,10 +200,10 @@ class CostRule:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in bits_of(holders)]
-        rest = self.base * max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
-        costs = [(work_ahead(member.load, now_s) + rest) / weight for member in members]
+        uncached = max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
+        costs = [(work_ahead(member.load, now_s) + self.base * uncached) / weight for member in members]
         is_enough = holders == candidates.mask or (
-            self._limit(min(costs), members[0]) < self._elsewhere(match, prompt_tokens, candidates)
+            self._limit(min(costs), members[0], uncached) < self._elsewhere(match, prompt_tokens, candidates)
         )
         return (members, costs) if is_enough else ([], [])
 
@@ -207,12 +222,13 @@ class CostRule:
             known = self._known_home = key, candidates, self.ring.nearest(key, candidates.by_name)
         return known[2]
 
-    def _limit(self, least: float, member: Member) -> float:
-        """The cost below which others count as equal to the least."""
-        if self.by_rate:
-            return least * (1 + RATE_ERROR) + TIE_S
+    def _limit(self, least: float, member: Member, uncached: int) -> float:
+        """The cost below which others count as equal to the least, at a member that would prefill so many tokens."""
         prefill = member.load.prefill
-        return least + TIE_S * (prefill.shown or prefill.tokens_per_s) / member.weight
+        tie = 0.0 if member.load.waiting_tokens else min(LEEWAY * uncached, MOST_LEEWAY)
+        if self.by_rate:
+            return least * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
+        return least + (TIE_S * (prefill.shown or prefill.tokens_per_s) + tie) / member.weight
 
     def _speed(self, member: Member) -> float:
         """What a member's work is divided by: tokens/s by rate, else its weight."""
