@@ -18,8 +18,8 @@ Costs that differ by less than ``TIE_S``, and by less than rates are off, count 
 cheapest, also those that differ by a part of the prompt's own prefill, for what runs there counts little beside it, and
 routers each see a part of it. Among equals a key decides: the first block that nobody holds. So a new prompt, or a new
 branch of a known one, has the same home at every router, as long as that is lightly loaded: the nearest on the ring,
-among few and among many, so that a fleet that grows or loses somebody moves no more keys than it must. Of equals without
-the home, the replica whose name has the highest hash with the key.
+among few and among many, so that a fleet that grows or loses somebody moves no more keys than it must. Of equals
+without the home, the replica whose name has the highest hash with the key.
 """
 
 from __future__ import annotations
