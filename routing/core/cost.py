@@ -44,6 +44,7 @@ TIE_S: Final = 0.004  # of prefill time: less than a running request counts, and
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
 LEEWAY: Final = 0.1  # of a prompt's own prefill: more than some running requests count
 MOST_LEEWAY: Final = 600.0  # tokens
+LONG: Final = 16_000  # tokens: for 2 s and more nobody else is served there, so the least busy has to do it
 RATE_ERROR: Final = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
 
 
@@ -225,7 +226,7 @@ class CostRule:
     def _limit(self, least: float, member: Member, uncached: int) -> float:
         """The cost below which others count as equal to the least, at a member that would prefill so many tokens."""
         prefill = member.load.prefill
-        tie = 0.0 if member.load.waiting_tokens else min(LEEWAY * uncached, MOST_LEEWAY)
+        tie = 0.0 if member.load.waiting_tokens or uncached > LONG else min(LEEWAY * uncached, MOST_LEEWAY)
         if self.by_rate:
             return least * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
         return least + (TIE_S * (prefill.shown or prefill.tokens_per_s) + tie) / member.weight

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.core.candidates import Candidates
-from routing.core.cost import LEEWAY, LOOKS, MOST_LEEWAY, STEP_S, TIE_S, CostRule, home_key
+from routing.core.cost import LEEWAY, LONG, LOOKS, MOST_LEEWAY, STEP_S, TIE_S, CostRule, home_key
 from routing.core.load import LoadBook
 from routing.core.rates import DEFAULT_RATE
 from routing.core.recent import FEW, SHARE, WORTH
@@ -200,12 +200,13 @@ def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_ma
     assert busy.choose(8000).replica != home
 
 
-def test_a_short_prompt_goes_where_nothing_runs() -> None:
+@pytest.mark.parametrize("tokens", [100, LONG + 1])
+def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    home = idle.choose(100).replica
+    home = idle.choose(tokens).replica
     busy.book.dispatch(home, 0)
 
-    assert busy.choose(100).replica != home
+    assert busy.choose(tokens).replica != home
 
 
 def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
