@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from controlplane.stack.child import Child
 from controlplane.stack.postgres import EmbeddedPostgres
@@ -22,6 +23,10 @@ from tests.side_by_side import (  # noqa: F401 - hooks
 
 START_DEADLINE_S = 30
 FLUSHES = 5
+
+# What an example takes is up to the machine; pytest bounds each test as a whole.
+settings.register_profile("any_machine", settings(), deadline=None)
+settings.load_profile("any_machine")
 
 
 @pytest.hookimpl(trylast=True)
