@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
 from controlplane.stack.child import Child
 from controlplane.stack.postgres import EmbeddedPostgres
@@ -25,8 +25,8 @@ START_DEADLINE_S = 30
 FLUSHES = 5
 
 # What an example takes is up to the machine; pytest bounds each test as a whole.
-settings.register_profile("any_machine", settings(), deadline=None)
-settings.load_profile("any_machine")
+hypothesis.settings.register_profile("any_machine", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("any_machine")
 
 
 @pytest.hookimpl(trylast=True)
