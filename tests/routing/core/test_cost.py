@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -121,16 +122,11 @@ def test_whom_few_are_compared_for_is_who_would_be_chosen_among_all(
     key = home_key(PROMPT, match, None)
     sole = rule.sole_holder(match, tokens, fleet.candidates)
     chosen = rule.choose(match, key, tokens, fleet.candidates)
-    among_all = AmongAll(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
-    assert told(chosen) == told(among_all)
-    assert sole is None or told(sole) == told(among_all)
-
-
-class AmongAll(CostRule):
-    """Takes no short way."""
-
-    def _few_holders(self, *_of_a_request):
-        return [], []
+    assert sole is None or told(sole) == told(chosen)
+    if "TEST_COMPILED" not in os.environ:  # what is compiled has no heirs in Python
+        among_all = type("AmongAll", (CostRule,), {"_few_holders": lambda *_of_a_request: ([], [])})
+        chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
+        assert told(chosen) == told(chosen_among_all)
 
 
 def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking_at_others() -> None:
