@@ -72,6 +72,9 @@ def run(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Run every test, in several processes; arguments go to pytest, and ``-n 0`` among them makes it one process."""
     install("dev")
+    if not arguments:
+        with contextlib.suppress(NotHereError):  # a test says so
+            compile_router()  # first: beside the tests it takes three times as long, and several wait for it
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many programs that tests start compiles it all
     environment.update(with_programs(TEST_PROGRAMS))
