@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -31,6 +32,7 @@ class Link:
     """The pool of one replica's connections, where nobody comes back to."""
 
     name = "replica"
+    address = SimpleNamespace(ssl_context=None)  # no TLS
 
     def park(self, upstream: Upstream) -> None:
         """Take a connection back."""
