@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 
 import pytest
 
@@ -83,8 +84,10 @@ async def test_whoever_goes_away_in_the_middle_of_a_body_is_no_defect(
     ],
 )
 async def test_what_is_no_http_is_refused_and_not_quoted(
-    raw: bytes, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+    raw: bytes, replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for known in logging.root.manager.loggerDict.values():  # as logging.config does with those that it finds
+        monkeypatch.setattr(known, "disabled", False, raising=False)
     async with routed(config([replica])) as harness:
         async with connect(int(harness.server.admin_url.rpartition(":")[2])) as client:
             await client.send(raw)
