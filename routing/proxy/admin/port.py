@@ -30,8 +30,8 @@ RETRY_AFTER_S = 2  # with a configuration that nobody could look at
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 logger = logging.getLogger(__name__)
-# aiohttp would tell it what was no HTTP, and quote the token in it. It is in no hierarchy, so no configuration opens it.
-_nobody = logging.Logger("nobody", logging.CRITICAL + 1)
+# aiohttp would tell it what was no HTTP, and quote the token in it.
+_nobody = logging.Logger("nobody", logging.CRITICAL + 1)  # noqa: LOG001 - of no hierarchy, so no configuration opens it
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
