@@ -22,6 +22,7 @@ def test_from_signing_in_to_the_figures_of_a_replica(site, full, complaints):
     tab_to(page, "Password")
     page.keyboard.type("a long enough password")
     page.keyboard.press("Enter")
+    page.wait_for_url(f"{site.url}/routers/")  # whole: a heading is there before the scripts that hear keys are
     expect(page.get_by_role("heading", name="Routers")).to_be_visible()
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # the first stop leads past the rail
