@@ -28,12 +28,25 @@ from routing.schema import (
     dump_snapshot,
 )
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
-from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
+from tests.routing.proxy.harness import CHAT, Harness, config, get, post, routed
 
 
 async def running_revision(harness: Harness) -> int | None:
     _, shown = await harness.admin("GET", "/admin/config")
     return shown["revision"]
+
+
+async def test_without_a_configuration_there_is_nothing_to_serve() -> None:
+    async with routed(None) as harness:
+        answer = await harness.chat()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        async with harness.connect() as client:
+            await client.send(get(b"/health"))
+            assert (await client.answer()).status == 503
+        assert await harness.admin("GET", "/readyz") == (
+            503,
+            {"status": "not_ready", "reason": "no configuration yet"},
+        )
 
 
 async def test_a_pushed_configuration_is_acknowledged_and_in_force(two: list[FakeReplica]) -> None:

@@ -243,3 +243,24 @@ async def test_a_replica_that_comes_back_is_used_again(replica: FakeReplica) -> 
         await replica.start()
         await harness.until(lambda: harness.router.health.is_up("replica-0"), "it to be up")
         assert (await harness.chat()).status == 200
+
+
+async def test_a_router_out_of_sockets_does_not_blame_the_replica(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with routed(config([replica], health=NEVER_DOWN)) as harness, harness.connect() as client:
+
+        async def fail(*_: object, **__: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        finding = harness.router.checks.finding("replica-0")
+        await harness.until(lambda: finding.is_up, "the first probe")
+        link = harness.router.serving.links["replica-0"]
+        monkeypatch.setattr(
+            link,
+            "_loop",
+            type("Loop", (), {"create_connection": fail, "create_task": harness.router.loop.create_task})(),
+        )
+        await client.send(post(CHAT))
+        assert (await client.answer()).status == 502
+        assert finding.failures == 0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from routing.core.types import ReplicaId
 from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
-from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas
+from tests.fakes.replica import Call, FakeReplica, answering
 from tests.routing.proxy.api_keys import api_key, asking, bearer
 from tests.routing.proxy.harness import CHAT, config, get, routed
 
@@ -24,12 +24,6 @@ def named(replicas: list[FakeReplica], *held: tuple[str, ...] | None, **fields: 
     said = held or [("sql",)] * len(replicas)
     members = tuple(replace(member, adapters=it) for member, it in zip(pool.replicas, said, strict=True))
     return replace(snapshot, pools=(replace(pool, replicas=members),))
-
-
-@pytest.fixture
-async def two() -> Any:
-    async with fake_replicas(2) as replicas:
-        yield replicas
 
 
 async def test_an_unknown_model_is_refused_as_an_engine_would(replica: FakeReplica) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from routing.schema import PrefixHashSettings, RouterConfig
-from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.api_keys import asking
 from tests.routing.proxy.harness import CHAT, config, routed
 
@@ -22,12 +22,6 @@ def parallel(replicas: list[FakeReplica], **fields: Any) -> RouterConfig:
     first, *others = snapshot.pools[0].replicas
     members = replace(first, data_parallel_size=RANKS, **fields), *others
     return replace(snapshot, pools=(replace(snapshot.pools[0], replicas=members),))
-
-
-@pytest.fixture
-async def two() -> Any:
-    async with fake_replicas(2) as replicas:
-        yield replicas
 
 
 async def test_a_prompt_keeps_to_its_rank_and_prompts_spread_over_all(replica: FakeReplica) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from routing.proxy.clients.client import AHEAD_BYTES
 from routing.proxy.loop.outbox import BURST_BYTES, BURST_PIECES, Outbox
 from routing.proxy.sockets.tls import TlsFiles
+from routing.schema import Limits
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, config, get, narrow, post, routed
@@ -40,6 +41,49 @@ async def flood(call: Call) -> None:
     for _ in range(PIECES):
         await call.send(PIECE)
     await call.send(LAST_CHUNK)
+
+
+async def test_a_client_that_does_not_read_holds_up_its_replica_and_no_memory(replica: FakeReplica) -> None:
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.send(STREAM_HEAD)
+        piece = chunk(b"x" * 65_536)
+        for _ in range(500):  # 32 MiB
+            await call.send(piece)
+            sent += len(piece)
+        await call.send(LAST_CHUNK)
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        client.writer.transport.pause_reading()
+        await client.send(post(CHAT))
+        await replica.wait_calls(1)
+        await at_a_standstill(lambda: sent)
+        (connection,) = harness.router.clients
+        assert connection.is_full
+        assert connection.transport.get_write_buffer_size() < 1 << 20
+        assert sent < 24 << 20  # what the sockets' buffers hold
+        client.writer.transport.resume_reading()
+        answer = await client.answer()
+        assert len(answer.body) == 500 * 65_536
+
+
+async def test_a_client_that_takes_nothing_is_cut_at_its_deadline(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for _ in range(2000):
+            await call.send(chunk(b"x" * 65_536))
+
+    replica.script = script
+    async with routed(config([replica], limits=Limits(write_stall_timeout_s=0.2))) as harness:
+        async with harness.connect() as client:
+            client.writer.transport.pause_reading()
+            await client.send(post(CHAT))
+            await replica.wait_calls(1)
+            await harness.until(lambda: not harness.router.clients, "the client to be cut")
+        await harness.at_rest()
 
 
 async def test_a_client_that_was_full_before_the_answer_began_holds_up_its_replica(replica: FakeReplica) -> None:

@@ -20,10 +20,50 @@ from routing.schema import Limits
 from routing.server import serve
 from routing.settings import read_settings
 from tests.fakes.certificates import Authority
-from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, hanging, plain_answer, sse
 from tests.routing.proxy.harness import CHAT, DEADLINE_S, SOCKET_BYTES, config, get, narrow, post, routed
 
 LARGE = 60_000  # bytes: more than the kernel holds, and in one read of the replica
+
+
+async def test_a_stopping_router_finishes_what_it_began(replica: FakeReplica) -> None:
+    """R11"""
+
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as busy:
+        await idle.send(get(b"/health"))
+        await idle.answer()
+        await busy.send(post(CHAT) + post(CHAT))
+        await replica.wait_calls(1)
+        draining = asyncio.create_task(harness.server.drain())
+        assert await idle.read_all() == b""
+        assert await harness.admin("GET", "/readyz") == (503, {"status": "not_ready", "reason": "draining"})
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", harness.port)
+        assert not draining.done()
+        go.set()
+        assert (await busy.answer()).body == sse({"n": 1}) + sse({"n": 2})
+        async with asyncio.timeout(5):
+            await draining
+        await harness.at_rest()
+
+
+async def test_a_stopping_router_does_not_wait_for_ever(replica: FakeReplica) -> None:
+    """R11"""
+
+    replica.script = hanging
+    async with routed(config([replica], limits=Limits(drain_timeout_s=0.1))) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await replica.wait_calls(1)
+        async with asyncio.timeout(2):
+            await harness.server.drain()
 
 
 async def test_a_connection_that_was_just_accepted_is_answered_and_closed(replica: FakeReplica) -> None:

@@ -22,17 +22,11 @@ from routing.schema import (
     Tier1,
     dump_snapshot,
 )
-from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer
 from tests.routing.proxy.harness import CHAT, Harness, config, routed
 
 HANDBOOK = "Answer from the handbook. " * 40
-
-
-@pytest.fixture
-async def two() -> Any:
-    async with fake_replicas(2) as replicas:
-        yield replicas
 
 
 def grouped(replicas: list[FakeReplica], *groups: TaskGroupConfig, **fields: Any) -> RouterConfig:
@@ -54,6 +48,18 @@ async def decided(harness: Harness) -> Any:
     await harness.at_rest()
     _, answer = await harness.admin("GET", "/admin/decisions")
     return answer["decisions"][-1]
+
+
+async def test_a_task_group_uses_its_own_replicas_and_an_unknown_one_is_none(two: list[FakeReplica]) -> None:
+    groups = (TaskGroupConfig(name="coding", replicas=("replica-1",)),)
+    async with routed(config(two, groups=groups)) as harness:
+        for _ in range(4):
+            assert (await harness.chat(headers=[b"X-Task-Group: coding"])).replica == "replica-1"
+        replicas = {(await harness.chat(headers=[b"X-Task-Group: nobody"])).replica for _ in range(2)}
+        assert replicas == {"replica-0", "replica-1"}
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'group="coding"' in text
+        assert "nobody" not in text
 
 
 async def test_a_hash_that_an_explanation_shows_makes_the_prompt_a_groups(two: list[FakeReplica]) -> None:
