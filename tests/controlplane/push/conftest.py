@@ -2,7 +2,6 @@
 
 import pytest
 
-from controlplane.models import Router
 from controlplane.services.routers import announce
 from tests.fakes.fake_router import FakeRouter
 
@@ -21,13 +20,3 @@ def start_router():
     yield start
     for router in running:
         router.__exit__()
-
-
-def row(router: FakeRouter) -> Router:
-    """What the control plane knows of it."""
-    return Router.objects.get(name=router.name)
-
-
-def later() -> None:
-    """Let every pause between tries be over."""
-    Router.objects.update(push_after=None)

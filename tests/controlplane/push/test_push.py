@@ -2,9 +2,6 @@
 
 import json
 import random
-import threading
-import time
-from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -13,26 +10,12 @@ from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Event, RolloutState, Router
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
 from routing.schema import dump_snapshot
-from tests.conftest import wait_until
-from tests.pace import is_within
-from tests.side_by_side import alone
-
-from .conftest import later, row
+from tests.controlplane.push.pushing import later, newest, publish, row
 
 pytestmark = pytest.mark.django_db
-PREFIX_HASH = {"strategy": "prefix_hash"}
-
-
-def newest() -> int:
-    return ConfigSnapshot.objects.first().number
-
-
-def publish(policy, load_factor=2.0):
-    return publish_revision(save_draft(policy, {**PREFIX_HASH, "load_factor": load_factor}).pk)
 
 
 def test_a_new_router_is_pushed_to_and_its_acknowledgement_is_known(start_router, pool):
@@ -262,6 +245,22 @@ def test_no_secret_is_in_the_database_or_in_what_people_see(start_router, pool):
     assert ConfigSnapshot.objects.first().document["hash_secret"] == "***"
 
 
+def test_the_document_that_a_router_gets_says_what_the_rows_say(start_router, replica):
+    router = start_router()
+    reconcile_routers()
+    pool = router.running.config.pools[0]
+    assert (pool.name, pool.replicas[0].name, pool.replicas[0].url) == ("default", "r1", replica.url)
+    assert json.loads(router.running.document)["sha256"] == router.running.sha256
+
+
+def test_two_routers_of_a_fleet_hash_with_the_same_secret(start_router, pool):
+    first, second = start_router("router-1"), start_router("router-2")
+    reconcile_routers()
+    add_replica(pool, name="r1", url="http://10.0.0.1:8000")
+    reconcile_routers()
+    assert first.running.config.hash_secret == second.running.config.hash_secret
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_lost_repeated_or_delayed_every_router_converges(start_router, pool, policy, seed):
     chance = random.Random(seed)
@@ -296,108 +295,3 @@ def test_whatever_is_lost_repeated_or_delayed_every_router_converges(start_route
     reconcile_routers()
     assert {router.revision for router in routers} == {newest()}
     assert {row(router).running_number for router in routers} == {newest()}
-
-
-# --- concurrency: real commits, real threads ------------------------------------------------------------------
-
-
-@contextmanager
-def in_thread(work):
-    """Run work beside the test, with a connection of its own; what it raises is raised at the end."""
-    failures = []
-
-    def run():
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - raised again below
-            failures.append(error)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield thread
-    thread.join(timeout=20)
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]
-
-
-@alone
-@pytest.mark.django_db(transaction=True)
-def test_a_router_that_hangs_delays_no_other(start_router, pool):
-    hanging, *others = [start_router(f"router-{number:02}") for number in range(16)]
-    hanging.fault = lambda: "hang"
-    with in_thread(reconcile_routers) as reconciling:
-        wait_until(
-            lambda: Router.objects.filter(running_number=newest()).count() == len(others), 4, "the other routers"
-        )
-        assert reconciling.is_alive()
-        hanging.release.set()
-    assert row(hanging).push_failures == 1
-
-
-@alone
-@pytest.mark.django_db(transaction=True)
-def test_sixteen_routers_converge_within_two_seconds_of_publishing(start_router, policy):
-    routers = [start_router(f"router-{number:02}") for number in range(16)]
-    reconcile_routers()
-    begun = time.monotonic()
-    publish(policy)
-    reconcile_routers()
-    took = time.monotonic() - begun
-    assert {router.revision for router in routers} == {newest()}
-    assert is_within(took, 2.0)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_two_reconcilers_push_to_a_router_once_and_record_one_event(start_router, pool):
-    routers = [start_router(f"router-{number}") for number in range(8)]
-    with in_thread(reconcile_routers), in_thread(reconcile_routers), in_thread(reconcile_routers):
-        pass
-    assert [router.pushes for router in routers] == [[newest()]] * 8
-    assert Event.objects.filter(kind="config_applied").count() == 8
-
-
-@alone
-@pytest.mark.django_db(transaction=True)
-def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router, pool):
-    router = start_router()
-    older = newest()
-    stuck = iter(["hang"])
-    router.fault = lambda: next(stuck, None)
-    with in_thread(reconcile_routers):
-        wait_until(lambda: router.pushes == [older], 4, "the first push")
-        add_replica(pool, name="r1", url="http://10.0.0.1:8000")
-        reconcile_routers()
-        assert router.revision == newest() == older + 1
-        router.release.set()
-    assert row(router).running_number == older + 1
-
-
-@alone
-@pytest.mark.django_db(transaction=True)
-def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(start_router, policy, caplog):
-    router = start_router()
-    begun = time.monotonic()
-    publish(policy)
-    assert is_within(time.monotonic() - begun, 1.0)  # a person waits for this
-    assert any("could not wake" in record.getMessage() for record in caplog.records)
-    reconcile_routers()
-    assert router.revision == newest()
-
-
-def test_the_document_that_a_router_gets_says_what_the_rows_say(start_router, replica):
-    router = start_router()
-    reconcile_routers()
-    pool = router.running.config.pools[0]
-    assert (pool.name, pool.replicas[0].name, pool.replicas[0].url) == ("default", "r1", replica.url)
-    assert json.loads(router.running.document)["sha256"] == router.running.sha256
-
-
-def test_two_routers_of_a_fleet_hash_with_the_same_secret(start_router, pool):
-    first, second = start_router("router-1"), start_router("router-2")
-    reconcile_routers()
-    add_replica(pool, name="r1", url="http://10.0.0.1:8000")
-    reconcile_routers()
-    assert first.running.config.hash_secret == second.running.config.hash_secret

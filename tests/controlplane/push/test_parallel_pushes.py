@@ -1,0 +1,99 @@
+"""Pushes beside each other, and beside what hangs: real commits, real threads."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection
+
+from controlplane.models import Event, Router
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.tasks import reconcile_routers
+from tests.conftest import wait_until
+from tests.controlplane.push.pushing import newest, publish, row
+from tests.pace import is_within
+from tests.side_by_side import alone
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@contextmanager
+def in_thread(work):
+    """Run work beside the test, with a connection of its own; what it raises is raised at the end."""
+    failures = []
+
+    def run():
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failures.append(error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+@alone
+def test_a_router_that_hangs_delays_no_other(start_router, pool):
+    hanging, *others = [start_router(f"router-{number:02}") for number in range(16)]
+    hanging.fault = lambda: "hang"
+    with in_thread(reconcile_routers) as reconciling:
+        wait_until(
+            lambda: Router.objects.filter(running_number=newest()).count() == len(others), 4, "the other routers"
+        )
+        assert reconciling.is_alive()
+        hanging.release.set()
+    assert row(hanging).push_failures == 1
+
+
+@alone
+def test_sixteen_routers_converge_within_two_seconds_of_publishing(start_router, policy):
+    routers = [start_router(f"router-{number:02}") for number in range(16)]
+    reconcile_routers()
+    begun = time.monotonic()
+    publish(policy)
+    reconcile_routers()
+    took = time.monotonic() - begun
+    assert {router.revision for router in routers} == {newest()}
+    assert is_within(took, 2.0)
+
+
+def test_two_reconcilers_push_to_a_router_once_and_record_one_event(start_router, pool):
+    routers = [start_router(f"router-{number}") for number in range(8)]
+    with in_thread(reconcile_routers), in_thread(reconcile_routers), in_thread(reconcile_routers):
+        pass
+    assert [router.pushes for router in routers] == [[newest()]] * 8
+    assert Event.objects.filter(kind="config_applied").count() == 8
+
+
+@alone
+def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router, pool):
+    router = start_router()
+    older = newest()
+    stuck = iter(["hang"])
+    router.fault = lambda: next(stuck, None)
+    with in_thread(reconcile_routers):
+        wait_until(lambda: router.pushes == [older], 4, "the first push")
+        add_replica(pool, name="r1", url="http://10.0.0.1:8000")
+        reconcile_routers()
+        assert router.revision == newest() == older + 1
+        router.release.set()
+    assert row(router).running_number == older + 1
+
+
+@alone
+def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(start_router, policy, caplog):
+    router = start_router()
+    begun = time.monotonic()
+    publish(policy)
+    assert is_within(time.monotonic() - begun, 1.0)  # a person waits for this
+    assert any("could not wake" in record.getMessage() for record in caplog.records)
+    reconcile_routers()
+    assert router.revision == newest()
