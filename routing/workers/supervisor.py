@@ -1,12 +1,9 @@
-"""The parent of all workers: starts, watches, restarts and drains them, and gives all of them one configuration.
+"""The parent of all workers: starts, watches, restarts and drains them.
 
 Theory of operation. The parent opens every worker's listening sockets and keeps them, so that a queue outlives the
 worker that accepts from it. A slot is a worker's place with its sockets; the worker in it may change. Whenever one ends
 unasked, another takes over accepting from its sockets until the slot has a worker again. A restart in good order starts
 the new worker in a slot first, lets it accept from the same sockets, and then drains the old one.
-
-A configuration is made ready by all workers, written to disk, and then put into force by all. A worker that does not
-manage that is killed; a new worker gets what is in force before it accepts.
 """
 
 from __future__ import annotations
@@ -23,30 +20,24 @@ from typing import Any
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
 from routing.proxy.log import defect, event
 from routing.proxy.loop.lasting import Loop, keep_going
-from routing.proxy.metrics.configured import ConfiguredSeries
-from routing.proxy.metrics.metrics import SeriesKey
-from routing.proxy.serving import placed_names
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
 from routing.proxy.stopping import LINGER_S
-from routing.schema import Limits, LoadedSnapshot
-from routing.workers.board import Board, assign_columns
+from routing.workers.board import Board
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import Looks
 from routing.workers.member import ANSWER_S, GONE, Member, or_kill
-from routing.workers.orders import Orders, Snapshot
+from routing.workers.orders import Orders
 from routing.workers.sequence import Sequence
+from routing.workers.shared_configuration import SharedConfiguration
 
 LEAVE_S = 1.0  # in which the port closes when all are to accept nothing more, whoever does not answer
 FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
 LAST_PAUSE_S = 5.0
 STABLE_S = 10.0  # a worker that lived longer than this is replaced without a pause
-
-NO_WORKER = "no worker is running"
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +56,9 @@ class Supervisor:
     ) -> None:
         self.name = name
         self._tls = tls or TlsFiles()
-        self.store = ConfigStore(self._prepare, files, signatures)
+        self._board = Board.create(2 * workers)  # each slot may have a worker that drains beside its present one
+        self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
+        self.store = self.configuration.store
         self.counts = Counts()
         self.sequence = Sequence()
         self.looks = Looks(lambda: self.members, self.sequence, self._share_sockets)
@@ -75,9 +68,6 @@ class Supervisor:
         self._is_open = False  # whether workers may accept
         self.workers = workers
         self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
-        self._board = Board.create(2 * workers)  # each slot may have a worker that drains beside its present one
-        self._columns: dict[str, int] = {}
-        self._series: ConfiguredSeries | None = None  # None: no configuration yet
         self._slots: list[Member | None] = [None] * workers
         self._members: set[Member] = set()  # those that start or drain included
         self._rows = set(range(self._board.rows))  # free ones
@@ -117,23 +107,10 @@ class Supervisor:
         async with self._changed:
             self._changed.notify_all()
 
-    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
-        """Whether a series' labels are in the configuration; those without a pool always are.
-
-        ``tried``: and its policy has a trial.
-        """
-        return not key[0] or (self._series is not None and self._series.holds(key, tried=tried))
-
     @property
     def in_flight(self) -> int:
         """Requests that had not ended when the workers were last seen."""
         return sum(member.in_flight for member in self._members)
-
-    @property
-    def drain_timeout_s(self) -> float:
-        """How long a worker may take to end what runs."""
-        applied = self.store.applied
-        return (applied.snapshot.config.limits if applied else Limits()).drain_timeout_s
 
     # --- from start to end ---
 
@@ -185,7 +162,7 @@ class Supervisor:
     async def drain(self, *, to_others: bool) -> None:
         """Accept nothing more, and let what runs finish; ``to_others``: first send newcomers to another process."""
         self.is_stopping = True
-        event(logger, "draining", in_flight=self.in_flight, limit_s=self.drain_timeout_s)
+        event(logger, "draining", in_flight=self.in_flight, limit_s=self.configuration.drain_timeout_s)
         if to_others:
             for sockets in zip(*self._sockets, strict=True):
                 await send_newcomers_to_others(sockets)
@@ -198,7 +175,7 @@ class Supervisor:
             await asyncio.wait([leaving], timeout=LEAVE_S)
             self._leave()
             await leaving
-        linger_s, timeout_s = LINGER_S if to_others else 0.0, self.drain_timeout_s + ANSWER_S
+        linger_s, timeout_s = LINGER_S if to_others else 0.0, self.configuration.drain_timeout_s + ANSWER_S
         await asyncio.gather(*(member.drain(linger_s, timeout_s=timeout_s) for member in self.members))
 
     async def close(self) -> None:
@@ -223,7 +200,7 @@ class Supervisor:
         member = await self._begun(slot)
         try:
             async with self.store.lock:
-                await self._bring_up_to_date(member)
+                await self.configuration.bring_up_to_date(member)
                 self._check_needed()
                 member.is_ready = True
                 before, self._slots[slot] = self._slots[slot], member
@@ -302,7 +279,7 @@ class Supervisor:
         member.channel.close()
         if member in self._members:
             self._members.discard(member)
-            self.counts.bury(member.figures, self.knows)
+            self.counts.bury(member.figures, self.configuration.knows)
             self.sequence.replace(member, None)
         await self._free(member.row)
 
@@ -326,7 +303,7 @@ class Supervisor:
 
     async def _retire(self, member: Member) -> None:
         """Drain a worker, take over its decisions, and end it."""
-        await member.drain(LINGER_S, timeout_s=self.drain_timeout_s + ANSWER_S)
+        await member.drain(LINGER_S, timeout_s=self.configuration.drain_timeout_s + ANSWER_S)
         self.looks.note(member)
         self.sequence.replace(member, await member.kept())
         await member.end()
@@ -347,38 +324,6 @@ class Supervisor:
             for takes_over in (True, False):
                 chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
                 await asyncio.gather(*(or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
-
-    # --- the configuration ---
-
-    async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
-        columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
-        order = Snapshot(snapshot.document, columns)
-        members = self.ready
-        if self.awake != members:
-            raise NotNowError("a worker does not answer")
-        results = await asyncio.gather(*(member.prepare(order) for member in members), return_exceptions=True)
-        prepared = [member for member, result in zip(members, results, strict=True) if result is None]
-        for result in results:
-            if isinstance(result, DeclinedError):
-                reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
-                raise NackError(reason, path=path, revision=snapshot.revision)
-            if isinstance(result, TimeoutError):
-                raise NotNowError("a worker does not answer")
-        if not prepared:
-            raise NotNowError(NO_WORKER)
-
-        async def swap() -> None:
-            self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
-            await asyncio.gather(*(or_kill(member, member.commit) for member in prepared))
-
-        return swap
-
-    async def _bring_up_to_date(self, member: Member) -> None:
-        applied = self.store.applied
-        if applied is not None:
-            await member.prepare(Snapshot(applied.snapshot.document, self._columns))
-            await member.commit()
 
     # --- tasks ---
 

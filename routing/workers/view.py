@@ -19,7 +19,8 @@ from routing.proxy.metrics.exposition import PREFIX, header
 from routing.proxy.metrics.process import process_lines
 from routing.workers.exposition import lines, parse
 from routing.workers.member import GONE
-from routing.workers.supervisor import NO_WORKER, Supervisor
+from routing.workers.shared_configuration import NO_WORKER
+from routing.workers.supervisor import Supervisor
 
 TAKE_S = 3.0  # that a configuration waits for workers that start: less than whoever pushes it waits
 LOOK_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
@@ -72,7 +73,7 @@ class WorkersView:
         supervisor = self._supervisor
         await supervisor.looks.look(LOOK_S)
         present = [member.figures for member in supervisor.members]
-        total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.knows)
+        total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
 
     @property

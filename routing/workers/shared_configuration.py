@@ -1,0 +1,86 @@
+"""One configuration for all workers: ready in all of them, then on disk, then in force in all of them.
+
+A worker that does not put it into force is killed; a new worker gets what is in force before it accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.configuration.signatures import Signatures
+from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
+from routing.proxy.metrics.configured import ConfiguredSeries
+from routing.proxy.metrics.metrics import SeriesKey
+from routing.proxy.serving import placed_names
+from routing.schema import Limits, LoadedSnapshot
+from routing.workers.board import Board, assign_columns
+from routing.workers.channel import DeclinedError
+from routing.workers.member import Member, or_kill
+from routing.workers.orders import Snapshot
+
+NO_WORKER = "no worker is running"
+
+
+class SharedConfiguration:
+    """What is in force in all workers, and how another one gets there."""
+
+    def __init__(
+        self, ready: Callable[[], list[Member]], board: Board, files: LastKnownGood, signatures: Signatures | None
+    ) -> None:
+        self.store = ConfigStore(self._prepare, files, signatures)
+        self._ready = ready  # workers that accept
+        self._board = board
+        self._columns: dict[str, int] = {}  # of the board, by replica
+        self._series: ConfiguredSeries | None = None  # None: no configuration yet
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """How long a worker may take to end what runs."""
+        applied = self.store.applied
+        return (applied.snapshot.config.limits if applied else Limits()).drain_timeout_s
+
+    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
+        """Whether a series' labels are in the configuration; those without a pool always are.
+
+        ``tried``: and its policy has a trial.
+        """
+        return not key[0] or (self._series is not None and self._series.holds(key, tried=tried))
+
+    async def bring_up_to_date(self, member: Member) -> None:
+        """Put into force in a new worker what is in force in the others; the store is locked meanwhile."""
+        applied = self.store.applied
+        if applied is not None:
+            await member.prepare(Snapshot(applied.snapshot.document, self._columns))
+            await member.commit()
+
+    async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
+        """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
+        columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
+        prepared = await self._prepared(snapshot, columns)
+        return partial(self._swap, snapshot, columns, prepared)
+
+    async def _prepared(self, snapshot: LoadedSnapshot, columns: dict[str, int]) -> list[Member]:
+        """The workers that have it ready; one that dies over it is none of them, and its successor gets it later."""
+        members = self._ready()
+        if any(member.is_silent for member in members):
+            raise NotNowError("a worker does not answer")
+        order = Snapshot(snapshot.document, columns)
+        results = await asyncio.gather(*(member.prepare(order) for member in members), return_exceptions=True)
+        for result in results:
+            if isinstance(result, DeclinedError):
+                reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
+                raise NackError(reason, path=path, revision=snapshot.revision)
+            if isinstance(result, TimeoutError):
+                raise NotNowError("a worker does not answer")
+        prepared = [member for member, result in zip(members, results, strict=True) if result is None]
+        if not prepared:
+            raise NotNowError(NO_WORKER)
+        return prepared
+
+    async def _swap(self, snapshot: LoadedSnapshot, columns: dict[str, int], prepared: list[Member]) -> None:
+        """Put it into force."""
+        self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
+        await asyncio.gather(*(or_kill(member, member.commit) for member in prepared))
