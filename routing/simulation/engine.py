@@ -12,19 +12,18 @@ preempted: its blocks go back, it returns to the head of the queue and later com
 ``reserve_output`` the whole output is reserved at admission instead and nothing is ever preempted; that is the model
 of the reference results in the traces' notes.
 
-Decoding costs nothing per token here: ``ticks`` counts decode steps, a sequence remembers the tick it joined at, and
-two heaps say at which tick a sequence ends or needs a block. So a driver in virtual time may take many equal steps
-at once (``Step.repeat``).
+Decoding costs nothing per token here (``decoding.py``), so a driver in virtual time may take many equal steps at once
+(``Step.repeat``).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
 
 from routing.simulation.blocks import BlockPool
+from routing.simulation.decoding import Decoding
 from routing.simulation.sequence import Sequence, State
 from routing.simulation.statistics import Statistics
 
@@ -78,13 +77,9 @@ class Engine:
         self.slowdown = 1.0  # factor on every step's time: a fault that a driver may inject
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}  # in order of admission
-        self.decoding: dict[Sequence, None] = {}
+        self.decoding = Decoding()
         self._prefilling: deque[Sequence] = deque()
-        self._ticks = 0  # decode steps done
         self._last_token_s = 0.0  # when all decoding sequences got their last token
-        self._ends: list[tuple[int, int, Sequence]] = []  # heap: tick after which a sequence is complete
-        self._growths: list[tuple[int, int, Sequence]] = []  # heap: tick before which a sequence needs a block
-        self._serial = 0  # breaks ties in the heaps
 
     # --- what a driver calls ---------------------------------------------------------------------------
 
@@ -95,9 +90,7 @@ class Engine:
 
     def generated(self, sequence: Sequence) -> int:
         """Tokens that a sequence has generated so far."""
-        if sequence.state is State.DECODING:
-            return sequence.generated_tokens + self._ticks - sequence.joined_tick
-        return sequence.generated_tokens
+        return self.decoding.generated(sequence)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence; TooLongError if it could never run."""
@@ -160,7 +153,7 @@ class Engine:
         decoded = min(step.decoding, len(self.decoding))  # some may have been aborted meanwhile
         statistics = self.statistics
         if decoded:
-            self._ticks += step.repeat
+            self.decoding.advance(step.repeat)
             each_s = (step.end_s - step.start_s) / step.repeat
             statistics.inter_token.observe(each_s, decoded * step.repeat)
             statistics.generation_tokens += decoded * step.repeat
@@ -189,19 +182,20 @@ class Engine:
     def _grow(self) -> bool:
         """Give decoding sequences the block that their next token needs; whether any was preempted for it."""
         preempted = False
-        while self._growths and self._growths[0][0] <= self._ticks:
-            _tick, serial, sequence = self._growths[0]
-            if not self._is_current(sequence, serial):
-                heapq.heappop(self._growths)
-            elif self.pool.available == 0:
+        while (sequence := self.decoding.needy()) is not None:
+            if self.pool.available == 0:
                 self._preempt(next(reversed(self.running)))
                 preempted = True
             else:
-                heapq.heappop(self._growths)
                 self._cache_full_blocks(sequence, sequence.prompt_tokens + self.generated(sequence) - 1)
                 sequence.blocks += self.pool.take(1)
-                self._plan_growth(sequence, serial)
+                self.decoding.grown(sequence, self._room_tokens(sequence))
         return preempted
+
+    def _room_tokens(self, sequence: Sequence) -> int:
+        """Tokens that still fit into a sequence's blocks; its newest token has no place there yet."""
+        stored = sequence.prompt_tokens + self.generated(sequence) - 1
+        return len(sequence.blocks) * self.config.block_tokens - stored
 
     def _preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back at the head of the queue, without its blocks."""
@@ -220,9 +214,8 @@ class Engine:
             if sequence in self._prefilling:
                 self._prefilling.remove(sequence)
         else:
-            sequence.generated_tokens = self.generated(sequence)
+            self.decoding.leave(sequence)
             self._cache_full_blocks(sequence, sequence.prompt_tokens + sequence.generated_tokens - 1)
-            del self.decoding[sequence]
         del self.running[sequence]
         self.pool.release(sequence.blocks)
         sequence.blocks = []
@@ -283,11 +276,7 @@ class Engine:
 
     def _equal_steps(self, left_s: float, duration_s: float) -> int:
         """How many steps of this length nothing can interrupt, at least 1."""
-        self._drop_stale(self._ends)
-        self._drop_stale(self._growths)
-        steps = self._ends[0][0] - self._ticks
-        if self._growths:
-            steps = min(steps, self._growths[0][0] - self._ticks)
+        steps = self.decoding.steps_ahead()
         if left_s < duration_s * steps:
             steps = math.ceil(left_s / duration_s)
         return max(1, steps)
@@ -311,73 +300,22 @@ class Engine:
         statistics.preemptions += sequence.uncounted_preemptions
         sequence.uncounted_preemptions = 0
         sequence.generated_tokens += 1
-        self._decode(sequence)
+        self.decoding.join(sequence, None if self.config.reserve_output else self._room_tokens(sequence))
         if sequence.generated_tokens >= sequence.output_tokens:
-            self._end(sequence, now_s, sequence.finish_reason)
+            self._end(sequence, now_s)
         return computed
-
-    def _decode(self, sequence: Sequence) -> None:
-        sequence.state = State.DECODING
-        sequence.joined_tick = self._ticks
-        self.decoding[sequence] = None
-        self._serial += 1
-        sequence.spell = self._serial
-        left = sequence.output_tokens - sequence.generated_tokens
-        heapq.heappush(self._ends, (self._ticks + left, self._serial, sequence))
-        if not self.config.reserve_output:
-            self._plan_growth(sequence, self._serial)
-
-    def _plan_growth(self, sequence: Sequence, serial: int) -> None:
-        """Note the tick before which a sequence runs out of its blocks."""
-        room = len(sequence.blocks) * self.config.block_tokens
-        room -= sequence.prompt_tokens + self.generated(sequence) - 1
-        heapq.heappush(self._growths, (self._ticks + room, serial, sequence))
-
-    def _is_current(self, sequence: Sequence, serial: int) -> bool:
-        """Whether a heap's entry is of the sequence's present spell of decoding."""
-        return sequence.state is State.DECODING and sequence.spell == serial
-
-    def _drop_stale(self, heap: list[tuple[int, int, Sequence]]) -> None:
-        while heap and not self._is_current(heap[0][2], heap[0][1]):
-            heapq.heappop(heap)
 
     def _complete(self, now_s: float) -> list[Sequence]:
         """End the decoding sequences that have all their tokens."""
         finished = []
-        while self._ends and self._ends[0][0] <= self._ticks:
-            _tick, serial, sequence = heapq.heappop(self._ends)
-            if self._is_current(sequence, serial):
-                self._end(sequence, now_s, sequence.finish_reason)
-                finished.append(sequence)
+        while (sequence := self.decoding.complete()) is not None:
+            self._end(sequence, now_s)
+            finished.append(sequence)
         return finished
 
-    def _end(self, sequence: Sequence, now_s: float, reason: str) -> None:
+    def _end(self, sequence: Sequence, now_s: float) -> None:
         """Finish a sequence and count it."""
         self._stop(sequence)
         sequence.state = State.FINISHED
         sequence.finished_s = now_s
-        self._count(sequence, now_s, reason)
-
-    def _count(self, sequence: Sequence, now_s: float, reason: str) -> None:
-        """What vLLM observes when a request finishes."""
-        statistics = self.statistics
-        admitted_s, first_s = sequence.admitted_s, sequence.first_token_s
-        if admitted_s is None or first_s is None:
-            raise AssertionError("a sequence ends only after its first token")
-        generated = sequence.generated_tokens
-        statistics.finished[reason] += 1
-        statistics.request_prompt.observe(sequence.prompt_tokens)
-        statistics.request_generation.observe(generated)
-        if sequence.max_tokens is not None:
-            statistics.request_max_tokens.observe(sequence.max_tokens)
-        statistics.request_computed.observe(sequence.prompt_tokens - (sequence.cached_tokens or 0))
-        statistics.request_preemptions.observe(sequence.preemptions)
-        statistics.end_to_end.observe(now_s - sequence.arrived_s)
-        statistics.queue_time.observe(admitted_s - sequence.arrived_s)
-        statistics.prefill_time.observe(first_s - admitted_s)
-        statistics.decode_time.observe(now_s - first_s)
-        statistics.inference_time.observe(now_s - admitted_s)
-        statistics.time_per_output_token.observe((now_s - first_s) / max(1, generated - 1))
-        if sequence.siblings.add(generated):
-            statistics.request_n.observe(sequence.siblings.size)
-            statistics.request_max_generation.observe(sequence.siblings.longest)
+        self.statistics.count_end(sequence, now_s)

@@ -6,8 +6,10 @@ Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``), as its ``/met
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+
+from routing.simulation.sequence import Sequence
 
 TIME_TO_FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -42,7 +44,7 @@ class Histogram:
 
     __slots__ = ("buckets", "count", "edges", "total")
 
-    def __init__(self, edges: Sequence[float]) -> None:
+    def __init__(self, edges: SequenceOf[float]) -> None:
         self.edges = tuple(float(edge) for edge in edges)
         self.buckets = [0] * (len(self.edges) + 1)
         self.count = 0
@@ -112,3 +114,26 @@ class Statistics:
         self.request_max_generation = Histogram(edges)
         self.request_max_tokens = Histogram(edges)
         self.request_computed = Histogram(edges)
+
+    def count_end(self, sequence: Sequence, now_s: float) -> None:
+        """Count a sequence that has ended by itself, now."""
+        admitted_s, first_s = sequence.admitted_s, sequence.first_token_s
+        if admitted_s is None or first_s is None:
+            raise AssertionError("a sequence ends only after its first token")
+        generated = sequence.generated_tokens
+        self.finished[sequence.finish_reason] += 1
+        self.request_prompt.observe(sequence.prompt_tokens)
+        self.request_generation.observe(generated)
+        if sequence.max_tokens is not None:
+            self.request_max_tokens.observe(sequence.max_tokens)
+        self.request_computed.observe(sequence.prompt_tokens - (sequence.cached_tokens or 0))
+        self.request_preemptions.observe(sequence.preemptions)
+        self.end_to_end.observe(now_s - sequence.arrived_s)
+        self.queue_time.observe(admitted_s - sequence.arrived_s)
+        self.prefill_time.observe(first_s - admitted_s)
+        self.decode_time.observe(now_s - first_s)
+        self.inference_time.observe(now_s - admitted_s)
+        self.time_per_output_token.observe((now_s - first_s) / max(1, generated - 1))
+        if sequence.siblings.add(generated):
+            self.request_n.observe(sequence.siblings.size)
+            self.request_max_generation.observe(sequence.siblings.longest)
