@@ -19,13 +19,13 @@ from routing.proxy.decisions.record import Record
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
-from routing.proxy.exchanges.guarded import never_raises
 from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
 from routing.proxy.exchanges.usage import was_aborted
 from routing.proxy.log import defect
+from routing.proxy.loop.guarded import never_raises
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream

@@ -1,1 +1,1 @@
-"""The turns of the event loop: one timer for all waits, the writes of a turn together, long work a little at a time."""
+"""The event loop: one timer for all waits, a turn's writes together, long work in turns, mistakes that end nothing."""

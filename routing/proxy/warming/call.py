@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from routing.core.openings import Cut
 from routing.core.types import ReplicaId
 from routing.proxy.clients.request import Head, Request
-from routing.proxy.exchanges.guarded import never_raises
 from routing.proxy.log import defect
+from routing.proxy.loop.guarded import never_raises
 
 if TYPE_CHECKING:
     from routing.proxy.replicas.answer import AnswerHead
