@@ -18,30 +18,59 @@ MAX_HEAD_BYTES: Final = 4096  # of a head that is kept
 H = TypeVar("H")
 
 
+class KnownHead(Generic[H]):
+    """What was found out about a head, and its bytes on both sides of the digits."""
+
+    __slots__ = ("_before", "_behind", "head", "is_current")
+
+    def __init__(self, before: bytes, behind: bytes, head: H) -> None:
+        self._before = before
+        self._behind = behind  # to the end of the head
+        self.head = head
+        self.is_current = True  # what is allowed has not changed since
+
+    def body(self, data: bytes) -> bytes | None:
+        """The body of one whole message with this head; None for anything else."""
+        room = len(data) - len(self._before) - len(self._behind)  # of the digits and what they count
+        length = room - len(b"%d" % room)
+        digits = b"%d" % length
+        if len(digits) + length < room:  # with the digits of the room there was one too many
+            length += 1
+            digits = b"%d" % length
+        begins = self._before + digits + self._behind
+        end = len(begins)
+        return data[end:] if data[:end] == begins and len(data) - end == length else None
+
+
 class KnownHeads(Generic[H]):
     """Heads by their bytes, at most ``MAX_HEADS`` of at most ``MAX_HEAD_BYTES`` each."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, H] = {}
+        self._known: dict[bytes, KnownHead[H]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, data: bytes) -> tuple[H, bytes] | None:
-        """The head and the body of a whole message whose head is known; None for anything else."""
+    def find(self, data: bytes, latest: KnownHead[H] | None = None) -> tuple[KnownHead[H], bytes] | None:
+        """The head and the body of a whole message whose head is known; None for anything else.
+
+        ``latest``: what the last message on the same connection had, which most have again.
+        """
+        if latest is not None and latest.is_current and (body := latest.body(data)) is not None:
+            return latest, body
+        known = self._looked_up(data)
+        if known is None or (body := known.body(data)) is None:
+            return None
+        return known, body
+
+    def _looked_up(self, data: bytes) -> KnownHead[H] | None:
         end = data.find(b"\r\n\r\n")
         at = data.find(b"ength: ", 0, end) + 7
         if end < 0 or at < 7:
             return None
-        stop = data.find(b"\r\n", at)
-        head = self._known.get(data[:at] + data[stop:end])
-        if head is None:
-            return None
-        if data[at:stop] != b"%d" % (len(data) - end - 4):
-            return None
-        return head, data[end + 4 :]
+        return self._known.get(data[:at] + data[data.find(b"\r\n", at) : end])
 
     def learn(self, data: bytes, head: H, length: int) -> None:
         """Remember the head of ``data``, which the parser took for one whole message with ``length`` bytes of body."""
@@ -53,9 +82,11 @@ class KnownHeads(Generic[H]):
         if not data[at:stop].isdigit() or len(data) - end - 4 != length:
             return
         if len(self._known) >= MAX_HEADS:
-            self._known.clear()
-        self._known[data[:at] + data[stop:end]] = head
+            self.forget()
+        self._known[data[:at] + data[stop:end]] = KnownHead(data[:at], data[stop : end + 4], head)
 
     def forget(self) -> None:
         """Forget all, because what is allowed has changed."""
+        for known in self._known.values():
+            known.is_current = False
         self._known.clear()

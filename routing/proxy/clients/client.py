@@ -20,6 +20,7 @@ from routing.proxy.clients.body_pace import BodyPace
 from routing.proxy.clients.pieces import join_tail
 from routing.proxy.clients.request import Head, Request, body_too_large, malformed, overhead, read_head, without_upgrade
 from routing.proxy.errors import LocalAnswer, RefusalError
+from routing.proxy.known_heads import KnownHead
 from routing.proxy.log import defect
 from routing.proxy.loop.deadlines import NEVER, NOWHERE
 from routing.proxy.loop.outbox import reset
@@ -45,6 +46,7 @@ class Client(asyncio.Protocol):
         self._router = router
         self.outbox = router.outbox
         self._parser = HttpRequestParser(self)
+        self._known: KnownHead[Head] | None = None  # of its latest request that was recognised
         self._queue: deque[Request | RefusalError] = deque()
         self._exchange: Exchange | None = None
         self._head: Head | None = None  # whose body is coming
@@ -128,9 +130,11 @@ class Client(asyncio.Protocol):
             return
         is_free = self._exchange is None and not (self._in_message or self._queue or self.is_full)
         router = self._router
-        if is_free and (found := router.request_heads.find(data)) and len(found[1]) <= router.limits.max_body_bytes:
-            self._take_known(*found)
-            return
+        if is_free and (found := router.request_heads.find(data, self._known)) is not None:
+            self._known, body = found
+            if len(body) <= router.limits.max_body_bytes:
+                self._take_known(self._known.head, body)
+                return
         self._feed(data)
         if is_free:
             self._learn(data)

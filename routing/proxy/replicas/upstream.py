@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.proxy.known_heads import KnownHeads
+from routing.proxy.known_heads import KnownHead, KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
@@ -102,6 +102,7 @@ class Upstream(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_idle_s",
+        "_known",
         "_known_heads",
         "_listener",
         "_loop_time",
@@ -129,6 +130,7 @@ class Upstream(asyncio.Protocol):
         self._deadlines = deadlines
         self._outbox = outbox
         self._known_heads = known_heads
+        self._known: KnownHead[AnswerHead] | None = None  # of its latest answer that was recognised
         self._listener: Listener | None = None
         self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
         self._loop_time = deadlines.time
@@ -250,10 +252,11 @@ class Upstream(asyncio.Protocol):
             self.abandon()  # bytes that nobody asked for
             return
         is_fresh = self._answer is None and not (self._head_bytes or self._bodyless)
-        if is_fresh and (found := self._known_heads.find(data)):
-            head, body = found
+        if is_fresh and (found := self._known_heads.find(data, self._known)) is not None:
+            self._known, body = found
+            answer = self._known.head.with_length(len(body))
             self._end()
-            listener.answer_arrived(head.with_length(len(body)), body, True)
+            listener.answer_arrived(answer, body, True)
             return
         try:
             self._parser.feed_data(data)
