@@ -203,9 +203,9 @@ class CostRule:
         members = [by_bit[bit] for bit in bits_of(holders)]
         uncached = max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
         costs = [(work_ahead(member.load, now_s) + self.base * uncached) / weight for member in members]
-        is_enough = holders == candidates.mask or (
-            self._limit(min(costs), members[0], uncached) < self._elsewhere(match, prompt_tokens, candidates)
-        )
+        least = min(costs)
+        limit = self._limit(least, members[costs.index(least)], uncached)
+        is_enough = holders == candidates.mask or limit < self._elsewhere(match, prompt_tokens, candidates)
         return (members, costs) if is_enough else ([], [])
 
     def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:

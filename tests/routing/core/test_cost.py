@@ -4,7 +4,7 @@ import os
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from routing.core.candidates import Candidates
@@ -106,6 +106,7 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
     st.sampled_from([0.5, 1.0, 2.0]),
     st.integers(100, 4000),
 )
+@example(4, 1.0, [(0, 1)], [(0, 4), (1, 4)], [], 1.0, 120)  # the tie of the cheapest counts, not that of the first
 def test_whom_few_are_compared_for_is_who_would_be_chosen_among_all(
     count: int, heaviest: float, waiting, held, past, alpha: float, tokens: int
 ) -> None:
