@@ -60,17 +60,15 @@ class KnownHeads(Generic[H]):
         """
         if latest is not None and latest.is_current and (body := latest.body(data)) is not None:
             return latest, body
-        known = self._looked_up(data)
-        if known is None or (body := known.body(data)) is None:
-            return None
-        return known, body
-
-    def _looked_up(self, data: bytes) -> KnownHead[H] | None:
         end = data.find(b"\r\n\r\n")
         at = data.find(b"ength: ", 0, end) + 7
         if end < 0 or at < 7:
             return None
-        return self._known.get(data[:at] + data[data.find(b"\r\n", at) : end])
+        stop = data.find(b"\r\n", at)
+        known = self._known.get(data[:at] + data[stop:end])
+        if known is None or data[at:stop] != b"%d" % (len(data) - end - 4):
+            return None
+        return known, data[end + 4 :]
 
     def learn(self, data: bytes, head: H, length: int) -> None:
         """Remember the head of ``data``, which the parser took for one whole message with ``length`` bytes of body."""

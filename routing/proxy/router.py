@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator
-from itertools import count
 from typing import Final
 
 from routing.core.breaker import Breakers
@@ -104,7 +103,7 @@ class Router:
         self.in_flight_elsewhere = 0  # in other processes that share the port
         self._idle = asyncio.Event()  # set by the last request of a draining router
         self._retired: set[ReplicaLink] = set()
-        self._ids = count(1)
+        self._named = 0  # requests whose clients gave them no id
 
     # --- requests ---
 
@@ -115,7 +114,11 @@ class Router:
 
     def request(self, head: Head, body: bytes) -> Request:
         """A request that is here whole. One whose client gave it no id gets one."""
-        return Request(head, body, head.request_id or f"{self.boot}-{next(self._ids):x}")
+        name = head.request_id
+        if not name:
+            self._named += 1
+            name = f"{self.boot}-{self._named}"
+        return Request(head, body, name)
 
     def body_refusal(self, head: Head) -> RefusalError | None:
         """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
