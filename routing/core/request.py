@@ -1,19 +1,10 @@
-"""Request bodies of the four prompt endpoints, parsed only as far as placing them needs.
-
-Theory of operation. msgspec decodes straight into the structs below and skips every other field, so a body costs
-little more than one pass over its bytes. The engine, not the router, is the judge of a body: a field of an
-unexpected type is kept as it is and becomes part of the canonical prompt. Only what leaves nothing to place is a
-``BodyError``: no JSON, not an object, nested beyond reason, or a model that is no string.
-"""
+"""Request bodies of the four prompt endpoints, with what placing them needs; ``parsing.py`` reads them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
-
-from routing.core.types import BodyError
 
 
 class Message(Struct, gc=False):
@@ -60,21 +51,6 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     truncation_side: Any = None
     suffix: Any = None  # of a completion: what follows the gap to fill
 
-    @property
-    def session_key(self) -> str | None:
-        """The first that the body names: ``prompt_cache_key``, ``session_id``, ``user``, ``metadata.session_id``."""
-        if type(self.prompt_cache_key) is str and self.prompt_cache_key:
-            return self.prompt_cache_key
-        if type(self.session_id) is str and self.session_id:
-            return self.session_id
-        if type(self.user) is str and self.user:
-            return self.user
-        if type(self.metadata) is dict:
-            session_id = self.metadata.get("session_id")
-            if type(session_id) is str and session_id:
-                return session_id
-        return None
-
 
 class ChatBody(ParsedBody, gc=False, kw_only=True):
     """``/v1/chat/completions``."""
@@ -117,51 +93,3 @@ BODIES: dict[str, type[ParsedBody]] = {
     "/v1/embeddings": EmbeddingBody,
     "/v1/responses": ResponsesBody,
 }
-_decoders = {path: msgspec.json.Decoder(body) for path, body in BODIES.items()}
-_any_decoder = msgspec.json.Decoder(ParsedBody)
-
-
-def parse_body(path: str, body: bytes | bytearray | memoryview) -> ParsedBody:
-    """Parse the body of a POST to ``path``; BodyError names the field. About 0.4 us a KiB."""
-    decoder = _decoders.get(path)
-    if decoder is None:
-        raise BodyError(None, f"no prompt is read from {path[:256]!r}")
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError:
-        return _parse_odd(BODIES[path], body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
-
-
-def is_stream(body: bytes) -> bool:
-    """Whether a body asks for events. Not on the path of a request that goes well: it is decoded once more."""
-    try:
-        return _any_decoder.decode(body).stream is True
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-
-
-def _parse_odd(kind: type[ParsedBody], body: bytes | bytearray | memoryview) -> ParsedBody:
-    """Parse a body whose fields have other types than the API says, keeping each as it is."""
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
-    if type(fields) is not dict:
-        raise BodyError(None, "the body must be a JSON object")
-    if not isinstance(fields.get("model"), str | None):
-        raise BodyError("model", "expected a string")
-    known = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
-    if type(messages := known.get("messages")) is list:
-        known["messages"] = [msgspec.convert(it, Message) if type(it) is dict else it for it in messages]
-    return kind(**known)
-
-
-def not_json(error: Exception) -> BodyError:
-    """Why a body is no JSON, without a word of what is in it."""
-    if isinstance(error, RecursionError):
-        return BodyError(None, "the JSON is nested too deeply")
-    if isinstance(error, UnicodeDecodeError):
-        return BodyError(None, "the JSON is not valid UTF-8")
-    return BodyError(None, f"the body is not valid JSON: {error}")

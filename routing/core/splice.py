@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from routing.core.request import not_json
+from routing.core.parsing import not_json
 
 _BLANKS: Final = b" \t\n\r"
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

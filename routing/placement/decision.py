@@ -17,34 +17,39 @@ from routing.schema import PolicyConfig, ReplicaConfig
 from routing.strategies.strategy import Weighed, Weighs
 
 
-class CandidateLoad:
-    """A candidate's load at one moment."""
+class CandidateLoads:
+    """Loads of candidates at one moment; few objects, because one is made for each request."""
 
-    __slots__ = ("replica", "running", "waiting_tokens")
+    __slots__ = ("replicas", "running", "waiting_tokens")
 
-    def __init__(self, load: Load) -> None:
-        self.replica = load.replica
-        self.running = load.running
-        self.waiting_tokens = load.waiting_tokens
+    def __init__(self, loads: list[Load]) -> None:
+        self.replicas = [load.replica for load in loads]
+        self.running = [load.running for load in loads]
+        self.waiting_tokens = [load.waiting_tokens for load in loads]
 
-    def as_json(self) -> dict[str, Any]:
-        """As the admin port shows it."""
-        return {"replica": self.replica, "running": self.running, "waiting_tokens": self.waiting_tokens}
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """As the admin port shows them."""
+        return [
+            {"replica": replica, "running": running, "waiting_tokens": waiting}
+            for replica, running, waiting in zip(self.replicas, self.running, self.waiting_tokens, strict=True)
+        ]
 
 
-class CandidateCost(CandidateLoad):
-    """The same with what a strategy makes of it for one request."""
+class CandidateCosts(CandidateLoads):
+    """The same with what a strategy makes of each for one request."""
 
-    __slots__ = ("cost", "hit_tokens")
+    __slots__ = ("weighed",)
 
-    def __init__(self, load: Load, hit_tokens: int | None, cost: float | None) -> None:
-        super().__init__(load)
-        self.hit_tokens = hit_tokens  # predicted cached tokens of the prompt; None where the strategy does not ask
-        self.cost = cost  # as the strategy compares it; None where it compares no figures
+    def __init__(self, loads: list[Load], weighed: list[Weighed]) -> None:
+        super().__init__(loads)
+        self.weighed = weighed
 
-    def as_json(self) -> dict[str, Any]:
-        """As the admin port shows it."""
-        return super().as_json() | {"hit_tokens": self.hit_tokens, "cost": self.cost}
+    def as_json(self) -> list[dict[str, Any]]:
+        """As the admin port shows them."""
+        return [load | found._asdict() for load, found in zip(super().as_json(), self.weighed, strict=True)]
 
 
 class Decision:
@@ -105,23 +110,21 @@ class Decision:
         """The tier-1 key, where the task group's, the pool's or the policy's rule says."""
         return self.keys.tier1
 
-    def candidate_loads(self, limit: int | None = None) -> list[CandidateLoad]:
+    def candidate_loads(self, limit: int | None = None) -> CandidateLoads:
         """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
-            return [CandidateLoad(load) for load in loads.values()]
-        return [CandidateLoad(loads[name]) for name in self._shown(limit)]
+            return CandidateLoads(list(loads.values()))
+        return CandidateLoads([loads[name] for name in self._shown(limit)])
 
-    def explained(self, limit: int | None = None) -> list[CandidateCost]:
+    def explained(self, limit: int | None = None) -> CandidateCosts:
         """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
         names = list(self._shown(limit))
         weighed = [Weighed()] * len(names)
         if isinstance(self.route.strategy, Weighs):
             weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
         loads = self.candidates.loads
-        return [
-            CandidateCost(loads[name], found.hit_tokens, found.cost) for name, found in zip(names, weighed, strict=True)
-        ]
+        return CandidateCosts([loads[name] for name in names], weighed)
 
     def _shown(self, limit: int | None) -> Collection[ReplicaId]:
         loads = self.candidates.loads

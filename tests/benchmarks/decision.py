@@ -19,9 +19,9 @@ from typing import get_args
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.matching import PlacementRequest
+from routing.core.parsing import parse_body
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
-from routing.core.request import parse_body
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.proxy.memory import spare_the_collector

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from routing.core.matching import PlacementRequest
+from routing.core.parsing import parse_body
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
-from routing.core.request import parse_body
 from routing.core.types import Choice, PrefixHash, ReplicaId
 from routing.schema import (
     PolicyConfig,

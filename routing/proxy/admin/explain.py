@@ -57,7 +57,7 @@ def _explained(router: Router, request: Explained) -> dict[str, Any]:
         "group_replicas": _group_replicas(decision),
         "refused": decision.choice.refused,
         "bound": decision.choice.bound,
-        "candidates": [candidate.as_json() for candidate in decision.explained()],
+        "candidates": decision.explained().as_json(),
     }
 
 

@@ -12,11 +12,10 @@ import msgspec
 
 from routing.core.residency import BLOCK_TOKENS
 from routing.proxy.decisions.sampling import bound
+from routing.proxy.exchanges.sayings import prompt_and_cached
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from routing.placement.decision import CandidateLoad, Decision
+    from routing.placement.decision import CandidateLoads, Decision
     from routing.proxy.exchanges.usage import Usage
 
 MAX_CANDIDATES: Final = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
@@ -68,7 +67,7 @@ class Record:
         block_tokens: int | None,
         prefix: int | None,
         blocks: list[array[int]],
-        candidates: Sequence[CandidateLoad],
+        candidates: CandidateLoads,
         hit_tokens: int | None = None,
         rank: int | None = None,
         arm: str | None = None,
@@ -142,7 +141,7 @@ class Record:
     def used(self, usage: Usage | None) -> None:
         """What the answer said about its tokens."""
         if usage is not None:
-            self.prompt_tokens, self.cached_tokens = usage.prompt_and_cached()
+            self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
         """The record as the admin port shows it, with this part of its block hashes."""
@@ -165,7 +164,7 @@ class Record:
             "prefix": shown_hash(self.prefix),
             **self._shown_blocks(ratio),
             "hash_tokens": BLOCK_TOKENS,
-            "candidates": [candidate.as_json() for candidate in self.candidates],
+            "candidates": self.candidates.as_json(),
             "hit_tokens": self.hit_tokens,
             "retries": self.retries,
             "status": self.status,

@@ -20,8 +20,8 @@ MAX_BYTES: Final = 32 << 20
 MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes in an answer, or those of one record: writing so many takes 3 ms
 _RECORD_UNITS: Final = 25  # of them that a record without its blocks takes as long as, and looking at a block
 _LOOK_UNITS: Final = 0.2
-_RECORD_BYTES: Final = 900  # of a record without its blocks
-_CANDIDATE_BYTES: Final = 120
+_RECORD_BYTES: Final = 950  # of a record without its blocks
+_CANDIDATE_BYTES: Final = 56
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError, error_event
 from routing.proxy.exchanges.tail import Tail
-from routing.proxy.exchanges.usage import WHOLE_BYTES, Usage, usage_of
+from routing.proxy.exchanges.usage import Said, Usage
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
 
@@ -31,18 +31,18 @@ class Delivery:
         "_is_aborted",
         "_keep_alive",
         "_outbox",
+        "_said",
         "_tail",
         "_transport",
-        "_whole",
     )
 
-    _tail: Tail  # of an answer that came in pieces, or of a stream
+    _tail: Tail  # of an answer that says nothing as a whole
 
-    def __init__(self, client: Client, answer: AnswerHead, *, is_aborted: bool) -> None:
+    def __init__(self, client: Client, answer: AnswerHead, said: Said | None, *, is_aborted: bool) -> None:
         self._client = client
         self._answer = answer
         self._is_aborted = is_aborted  # its engine gave it up, and nobody else can give it
-        self._whole: bytes | None = None  # an answer that came in one piece and is no stream
+        self._said = said  # by an answer that came in one piece and is no stream
         self._outbox, self._transport = client.outbox, client.transport
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
@@ -51,9 +51,7 @@ class Delivery:
         lines, self._frame, self._keep_alive = outgoing(answer, http11=request.head.http11, keep_alive=keep_alive)
         if record.arm is not None:
             lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
-        if last and not answer.is_stream and len(data) <= WHOLE_BYTES:
-            self._whole = data
-        else:
+        if self._said is None:
             self._tail = Tail()
             self._tail.add(data)
         self._client.write(
@@ -93,7 +91,7 @@ class Delivery:
         """What the complete answer said about its tokens; None for an error or silence."""
         if self._answer.status >= 300:
             return None
-        return self._tail.usage() if self._whole is None else usage_of(self._whole)
+        return self._tail.usage() if self._said is None else self._said.usage
 
     def outcome(self) -> Outcome:
         """How the complete answer counts."""

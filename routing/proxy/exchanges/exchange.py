@@ -12,7 +12,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from routing.core.request import is_stream
+from routing.core.parsing import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.openings import opening_of
 from routing.proxy.decisions.record import Record
@@ -21,9 +21,9 @@ from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
+from routing.proxy.exchanges.sayings import is_given_up, said_by, was_aborted
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
-from routing.proxy.exchanges.usage import was_aborted
 from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises
 from routing.proxy.metrics.metrics import Outcome
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request
     from routing.proxy.exchanges.gates import Gates, Passage
+    from routing.proxy.exchanges.usage import Said
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
 
@@ -220,17 +221,19 @@ class Exchange:
                 self._complete()
             elif answer.status >= TOO_MANY:
                 self._judge(answer, data, last)
-            elif last and b'"abort"' in data and was_aborted(data):
-                self._aborted(answer, data)
+            elif last:
+                self._came_whole(answer, data)
             else:
-                self._begin(answer, data, last)
+                self._begin(answer, data, last=False)
         except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
             self.give_up(error)
 
-    def _aborted(self, answer: AnswerHead, data: bytes) -> None:
-        """An engine that stops gave this whole answer up: another replica gives it anew, else the client gets it."""
-        if not self._goes_on(self._failed().given_up()):
-            self._begin(answer, data, last=True, is_aborted=True)
+    def _came_whole(self, answer: AnswerHead, data: bytes) -> None:
+        """Pass it on; of one that its engine gave up to stop, another replica is asked first."""
+        said = None if answer.is_stream else said_by(data)
+        is_aborted = was_aborted(data) if said is None else is_given_up(said)
+        if not (is_aborted and self._goes_on(self._failed().given_up())):
+            self._begin(answer, data, said, last=True, is_aborted=is_aborted)
 
     @never_raises
     def upstream_failed(self, failure: Failure, *, stale: bool) -> None:
@@ -251,7 +254,7 @@ class Exchange:
             self._enter(JUDGING)
         attempts = self._failed()
         if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer)):
-            self._begin(answer, attempts.held, last)
+            self._begin(answer, attempts.held, last=last)
 
     # --- from whoever watches the replica ---
 
@@ -299,7 +302,9 @@ class Exchange:
 
     # --- to the client ---
 
-    def _begin(self, answer: AnswerHead, data: bytes, last: bool, *, is_aborted: bool = False) -> None:
+    def _begin(
+        self, answer: AnswerHead, data: bytes, said: Said | None = None, *, last: bool, is_aborted: bool = False
+    ) -> None:
         """The first byte is here: pass it on, and let go of what only a retry would need."""
         self._enter(STREAMING)
         request = self._request
@@ -308,7 +313,7 @@ class Exchange:
             self._ticket.first_byte()  # its end implies it
         if self._is_trial and answer.status < TOO_MANY:
             self._is_trial = not self._router.breakers.answered(ReplicaId(self._record.replica))
-        self._delivery = delivery = Delivery(self._client, answer, is_aborted=is_aborted)
+        self._delivery = delivery = Delivery(self._client, answer, said, is_aborted=is_aborted)
         del self._wanted, self._decision
         request.body = b""
         self._attempts = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from routing.core.matching import PlacementRequest
+from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
-from routing.core.request import BODIES, parse_body
+from routing.core.request import BODIES
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.errors import RefusalError
 
@@ -28,7 +29,7 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
         return wanted if admission.is_idle else admission.admitted(request, None, wanted)
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
-    wanted = PlacementRequest(parsed.model, head.task_group, head.session_id or parsed.session_key, prompt)
+    wanted = PlacementRequest(parsed.model, head.task_group, head.session_id or session_key(parsed), prompt)
     if admission.is_idle and parsed.n is None and parsed.best_of is None:
         return wanted
     return admission.admitted(request, parsed, wanted)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
-from routing.core.request import BODIES, ChatBody, CompletionBody, parse_body
+from routing.core.request import BODIES, ChatBody, CompletionBody
 from routing.core.types import BodyError
 from tests.routing.building import CHAT
 
@@ -125,7 +126,7 @@ def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
     ],
 )
 def test_the_session_key_is_the_first_that_the_body_names(fields: dict[str, Any], key: str | None) -> None:
-    assert parse_body(CHAT, json.dumps({"messages": [], **fields}).encode()).session_key == key
+    assert session_key(parse_body(CHAT, json.dumps({"messages": [], **fields}).encode())) == key
 
 
 def test_each_endpoint_reads_its_own_prompt() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.core.parsing import parse_body, session_key
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
-from routing.core.request import BODIES, parse_body
+from routing.core.request import BODIES
 from routing.core.shape import (
     DESCRIBED_BYTES,
     MAX_NUMBERS,
@@ -157,7 +158,7 @@ def test_any_body_has_a_shape(path: str, fields: Any, data: bytes) -> None:
             prompt = canonical_prompt(parsed)
         except BodyError:
             continue
-        found = shape_of(prompt, getattr(parsed, "tools", None), parsed.session_key, digest)
+        found = shape_of(prompt, getattr(parsed, "tools", None), session_key(parsed), digest)
         assert {token.kind for token in found.volatile} <= set(VOLATILE)
         ends = [segment.at + segment.bytes for segment in found.segments]
         assert ends == sorted(ends)

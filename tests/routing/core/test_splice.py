@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.request import parse_body
+from routing.core.parsing import parse_body
 from routing.core.splice import with_member
 from routing.core.types import BodyError
 

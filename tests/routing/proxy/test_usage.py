@@ -8,6 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routing.proxy.exchanges.sayings import prompt_and_cached
 from routing.proxy.exchanges.tail import TAIL_BYTES, Tail
 from tests.fakes.replica import sse
 
@@ -34,7 +35,7 @@ def test_any_bytes_in_any_cuts_are_looked_through(reads: list[bytes]) -> None:
     tail = kept(reads)
 
     usage = tail.usage()
-    for count in usage.prompt_and_cached() if usage else ():
+    for count in prompt_and_cached(usage) if usage else ():
         assert count is None or 0 <= count <= 1 << 30
     assert tail.has_error() in {True, False}
     assert tail.ends_event() in {True, False}
@@ -52,7 +53,7 @@ def test_usage_at_the_end_is_found_however_the_end_is_cut(before: bytes, cuts: i
 
     usage = kept(reads).usage()
     assert usage is not None
-    assert usage.prompt_and_cached() == (9, 4)
+    assert prompt_and_cached(usage) == (9, 4)
 
 
 def test_what_is_kept_of_an_endless_answer_is_bounded() -> None:

@@ -23,8 +23,8 @@ from controlplane.services.routers import announce
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.matching import PlacementRequest
+from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
-from routing.core.request import parse_body
 from routing.core.residency import Residency
 from routing.core.types import ReplicaId
 from routing.placement.placement import Placement
@@ -172,7 +172,7 @@ class Fleet:
         raw = json.dumps(body).encode()
         parsed = parse_body(PATH, raw)
         prompt = canonical_prompt(parsed)
-        decision = self.placement.decide(PlacementRequest("m", group, parsed.session_key, prompt), self.health)
+        decision = self.placement.decide(PlacementRequest("m", group, session_key(parsed), prompt), self.health)
         self._numbers += 1
         record = Record.of(decision, f"q{self._numbers}", prompt.tokens)
         record.at = T0.timestamp() + self.now_s
