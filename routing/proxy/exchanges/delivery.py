@@ -6,7 +6,6 @@ any other answer is cut, so that nobody takes half for whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from routing.proxy.errors import RefusalError, error_event
@@ -14,6 +13,7 @@ from routing.proxy.exchanges.tail import Tail
 from routing.proxy.exchanges.usage import Said, Usage
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing, chunked, outgoing, plain
+from routing.proxy.replicas.upstream import Sink
 
 if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
@@ -68,17 +68,18 @@ class Delivery:
         )
 
     @property
-    def sink(self) -> Callable[[bytes], None]:
+    def sink(self) -> Sink:
         """What takes the middle of the answer: one call a read, and nothing else, is the hot path of streams."""
         return self._pass_chunk if self._frame is chunked else self._pass_plain
 
-    def _pass_chunk(self, data: bytes) -> None:
-        self._outbox.write(self._transport, b"%x\r\n%b\r\n" % (len(data), data))
-        self._tail.add(data)
+    def _pass_chunk(self, data: bytes, start: int) -> None:
+        self._outbox.write(self._transport, data if start else b"%x\r\n%b\r\n" % (len(data), data))
+        self._tail.add(data[start:-2] if start else data)
 
-    def _pass_plain(self, data: bytes) -> None:
-        self._outbox.write(self._transport, data)
-        self._tail.add(data)
+    def _pass_plain(self, data: bytes, start: int) -> None:
+        body = data[start:-2] if start else data
+        self._outbox.write(self._transport, body)
+        self._tail.add(body)
 
     def finish(self, data: bytes) -> None:
         """Send the last bytes, if any, and the end."""

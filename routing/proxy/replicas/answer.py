@@ -14,6 +14,8 @@ from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
 from routing.proxy.errors import LocalAnswer, phrase
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
+SHORT_CHUNK: Final = 1024  # bytes
+_SIZE_LINES: Final = [b"%x\r\n" % length for length in range(SHORT_CHUNK)]
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 
@@ -126,6 +128,18 @@ def chunked(data: bytes, last: bool) -> bytes:
     if last:
         return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def chunk_start(data: bytes) -> int:
+    """Where the bytes begin that are all of one chunk, written as ``chunked`` does; 0 for anything else, or longer."""
+    size = len(data)
+    for start in (3, 4, 5):  # behind one, two or three digits
+        length = size - start - 2
+        if 0 < length < SHORT_CHUNK:
+            line = _SIZE_LINES[length]
+            if len(line) == start:
+                return start if data[:start] == line and data[-2:] == b"\r\n" else 0
+    return 0
 
 
 def outgoing(answer: AnswerHead, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:

@@ -6,6 +6,10 @@ follow a complete answer. An answer goes to the listener in at most one call a r
 pool before the listener hears of the end, unless anything about it was odd: then it is closed, and whatever else the
 replica sent on it is never read.
 
+Engines write each event of a stream as one chunk. Once a read was one, by its bytes and by the parser's word, the
+parser stands between chunks; the next read that is one by its bytes is passed on as it is, and the parser, none the
+wiser, still stands there.
+
 A kept-alive connection may end while the next request is on its way. It was stale, and the request may be sent again as
 if it had never been, only if the replica cannot have seen it: when its kernel acknowledged nothing of the request. A
 replica that took it and broke over it is not to be asked the same again.
@@ -23,7 +27,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from routing.proxy.known_heads import KnownHead, KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
-from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
+from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, chunk_start, describes_body, read_answer
 from routing.proxy.sockets.delivered import taken_bytes
 
 if TYPE_CHECKING:
@@ -78,6 +82,8 @@ class Listener(Protocol):
         ...
 
 
+Sink = Callable[[bytes, int], None]  # body bytes, or one whole chunk and where its bytes begin
+
 # Body bytes of the read that is being parsed, of whichever connection: parsing is not interrupted, and every read ends
 # with none left. One list for all stays in the core's cache, where a list for each stream would not.
 _parts: Final[list[bytes]] = []
@@ -102,6 +108,7 @@ class Upstream(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_idle_s",
+        "_is_between_chunks",
         "_known",
         "_known_heads",
         "_listener",
@@ -132,7 +139,8 @@ class Upstream(asyncio.Protocol):
         self._known_heads = known_heads
         self._known: KnownHead[AnswerHead] | None = None  # of its latest answer that was recognised
         self._listener: Listener | None = None
-        self._sink: Callable[[bytes], None] | None = None  # where the middle of an answer goes
+        self._sink: Sink | None = None  # where the middle of an answer goes
+        self._is_between_chunks = False  # the parser surely is
         self._loop_time = deadlines.time
         self.on_body = _parts.append
         self._parser = HttpResponseParser(self)
@@ -160,6 +168,7 @@ class Upstream(asyncio.Protocol):
         """Send a request, head and body, and let ``listener`` hear what comes of it."""
         self._listener = listener
         self._sink = None
+        self._is_between_chunks = False
         self._bodyless = bodyless
         self._first_byte_s = first_byte_s
         self._idle_s = idle_s
@@ -176,7 +185,7 @@ class Upstream(asyncio.Protocol):
             self._outbox.write(self._transport, body)
         self._deadlines.arm(self, first_byte_s)
 
-    def pour_into(self, sink: Callable[[bytes], None]) -> None:
+    def pour_into(self, sink: Sink) -> None:
         """Give what is neither the beginning nor the end of the answer to ``sink``: the hot path of streams."""
         self._sink = sink
 
@@ -236,6 +245,12 @@ class Upstream(asyncio.Protocol):
         if sink is None:
             self._beginning_received(data)
             return
+        start = chunk_start(data)
+        if start and self._is_between_chunks:
+            self.deadline = self._loop_time() + self._idle_s
+            sink(data, start)
+            return
+        self._is_between_chunks = False
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
@@ -244,7 +259,9 @@ class Upstream(asyncio.Protocol):
             self._deliver(cast("AnswerHead", self._answer))
         elif _parts:
             self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
-            sink(_parts.pop() if len(_parts) == 1 else _joined())
+            body = _parts.pop() if len(_parts) == 1 else _joined()
+            self._is_between_chunks = start > 0 and len(body) == len(data) - start - 2
+            sink(body, 0)
 
     def _beginning_received(self, data: bytes) -> None:
         listener = self._listener
@@ -335,7 +352,7 @@ class Upstream(asyncio.Protocol):
             if self._sink is None:
                 listener.answer_arrived(answer, data, False)
             else:
-                self._sink(data)
+                self._sink(data, 0)
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
 
