@@ -45,7 +45,24 @@ HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
 LEEWAY: Final = 0.1  # of a prompt's own prefill: more than some running requests count
 MOST_LEEWAY: Final = 600.0  # tokens
 LONG: Final = 16_000  # tokens: for 2 s and more nobody else is served there, so the least busy has to do it
+NO_KEY: Final = 0  # of a prompt that has none; any home will do
 RATE_ERROR: Final = 0.02  # of a cost that goes by measured rates: equal replicas measure so far apart
+
+
+class Question:
+    """Who of these is to have this prompt? One is made for each request that has no sole holder."""
+
+    __slots__ = ("candidates", "key", "match", "prompt_tokens")
+
+    def __init__(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> None:
+        self.match = match  # who holds how much of it
+        self.key = key  # names its home
+        self.prompt_tokens = prompt_tokens  # estimated: those that somebody holds may be more
+        self.candidates = candidates
+
+    def hit_tokens(self, member: Member) -> int:
+        """Tokens of the prompt that a member holds."""
+        return min(self.match.tokens(member.bit), self.prompt_tokens)
 
 
 class CostRule:
@@ -82,26 +99,29 @@ class CostRule:
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
-        members, costs = self._compared(match, key, prompt_tokens, candidates)
-        cheapest = (
-            members[0] if len(members) == 1 else self._cheapest(members, costs, match, key, prompt_tokens, candidates)
-        )
-        chosen = cheapest
+        asked = Question(match, key, prompt_tokens, candidates)
+        members, costs = self._compared(asked)
+        chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, asked)
         if candidates.recent.excess(cheapest) > 0:
-            chosen = self._relieved(cheapest, match, key, prompt_tokens, candidates)
-        hit_tokens = min(match.tokens(chosen.bit), prompt_tokens)
+            chosen = self._relieved(cheapest, asked)
+        hit_tokens = asked.hit_tokens(chosen)
         reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
         return Choice(chosen.replica, reason, hit_tokens=hit_tokens)
 
-    def _relieved(self, cheapest: Member, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Member:
+    def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
+        """Of each member: tokens by weight, or seconds by rate."""
+        return self._costs(members, Question(match, NO_KEY, prompt_tokens, candidates))
+
+    def _relieved(self, cheapest: Member, asked: Question) -> Member:
         """Who takes a request over from one that had too many of late; itself where that would cost too much."""
+        candidates = asked.candidates
         now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
         members = candidates.members
         if len(members) > EVERYBODY:
-            members = [cheapest, *self._shortlist(match, key, candidates, recent.modest())]
-        costs = self.costs(members, match, prompt_tokens, candidates)
+            members = [cheapest, *self._shortlist(asked, recent.modest())]
+        costs = self._costs(members, asked)
         limit = costs[members.index(cheapest)] + WORTH * recent.excess(cheapest) / speed
         work = work_ahead(cheapest.load, now_s) / speed
         takers, of_takers = [], []
@@ -113,30 +133,23 @@ class CostRule:
             ):
                 takers.append(member)
                 of_takers.append(cost)
-        return self._cheapest(takers, of_takers, match, key, prompt_tokens, candidates) if takers else cheapest
+        return self._cheapest(takers, of_takers, asked) if takers else cheapest
 
-    def _cheapest(
-        self,
-        members: list[Member],
-        costs: list[float],
-        match: Match,
-        key: int,
-        prompt_tokens: int,
-        candidates: Candidates,
-    ) -> Member:
+    def _cheapest(self, members: list[Member], costs: list[float], asked: Question) -> Member:
         """The member with the least cost, of equal ones the key's home."""
         least = min(costs)
         at = costs.index(least)
-        limit = self._limit(least, members[at], max(0, prompt_tokens - match.tokens(members[at].bit)))
+        cheapest = members[at]
+        limit = self._limit(least, cheapest, asked.prompt_tokens - asked.hit_tokens(cheapest))
         costs[at] = inf
         if min(costs) > limit:
-            return members[at]
+            return cheapest
         tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
-        return self._first_home([members[at], *tied], key, candidates)
+        return self._first_home([cheapest, *tied], asked)
 
-    def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
-        """Of each member: tokens by weight, or seconds by rate."""
-        terms, busy = self._terms(members, match, prompt_tokens, candidates.now_s())
+    def _costs(self, members: Sequence[Member], asked: Question) -> list[float]:
+        candidates, match = asked.candidates, asked.match
+        terms, busy = self._terms(members, match, asked.prompt_tokens, candidates.now_s())
         busy_ratio = busy / len(terms) if len(candidates) <= EVERYBODY else candidates.busy_ratio
         price = self.base + (self.alpha - self.base) * max(busy_ratio**LOOKS, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
@@ -164,37 +177,34 @@ class CostRule:
             terms.append((work, uncached, rate * share if by_rate else weight))
         return terms, busy
 
-    def _compared(
-        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
-    ) -> tuple[list[Member], list[float]]:
+    def _compared(self, asked: Question) -> tuple[list[Member], list[float]]:
         """Candidates and their costs, the least of all among them."""
-        members, costs = self._few_holders(match, prompt_tokens, candidates)
+        members, costs = self._few_holders(asked)
         if members:
             return members, costs
-        members = candidates.members
+        members = asked.candidates.members
         if len(members) > EVERYBODY:
-            members = self._shortlist(match, key, candidates)
-        return members, self.costs(members, match, prompt_tokens, candidates)
+            members = self._shortlist(asked)
+        return members, self._costs(members, asked)
 
-    def _shortlist(self, match: Match, key: int, candidates: Candidates, among: int = ANYBODY) -> list[Member]:
+    def _shortlist(self, asked: Question, among: int = ANYBODY) -> list[Member]:
         """Whom to compare where there are many; the prompt's home is one of them, where it is near."""
-        home = self._home(key, candidates)
-        chosen = shortlist(match, key, candidates, among)
-        return chosen if home is None else [*chosen, candidates.by_name[home]]
+        home = self._home(asked)
+        chosen = shortlist(asked.match, asked.key, asked.candidates, among)
+        return chosen if home is None else [*chosen, asked.candidates.by_name[home]]
 
     def _elsewhere(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
         """The least that somebody costs who does not hold the longest opening: idle, at the least price."""
         next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
         return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
 
-    def _few_holders(
-        self, match: Match, prompt_tokens: int, candidates: Candidates
-    ) -> tuple[list[Member], list[float]]:
+    def _few_holders(self, asked: Question) -> tuple[list[Member], list[float]]:
         """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
 
         Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order, and
         where everybody is one there is nobody else.
         """
+        match, prompt_tokens, candidates = asked.match, asked.prompt_tokens, asked.candidates
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
         if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
@@ -208,17 +218,17 @@ class CostRule:
         is_enough = holders == candidates.mask or limit < self._elsewhere(match, prompt_tokens, candidates)
         return (members, costs) if is_enough else ([], [])
 
-    def _first_home(self, tied: list[Member], key: int, candidates: Candidates) -> Member:
+    def _first_home(self, tied: list[Member], asked: Question) -> Member:
         """The key's home among all candidates; where that costs more, whoever has the highest hash with the key."""
-        home = self._home(key, candidates)
+        home, key = self._home(asked), asked.key
         for member in tied:
             if member.replica == home:
                 return member
         return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
 
-    def _home(self, key: int, candidates: Candidates) -> ReplicaId | None:
+    def _home(self, asked: Question) -> ReplicaId | None:
         """The key's home among the candidates, if one is near; a choice may ask for it twice."""
-        known = self._known_home
+        key, candidates, known = asked.key, asked.candidates, self._known_home
         if known is None or known[0] != key or known[1] is not candidates:
             known = self._known_home = key, candidates, self.ring.nearest(key, candidates.by_name)
         return known[2]
@@ -257,4 +267,4 @@ def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:
 
 def home_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:
     """What names a prompt's home: the first block that nobody holds, else its last one; of a short prompt, tier 1."""
-    return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or 0
+    return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or NO_KEY
