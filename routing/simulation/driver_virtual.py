@@ -64,13 +64,6 @@ class Replay:
         return sorted(s.first_token_s - s.arrived_s for s in self.sequences if s.first_token_s is not None)
 
 
-def quantile(ascending: SequenceOf[float], q: float) -> float | None:
-    """The smallest value that at least the share ``q`` (0 to 1) does not exceed; None of nothing."""
-    if not ascending:
-        return None
-    return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
-
-
 def replay(
     requests: Iterable[R],
     config: EngineConfig,

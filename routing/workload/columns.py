@@ -3,32 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Protocol
-
-
-class Row(Protocol):
-    """A request, as columns take it in."""
-
-    @property
-    def at_s(self) -> float:
-        """Arrival, seconds since the start."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt, >= 1."""
-        ...
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens to generate, >= 1."""
-        ...
-
-    @property
-    def hash_ids(self) -> Sequence[int]:
-        """One id for each block of the prompt, the last one perhaps partial."""
-        ...
+from collections.abc import Sequence
 
 
 class Columns:
@@ -46,14 +21,6 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.at_s)
-
-    @classmethod
-    def of(cls, requests: Iterable[Row], block_tokens: int) -> Columns:
-        """The columns of requests, ascending in time."""
-        columns = cls(block_tokens)
-        for request in requests:
-            columns.append(request.at_s, request.prompt_tokens, request.output_tokens, request.hash_ids)
-        return columns
 
     def append(self, at_s: float, prompt_tokens: int, output_tokens: int, ids: Sequence[int]) -> None:
         """Add a request: one id for each block of its prompt, the last one perhaps partial."""

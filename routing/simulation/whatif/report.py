@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routing.simulation.driver_virtual import quantile
 from routing.simulation.whatif.replay import Outcome
 from routing.workload.columns import Columns
 
@@ -54,6 +54,13 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         hit_percent = _figure(None if hit is None else 100 * hit, 7, 2)
         lines.append(f"{name:<{width}} {hit_percent} {waits} {_figure(row['load_max_over_mean'], 9, 2)}")
     return lines
+
+
+def quantile(ascending: Sequence[float], q: float) -> float | None:
+    """The smallest value that at least the share ``q`` (0 to 1) does not exceed; None of nothing."""
+    if not ascending:
+        return None
+    return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
 
 
 def _waits(ascending: Sequence[float]) -> dict[str, float | None]:

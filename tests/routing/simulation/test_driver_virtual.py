@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.simulation.driver_virtual import Replay, quantile, replay, replay_in_order
+from routing.simulation.driver_virtual import Replay, replay, replay_in_order
 from routing.simulation.engine import Engine, EngineConfig
 
 CONFIG = EngineConfig(blocks=40, block_tokens=4, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=32)
@@ -56,11 +56,6 @@ def test_nothing_gives_no_hit_rate() -> None:
     assert replay([], CONFIG, 1, lambda _row, _engines: 0).hit_rate is None
     assert replay_in_order([], 4, 10, 1) is None
     assert Replay().ttft_s() == []
-    assert quantile([], 0.5) is None
-
-
-def test_a_quantile_is_a_value_that_occurs() -> None:
-    assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.0, 0.5, 0.51, 1.0)] == [1.0, 2.0, 3.0, 4.0]
 
 
 rows = st.lists(

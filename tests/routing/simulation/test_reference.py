@@ -23,16 +23,15 @@ from routing.schema import (
     RoundRobinSettings,
     Settings,
 )
-from routing.simulation.driver_virtual import quantile, replay, replay_in_order
+from routing.simulation.driver_virtual import replay, replay_in_order
 from routing.simulation.engine import Engine, EngineConfig
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
 from routing.simulation.whatif.engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay as replay_fast
-from routing.simulation.whatif.report import report
+from routing.simulation.whatif.report import quantile, report
 from routing.simulation.whatif.routed import Routed
-from routing.workload.columns import Columns
-from routing.workload.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from routing.workload.trace import BLOCK_TOKENS, TraceRequest, read_columns, read_trace
 
 NAME = "mooncake_conversation_first30min.jsonl.gz"
 FOLDERS = (os.environ.get("WARMPATH_TRACES"), Path(__file__).parents[4] / "shared" / "traces")
@@ -122,8 +121,8 @@ ORDER: tuple[Settings, ...] = (
 
 
 @pytest.fixture(scope="module")
-def forest(trace: list[TraceRequest]) -> Forest:
-    return Forest(Columns.of(trace, BLOCK_TOKENS))
+def forest() -> Forest:
+    return Forest(read_columns(FOUND[0]))
 
 
 def told(forest: Forest, settings: Settings | None, replicas: int, blocks: int) -> dict[str, Any]:

@@ -53,4 +53,7 @@ def rows_of(plans: list[Plan]) -> list[Row]:
 
 
 def columns_of(rows: list[Row]) -> Columns:
-    return Columns.of(rows, BLOCK)
+    columns = Columns(BLOCK)
+    for row in rows:
+        columns.append(row.at_s, row.prompt_tokens, row.output_tokens, row.hash_ids)
+    return columns
