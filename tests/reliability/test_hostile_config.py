@@ -15,7 +15,7 @@ from routing.schema import load_snapshot
 from tests.pace import is_within
 from tests.reliability.fleet import fleet
 from tests.reliability.stand import soon
-from tests.routing.schema.test_damage import CONFIG, damage, sealed
+from tests.routing.schema.damage import CONFIG, damage, sealed
 
 ROUNDS = 60
 NACK_S = 5.0

@@ -9,7 +9,7 @@ from routing.core.recent import FEW, SHARE, WORTH
 from routing.core.shortlist import EVERYBODY
 from routing.core.types import Reason
 from tests.routing.building import names
-from tests.routing.core.test_cost import Fleet
+from tests.routing.core.fleet import Fleet
 
 MANY = 2 * EVERYBODY + 8
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from cryptography import x509
 
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
@@ -180,6 +181,12 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+
+    @property
+    def seen_serial(self) -> int:
+        """The serial number of the router's certificate."""
+        der = self.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return x509.load_der_x509_certificate(der).serial_number
 
     async def send(self, *pieces: bytes) -> None:
         async with asyncio.timeout(DEADLINE_S):

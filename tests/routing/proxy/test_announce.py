@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,29 +15,9 @@ from aiohttp import web
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.spool import Spool
+from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
-
-
-@asynccontextmanager
-async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
-    """Answers with these statuses, the last one for ever."""
-    heard: list[dict[str, object]] = []
-
-    async def listen(request: web.Request) -> web.Response:
-        heard.append({**await request.json(), "authorization": request.headers.get("Authorization")})
-        status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
-        return web.json_response({"desired_revision": None}, status=status)
-
-    app = web.Application()
-    app.router.add_post("/api/v1/routers/announce", listen)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/", heard
-    finally:
-        await runner.cleanup()
 
 
 async def test_it_announces_until_accepted_and_then_as_a_heartbeat(

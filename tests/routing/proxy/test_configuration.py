@@ -29,6 +29,7 @@ from routing.schema import (
 )
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.routing.proxy.harness import CHAT, Harness, config, get, post, routed
+from tests.routing.proxy.swaps import ready
 
 
 async def running_revision(harness: Harness) -> int | None:
@@ -267,15 +268,6 @@ async def test_what_was_kept_and_cannot_be_run_gives_way_to_what_can(
         await store.start(None if named is None else document(named))
     assert store.revision == expected
     assert (store.last_nack is None) == (expected == 9)
-
-
-async def ready(_: LoadedSnapshot) -> Swap:
-    """Make any configuration ready."""
-
-    async def swap() -> None:
-        return
-
-    return swap
 
 
 async def test_a_push_that_cannot_be_kept_is_not_acknowledged(replica: FakeReplica, tmp_path: Path) -> None:

@@ -9,18 +9,12 @@ from array import array
 import msgspec
 import pytest
 
-from routing.placement.decision import CandidateLoads
-from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import LowestCostSettings
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.records import record
 from tests.side_by_side import alone
-
-
-def record(name: str, blocks: array[int]) -> Record:
-    placed = ("chat", "", "", "everyday", 1, "prefix_hash", "a", "affinity")
-    return Record(name, 0.0, *placed, 100, 16, None, [blocks], CandidateLoads([]))
 
 
 def many(count: int) -> array[int]:

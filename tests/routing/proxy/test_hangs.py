@@ -15,11 +15,10 @@ from routing.schema import BreakerConfig, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import BODY, Harness, config, routed
+from tests.routing.proxy.streams import STREAM, WHOLE, Load, p99
 from tests.side_by_side import alone
 
-STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
 QUICK = BreakerConfig(stall_s=0.3, open_s=0.3, slow_start_s=0.4)
-WHOLE = b"".join(sse({"n": number}) for number in range(3))
 
 
 @dataclass
@@ -50,33 +49,6 @@ def engines(replicas: list[FakeReplica], **what: float) -> list[Engine]:
     for replica, engine in zip(replicas, made, strict=True):
         replica.script = engine
     return made
-
-
-@dataclass
-class Load:
-    """Streams at a fixed rate, each timed to its first byte; clients see no errors or this fails."""
-
-    harness: Harness
-    rate: float
-    ttft_s: list[float] = field(default_factory=list)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def run(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        for number in range(int(seconds * self.rate)):
-            await asyncio.sleep(max(0.0, begun + number / self.rate - loop.time()))
-            self.tasks.add(asyncio.create_task(self.ask()))
-
-    async def ask(self) -> None:
-        begun = time.perf_counter()
-        answer = await self.harness.chat(STREAM)
-        assert (answer.status, answer.body) == (200, WHOLE)
-        self.ttft_s.append(time.perf_counter() - begun)
-
-    async def ended(self) -> None:
-        async with asyncio.timeout(20):
-            await asyncio.gather(*self.tasks)
 
 
 async def is_out(harness: Harness, name: str = "replica-0") -> None:
@@ -220,10 +192,6 @@ async def test_streams_that_may_not_be_tried_again_wait_on(two: list[FakeReplica
         await is_out(harness)
         both[0].runs.set()
         assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
-
-
-def p99(values: list[float]) -> float:
-    return sorted(values)[int(len(values) * 0.99)]
 
 
 @alone

@@ -20,9 +20,9 @@ from routing.proxy.replicas import health
 from routing.schema import HealthCheck
 from routing.server import Server, running
 from routing.settings import read_settings
+from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import DEADLINE_S, config, routed
-from tests.routing.proxy.test_announce import control_plane
 
 SECRET_TEXT = "what the client wrote"
 

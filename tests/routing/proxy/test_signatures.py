@@ -17,8 +17,8 @@ from routing.proxy.configuration.signatures import SKEW_S, Signatures
 from routing.proxy.configuration.store import ConfigStore, NackError, Source
 from routing.schema import ConfigError, RouterConfig, dump_snapshot, key_id, load_snapshot, sign_document
 from routing.settings import SettingsError, read_settings
-from tests.routing.proxy.test_configuration import ready
-from tests.routing.schema.test_damage import CONFIG
+from tests.routing.proxy.swaps import ready
+from tests.routing.schema.damage import CONFIG
 
 NOW = 1_900_000_000
 HOUR_S = 3600

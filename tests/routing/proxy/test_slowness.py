@@ -15,7 +15,7 @@ from routing.schema import BreakerConfig
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
-from tests.routing.proxy.test_hangs import WHOLE, Load, p99
+from tests.routing.proxy.streams import WHOLE, Load, p99
 
 SOONER = BreakerConfig(stall_s=1.0, open_s=0.4, slow_start_s=0.5)
 FOUND_S = 5.0  # (R8)

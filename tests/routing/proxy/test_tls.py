@@ -12,7 +12,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cryptography import x509
 
 from routing.proxy.sockets.tls import Tls, TlsError, TlsFiles
 from routing.schema import HealthCheck, Limits
@@ -29,7 +28,7 @@ from tests.fakes.replica import (
     resetting,
     sse,
 )
-from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, post, routed
+from tests.routing.proxy.harness import BODY, CHAT, config, connect, post, routed
 
 LARGE = b'{"text":"' + b"x" * 3_000_000 + b'"}'
 
@@ -41,12 +40,6 @@ def authority(tmp_path: Path) -> Authority:
 
 def files(certificate: Certificate, ca: Path | None = None) -> TlsFiles:
     return TlsFiles(str(certificate.path), str(certificate.key), str(ca) if ca else None)
-
-
-def seen(client: RawClient) -> int:
-    """The serial number of the certificate that a client sees."""
-    der = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    return x509.load_der_x509_certificate(der).serial_number
 
 
 # --- clients ---
@@ -169,10 +162,10 @@ async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
             async with harness.connect(authority.client()) as client:
                 await client.send(post(CHAT))
                 assert (await client.answer()).status == 200
-                serials.append(seen(client))
+                serials.append(client.seen_serial)
         await early.send(post(CHAT))
         assert (await early.answer()).status == 200
-        assert seen(early) == first.serial
+        assert early.seen_serial == first.serial
     second, *later = serials
     assert first.serial != second
     assert later == [second, second]
@@ -189,11 +182,11 @@ async def test_the_admin_port_has_a_certificate_of_its_own_which_is_renewed_too(
         assert (await harness.admin("GET", "/admin/config", ssl=context, headers=headers))[0] == 200
         assert (await harness.admin("GET", "/admin/config", ssl=context))[0] == 401, "a certificate is no token"
         async with connect(port, authority.client()) as client:
-            assert seen(client) == first.serial
+            assert client.seen_serial == first.serial
         second = authority.issue("admin")
         harness.server.reload()
         async with connect(port, authority.client()) as client:
-            assert seen(client) == second.serial
+            assert client.seen_serial == second.serial
         with pytest.raises(aiohttp.ClientError):
             await harness.http.get(url.replace("https", "http") + "/healthz")
         with pytest.raises(aiohttp.ClientError):

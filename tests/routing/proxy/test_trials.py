@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from routing.proxy.metrics import metrics
-from routing.schema import LeastLoadSettings, PrefixHashSettings, RouterConfig, Trial
+from routing.schema import LeastLoadSettings
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import Answer, Harness, config, get, routed
 from tests.routing.proxy.scraped import samples
+from tests.routing.proxy.trials import HISTOGRAM, body, trying
 
 USAGE = b'{"usage":{"prompt_tokens":33,"prompt_tokens_details":{"cached_tokens":16}}}'
-HISTOGRAM = "warmpath_router_policy_ttft_seconds"
 IN_FORCE, TRIED = "1", "2"
 PROMPTS = 20
-
-
-def trying(replicas: list[FakeReplica], share: float = 0.5, **trial: Any) -> RouterConfig:
-    whole = config(replicas, settings=PrefixHashSettings())
-    tried = Trial(revision=2, settings=LeastLoadSettings(), share=share, **trial)
-    pool = whole.pools[0]
-    return replace(whole, pools=(replace(pool, policy=replace(pool.policy, trial=tried)),))
-
-
-def body(number: int) -> bytes:
-    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": f"Prompt {number}."}]}).encode()
 
 
 async def all_asked(harness: Harness) -> list[Answer]:

@@ -21,10 +21,10 @@ from routing.schema import (
     TaskGroupConfig,
     WarmUp,
 )
+from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.scraped import samples
-from tests.routing.proxy.test_announce import control_plane
 from tests.routing.proxy.warm_ups import (
     CANARY,
     OPENINGS,

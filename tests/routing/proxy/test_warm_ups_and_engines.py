@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from routing.schema import RouterConfig, WarmUp
 from tests.routing.proxy.harness import Harness, routed
-from tests.routing.proxy.test_warm_ups import joined, opening, row, warming
+from tests.routing.proxy.warm_ups import joined, opening, row, warming
 from tests.routing.simulation.standin.replica_process import replica_process
 
 OPENINGS = 16

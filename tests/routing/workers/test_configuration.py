@@ -16,9 +16,8 @@ from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS
 from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config
-from tests.routing.workers.harness import Process, loaded, serving, worker_of
+from tests.routing.workers.harness import EXPLAIN, Process, loaded, serving, worker_of
 
-EXPLAIN = {"path": "/v1/completions", "body": {"prompt": "Say something."}}
 USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
 
 

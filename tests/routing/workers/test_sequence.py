@@ -11,7 +11,7 @@ import pytest
 from routing.proxy.decisions.ring import DecisionRing
 from routing.workers import sequence as module
 from routing.workers.sequence import KeptBook, Sequence
-from tests.routing.proxy.test_decisions import record
+from tests.routing.proxy.records import record
 
 
 class Book:

@@ -16,8 +16,7 @@ from routing.workers.board import COLUMNS, Board, assign_columns
 from routing.workers.shared_loads import SharedLoads
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
 from tests.routing.proxy.harness import CHAT, config, connect, post
-from tests.routing.workers.harness import Process, serving
-from tests.routing.workers.test_configuration import EXPLAIN
+from tests.routing.workers.harness import EXPLAIN, Process, serving
 
 A, B = ReplicaId("a"), ReplicaId("b")
 

@@ -11,7 +11,6 @@ from tests.fakes.certificates import Authority
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, connect, post
 from tests.routing.proxy.harness import config as configured
-from tests.routing.proxy.test_tls import seen
 from tests.routing.workers.harness import Process, serving
 
 
@@ -22,7 +21,7 @@ async def serials(router: Process, authority: Authority) -> set[int]:
         async with connect(router.port, authority.client()) as client:
             await client.send(post(CHAT))
             assert (await client.answer()).status == 200
-            found.add(seen(client))
+            found.add(client.seen_serial)
     return found
 
 

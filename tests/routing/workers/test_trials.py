@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.scraped import samples
-from tests.routing.proxy.test_trials import HISTOGRAM, body, trying
+from tests.routing.proxy.trials import HISTOGRAM, body, trying
 from tests.routing.workers.harness import serving
 
 PROMPTS, TURNS = 6, 8

@@ -11,7 +11,7 @@ from routing.schema import WarmUp
 from routing.workers.view import merged_rows
 from tests.fakes.replica import FakeReplica, fake_replicas
 from tests.routing.proxy.scraped import samples
-from tests.routing.proxy.test_warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming
+from tests.routing.proxy.warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming
 from tests.routing.workers.harness import serving
 
 TURNS = 24  # so that whichever worker an opening is of meets it twice

@@ -17,8 +17,8 @@ from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
 from tests.routing.proxy.corpus.answers import VECTORS, Fate
-from tests.routing.proxy.corpus.test_boundaries import Wire
-from tests.routing.proxy.corpus.test_mutations import ROUNDS, damaged
+from tests.routing.proxy.corpus.damage import ROUNDS, damaged
+from tests.routing.proxy.corpus.listening import Wire
 
 pytestmark = pytest.mark.plain_python(reason="Their link is of a class of their own.")
 

@@ -1,0 +1,29 @@
+"""The control plane as a router announces itself to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+
+@asynccontextmanager
+async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+    """Answers with these statuses, the last one for ever."""
+    heard: list[dict[str, object]] = []
+
+    async def listen(request: web.Request) -> web.Response:
+        heard.append({**await request.json(), "authorization": request.headers.get("Authorization")})
+        status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+        return web.json_response({"desired_revision": None}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/api/v1/routers/announce", listen)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/", heard
+    finally:
+        await runner.cleanup()
