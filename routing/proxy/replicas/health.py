@@ -27,6 +27,7 @@ from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.proxy.loop.lasting import Loop, keep_going
 from routing.proxy.replicas import held_adapters
+from routing.proxy.replicas.asking import asked
 from routing.proxy.replicas.link import Address
 from routing.proxy.sockets.tls import reason_of
 from routing.schema import HealthCheck
@@ -186,14 +187,9 @@ def _silence(check: HealthCheck) -> str:
 
 
 async def _ask(address: Address, path: str) -> int:
-    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.ssl_context)
-    try:
-        request = b"GET %b%b HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n\r\n"
-        writer.write(request % (address.base, path.encode(), address.host_header, address.authorization))
-        status_line = await reader.readuntil(b"\r\n")
-        version, status, *_ = status_line.split(maxsplit=2)
-        if not version.startswith(b"HTTP/1."):
-            raise ValueError("not HTTP")
-        return int(status)
-    finally:
-        writer.transport.abort()
+    """The status of the answer; ValueError if it is not HTTP."""
+    async with asked(address, path) as answer:
+        version, status, *_ = (await answer.readuntil(b"\r\n")).split(maxsplit=2)  # too few are a ValueError
+    if not version.startswith(b"HTTP/1."):
+        raise ValueError("not HTTP")
+    return int(status)

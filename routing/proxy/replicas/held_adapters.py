@@ -12,6 +12,7 @@ import re
 import msgspec
 from msgspec import Struct
 
+from routing.proxy.replicas.asking import asked
 from routing.proxy.replicas.link import Address
 
 EVERY = 5  # health checks between two questions
@@ -43,15 +44,10 @@ async def held_adapters(address: Address, names: frozenset[str], timeout_s: floa
 
 async def _ask(address: Address) -> bytes:
     """The body of the answer; ValueError if it is none of 200 with a length."""
-    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.ssl_context)
-    try:
-        request = b"GET %b/v1/models HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n\r\n"
-        writer.write(request % (address.base, address.host_header, address.authorization))
-        head = await reader.readuntil(b"\r\n\r\n")
+    async with asked(address, "/v1/models") as answer:
+        head = await answer.readuntil(b"\r\n\r\n")
         _, status, *_ = head.split(maxsplit=2)  # too few are a ValueError
         length = _length(head)
         if length is None or status != b"200" or int(length[1]) > MAX_BYTES:
             raise ValueError("no list of models")
-        return await reader.readexactly(int(length[1]))
-    finally:
-        writer.transport.abort()
+        return await answer.readexactly(int(length[1]))
