@@ -126,10 +126,8 @@ def from_environment(environ: Mapping[str, str], name: str) -> str | None:
         raise SettingsError(f"{name}_FILE: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{name}_FILE: {path} is no text in UTF-8") from None
-    if not value:
-        raise SettingsError(
-            f"{name}_FILE: {path} is empty"
-        )  # as a secret is that has not arrived: nothing opens for it
+    if not value:  # as where a secret has not arrived: nothing opens for it
+        raise SettingsError(f"{name}_FILE: {path} is empty")
     return value
 
 

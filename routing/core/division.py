@@ -17,8 +17,9 @@ from typing import Final, TypeVar
 
 from routing.core.types import ReplicaId
 
-GAIN: Final = 0.75  # replicas that a share must be above its number to gain one, so most of a fraction is rounded off:
-LOSE: Final = 0.5  # what is shared hits, and the others are most of the prefill; and below its number, to lose one
+# Most of a fraction is rounded off, for what is shared hits, and the others are most of the prefill.
+GAIN: Final = 0.75  # replicas that a share must be above its number to gain one
+LOSE: Final = 0.5  # replicas that it must be below its number to lose one
 FEW: Final = 0.1  # replicas' worth of traffic below which nobody needs any of its own
 
 K = TypeVar("K", bound=Hashable)

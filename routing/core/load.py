@@ -32,7 +32,6 @@ from routing.core.types import ReplicaId
 
 JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
 ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
-
 RECENT_S: Final = 120.0  # after which a request counts half in ``recent``
 MOST_WEIGHT: Final = 1e100  # of a new request, above which all are counted anew
 MOST_HALVINGS: Final = 1000.0  # nobody remembers longer, and no float holds more

@@ -11,7 +11,7 @@ from typing import Final
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
 
-FIRST_SHARE: Final = 0.25  # of its weight (ALGORITHMS: failure rules)
+FIRST_SHARE: Final = 0.25  # of its weight
 STEPS: Final = 12
 
 

@@ -159,9 +159,8 @@ def _guard(token: str | None) -> Any:
             return _json({"error": "without a token this port is http://localhost or a loopback address"}, status=403)
         if token is not None and not _has_token(request, token):
             return _json({"error": "unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
-        if (
-            request.headers.get("Content-Encoding", "identity") != "identity"
-        ):  # a small one may hold requests up for long
+        # A small body that is large inside would hold requests up for long.
+        if request.headers.get("Content-Encoding", "identity") != "identity":
             return _json({"error": "compressed bodies are not taken"}, status=415)
         return await handler(request)
 

@@ -26,9 +26,8 @@ HOP_BY_HOP: Final = frozenset(
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
 _NOT_FOR_CLIENTS: Final = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
 _NOT_FOR_CLIENTS_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
-_READ: Final = frozenset(
-    {b"authorization", b"content-encoding", b"x-priority", b"x-session-id", b"x-task-group"}
-)  # ours to read, and to pass on
+# Ours to read, and to pass on.
+_READ: Final = frozenset({b"authorization", b"content-encoding", b"x-priority", b"x-session-id", b"x-task-group"})
 _SPECIAL: Final = HOP_BY_HOP | _REPLACED | _READ | _NOT_FOR_CLIENTS
 _CREDENTIALS: Final = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NAMES_KNOWN: Final = 1000  # header names whose treatment is remembered

@@ -107,9 +107,8 @@ async def _announce(
             answer = await _short_json(response)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
         return type(error).__name__
-    if isinstance(answer, dict) and answer.get("events_taken") == len(
-        happened
-    ):  # one of before it knew events took none
+    # A control plane that does not say so is older than events, and took none.
+    if isinstance(answer, dict) and answer.get("events_taken") == len(happened):
         spool.taken(happened)
     return None
 

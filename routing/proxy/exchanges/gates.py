@@ -20,6 +20,12 @@ from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
 
 GateKey = tuple[str, str]  # pool, and task group or "" for the pool's own
 
+_SAID: Final = {
+    Refused.FULL: "too many requests are waiting already",
+    Refused.DISPLACED: "more urgent requests are waiting",
+    Refused.TIMEOUT: "the request has waited for too long",
+}
+
 
 class Guest(Protocol):
     """Who wants to be sent to a replica."""
@@ -84,13 +90,6 @@ class Passage:
     def _tell(self, refusal: RefusalError) -> None:
         if self._guest is not None:
             self._guest.not_admitted(refusal)
-
-
-_SAID: Final = {
-    Refused.FULL: "too many requests are waiting already",
-    Refused.DISPLACED: "more urgent requests are waiting",
-    Refused.TIMEOUT: "the request has waited for too long",
-}
 
 
 class Gates:

@@ -11,9 +11,8 @@ from typing import Final
 EDGES: Final = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
 _LABELS: Final = [repr(edge) for edge in EDGES]
 PLAIN_EDGES: Final = EDGES[28::14]  # seconds, 4 ms to 7 minutes, each about twice the one before
-_PLAIN_BUCKETS: Final = [
-    bisect_left(PLAIN_EDGES, edge) for edge in (*EDGES, float("inf"))
-]  # by the bucket among ``EDGES``
+# By the bucket among ``EDGES``.
+_PLAIN_BUCKETS: Final = [bisect_left(PLAIN_EDGES, edge) for edge in (*EDGES, float("inf"))]
 
 
 def bucket_of(seconds: float) -> int:

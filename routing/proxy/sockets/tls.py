@@ -84,9 +84,8 @@ def reason_of(error: OSError) -> str:
 def _listening(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= (
-        ssl.OP_NO_RENEGOTIATION
-    )  # handshakes are dear, and a client gets one; OpenSSL 1.1 gives it any number
+    # Handshakes are dear, and a client gets one; OpenSSL 1.1 would give it any number.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     _load(context, files)
     return context

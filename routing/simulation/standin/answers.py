@@ -13,6 +13,7 @@ from routing.simulation.standin.text import token_ids
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-standin"
 DONE = b"data: [DONE]\n\n"
+_COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")  # of a usage object, beside its details
 
 _encode = msgspec.json.encode
 
@@ -38,10 +39,7 @@ def stream_usage(generation: Generation) -> dict[str, Any]:
     """The usage object of a stream's last chunk: without the fields that are null."""
     whole = usage(generation)
     details = {name: value for name, value in whole["prompt_tokens_details"].items() if value is not None}
-    return {**{name: whole[name] for name in RUNNING_USAGE}, "prompt_tokens_details": details}
-
-
-RUNNING_USAGE = ("prompt_tokens", "total_tokens", "completion_tokens")
+    return {**{name: whole[name] for name in _COUNTS}, "prompt_tokens_details": details}
 
 
 def whole_answer(generation: Generation, answer_id: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What the stand-in refuses, in vLLM's words and shapes (VLLM 0.32.0: 400 and 404, never 422)."""
+"""What the stand-in refuses, in vLLM's words and shapes (vLLM 0.32.0: 400 and 404, never 422)."""
 
 from __future__ import annotations
 

@@ -23,9 +23,8 @@ class Row:
         return self.hash_ids[: self.prompt_tokens // BLOCK]
 
 
-Plan = tuple[
-    int, tuple[int, ...], int, int
-]  # ticks since the one before; a symbol for each block; tokens in the last; output
+# Ticks since the one before; a symbol for each block; tokens in the last; output.
+Plan = tuple[int, tuple[int, ...], int, int]
 
 plans = st.lists(
     st.tuples(

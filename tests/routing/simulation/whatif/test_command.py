@@ -95,9 +95,8 @@ def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str
 def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
     slow, fast = (json.loads(run(time_scale=scale, json=True)[1]) for scale in (1, 2))
 
-    assert slow["ended_s"] - fast["ended_s"] == pytest.approx(
-        45, rel=0.01
-    )  # row 4 comes half a gap after row 3, at 90 s
+    # Row 4 comes half a gap after row 3, at 90 s.
+    assert slow["ended_s"] - fast["ended_s"] == pytest.approx(45, rel=0.01)
 
 
 @pytest.mark.parametrize(
