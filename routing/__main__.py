@@ -11,7 +11,7 @@ from routing import signals
 COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
     "replica": ("routing.simulation.standin.server", "pretend to be a vLLM replica"),
-    "play": ("routing.workload.player", "send traffic through a router and measure what a client sees"),
+    "play": ("routing.workload.command", "send traffic through a router and measure what a client sees"),
     "simulate": ("routing.simulation.whatif.command", "replay a trace over modelled replicas under a policy"),
 }
 

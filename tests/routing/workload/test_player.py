@@ -19,9 +19,10 @@ from aiohttp import web
 
 from routing.workload import player as player_module
 from routing.workload.client import ChatClient
+from routing.workload.command import main
 from routing.workload.job import Job
 from routing.workload.mix import Mix
-from routing.workload.player import Limits, Player, main
+from routing.workload.player import Limits, Player
 from routing.workload.tally import Durations, Tally, one_line, total
 from tests.routing.simulation.standin.replica_process import replica_process
 
@@ -254,7 +255,7 @@ async def test_a_count_of_requests_ends_an_endless_workload() -> None:
 def test_its_figures_are_the_replicas_own(tmp_path: Path) -> None:
     with replica_process("--prefill-rate", "1000000", "--step-s", "0.0005") as replica:
         url = f"http://127.0.0.1:{replica.port}"
-        command = [sys.executable, "-m", "routing.workload.player", "--router", url, "--mix", "2", "--rate", "40"]
+        command = [sys.executable, "-m", "routing.workload.command", "--router", url, "--mix", "2", "--rate", "40"]
         report_file = tmp_path / "report.json"
         done = subprocess.run(
             [*command, "--requests", "60", "--report", str(report_file)], timeout=60, capture_output=True, check=True
