@@ -65,7 +65,6 @@ class ApiKey(Frozen, frozen=True):
         ]
         | None
     ) = None
-
     expires_at: (
         Annotated[
             int,

@@ -12,7 +12,6 @@ from routing.schema.base import Frozen
 Host = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
 
-
 Choices = Annotated[Amount | None, Meta(description="Choices a prompt, best_of included.", extra={"unit": "choices"})]
 Length = Annotated[
     Amount | None,

@@ -26,9 +26,8 @@ from routing.workload.job import Job
 from routing.workload.words import tokens_of_text
 
 DEFAULT_RATE = 5.0  # requests/s of all groups
-LEAD_IN_S = (
-    300.0  # sessions begun so long before the start are already going on: the rate is right from the first second
-)
+# Sessions begun so long before the start are already going on: the rate is right from the first second.
+LEAD_IN_S = 300.0
 CHAT_SCALE = 4
 TEAMS = 12  # coding assistants, each with its own tools
 TOOLS_PER_TEAM = 24

@@ -34,6 +34,14 @@ from routing.simulation.standin.text import bytes_of, count_tokens, render_chat,
 
 LARGEST_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
+_ALLOWED = {  # what vLLM says of any model
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+}
 
 
 def json_answer(value: object) -> web.Response:
@@ -123,23 +131,11 @@ async def models(request: web.Request) -> web.Response:
     """``GET /v1/models``."""
     settings = request.app[replica_key].settings
     created = int(time.time())
-    allowed = dict.fromkeys(
-        (
-            "allow_create_engine",
-            "allow_sampling",
-            "allow_logprobs",
-            "allow_search_indices",
-            "allow_view",
-            "allow_fine_tuning",
-        ),
-        False,
-    )
-    allowed |= dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
         "object": "model_permission",
         "created": created,
-        **allowed,
+        **_ALLOWED,
         "organization": "*",
         "group": None,
         "is_blocking": False,
