@@ -30,7 +30,7 @@ class Run:
     @classmethod
     def of(cls, hashes: Chain, mask: int) -> Run:
         """A run of these blocks, at least one."""
-        return cls(hashes, hashes[-1], len(hashes), mask)
+        return Run(hashes, hashes[-1], len(hashes), mask)
 
 
 class Runs:

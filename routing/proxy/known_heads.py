@@ -19,27 +19,14 @@ H = TypeVar("H")
 
 
 class KnownHead(Generic[H]):
-    """What was found out about a head, and its bytes on both sides of the digits."""
+    """What was found out about a head, and how it is laid out."""
 
-    __slots__ = ("_before", "_behind", "head", "is_current")
+    __slots__ = ("at", "head", "size")
 
-    def __init__(self, before: bytes, behind: bytes, head: H) -> None:
-        self._before = before
-        self._behind = behind  # to the end of the head
+    def __init__(self, head: H, at: int, size: int) -> None:
         self.head = head
-        self.is_current = True  # what is allowed has not changed since
-
-    def body(self, data: bytes) -> bytes | None:
-        """The body of one whole message with this head; None for anything else."""
-        room = len(data) - len(self._before) - len(self._behind)  # of the digits and what they count
-        length = room - len(b"%d" % room)
-        digits = b"%d" % length
-        if len(digits) + length < room:  # with the digits of the room there was one too many
-            length += 1
-            digits = b"%d" % length
-        begins = self._before + digits + self._behind
-        end = len(begins)
-        return data[end:] if data[:end] == begins and len(data) - end == length else None
+        self.at = at  # where the digits begin
+        self.size = size  # bytes of the whole head without them
 
 
 class KnownHeads(Generic[H]):
@@ -56,35 +43,49 @@ class KnownHeads(Generic[H]):
     def find(self, data: bytes, latest: KnownHead[H] | None = None) -> tuple[KnownHead[H], bytes] | None:
         """The head and the body of a whole message whose head is known; None for anything else.
 
-        ``latest``: what the last message on the same connection had, which most have again.
+        ``latest``: what the last message on the same connection had.
         """
-        if latest is not None and latest.is_current and (body := latest.body(data)) is not None:
-            return latest, body
-        end = data.find(b"\r\n\r\n")
+        alike = None if latest is None else self._alike(data, latest)
+        return self._searched(data) if alike is None else alike
+
+    def _alike(self, data: bytes, latest: KnownHead[H]) -> tuple[KnownHead[H], bytes] | None:
+        """The same, if the head is laid out as the one before."""
+        room = len(data) - latest.size  # of the digits and what they count
+        length = room - len(b"%d" % room)
+        digits = b"%d" % length
+        if len(digits) + length < room:  # the room has one digit more
+            length += 1
+            digits = b"%d" % length
+        at, stop, end = latest.at, latest.at + len(digits), latest.size + len(digits)
+        if length < 0 or end + length != len(data) or data[at:stop] != digits:
+            return None
+        known = self._known.get(data[:at] + data[stop:end])
+        return None if known is None or known.at != at else (known, data[end:])
+
+    def _searched(self, data: bytes) -> tuple[KnownHead[H], bytes] | None:
+        end = data.find(b"\r\n\r\n") + 4
         at = data.find(b"ength: ", 0, end) + 7
-        if end < 0 or at < 7:
+        if end < 4 or at < 7:
             return None
         stop = data.find(b"\r\n", at)
         known = self._known.get(data[:at] + data[stop:end])
-        if known is None or data[at:stop] != b"%d" % (len(data) - end - 4):
+        if known is None or data[at:stop] != b"%d" % (len(data) - end):
             return None
-        return known, data[end + 4 :]
+        return known, data[end:]
 
     def learn(self, data: bytes, head: H, length: int) -> None:
         """Remember the head of ``data``, which the parser took for one whole message with ``length`` bytes of body."""
-        end = data.find(b"\r\n\r\n")
+        end = data.find(b"\r\n\r\n") + 4
         at = data.find(b"ength: ", 0, end) + 7
-        if not 7 <= at <= end <= MAX_HEAD_BYTES or data[at - len(LENGTH) : at].lower() != LENGTH:
+        if not 7 <= at < end <= MAX_HEAD_BYTES or data[at - len(LENGTH) : at].lower() != LENGTH:
             return
         stop = data.find(b"\r\n", at)
-        if not data[at:stop].isdigit() or len(data) - end - 4 != length:
+        if not data[at:stop].isdigit() or len(data) - end != length:
             return
         if len(self._known) >= MAX_HEADS:
-            self.forget()
-        self._known[data[:at] + data[stop:end]] = KnownHead(data[:at], data[stop : end + 4], head)
+            self._known.clear()
+        self._known[data[:at] + data[stop:end]] = KnownHead(head, at, end - stop + at)
 
     def forget(self) -> None:
         """Forget all, because what is allowed has changed."""
-        for known in self._known.values():
-            known.is_current = False
         self._known.clear()

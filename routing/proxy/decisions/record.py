@@ -102,7 +102,7 @@ class Record:
         """What is known when a request is placed; ``weighed``: with what the strategy made of each candidate."""
         route, target, choice = decision.route, decision.target, decision.choice
         policy, replica = route.policy, target.replica
-        return cls(
+        return Record(
             request_id,
             time.time(),
             route.pool,

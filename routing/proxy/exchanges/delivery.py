@@ -48,7 +48,8 @@ class Delivery:
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
         answer = self._answer
-        lines, self._frame, self._keep_alive = outgoing(answer, http11=request.head.http11, keep_alive=keep_alive)
+        whole, http11 = len(data) if last else None, request.head.http11
+        lines, self._frame, self._keep_alive = outgoing(answer, whole, http11=http11, keep_alive=keep_alive)
         if record.arm is not None:
             lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
         if self._said is None:

@@ -44,25 +44,13 @@ class AnswerHead:
 
     __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line")
 
-    def __init__(
-        self,
-        status: int,
-        status_line: bytes,
-        lines: bytes = b"",
-        framing: Framing = CLOSE,
-        length: bytes = b"",
-        is_stream: bool = False,
-    ) -> None:
+    def __init__(self, status: int, status_line: bytes) -> None:
         self.status = status
         self.status_line = status_line
-        self.lines = lines  # its headers, each with its CRLF
-        self.framing = framing
-        self.length = length
-        self.is_stream = is_stream  # server-sent events
-
-    def with_length(self, length: int) -> AnswerHead:
-        """The same head before another body."""
-        return AnswerHead(self.status, self.status_line, self.lines, self.framing, b"%d" % length, self.is_stream)
+        self.lines = b""  # its headers, each with its CRLF
+        self.framing = CLOSE
+        self.length = b""  # as it was said; where the head was known, of another answer
+        self.is_stream = False  # server-sent events
 
 
 def read_answer(
@@ -142,10 +130,16 @@ def chunk_start(data: bytes) -> int:
     return 0
 
 
-def outgoing(answer: AnswerHead, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:
-    """How an answer goes out: the framing's header lines, the framing of its bytes, whether the connection lives on."""
-    framing, frame = answer.framing, plain
-    lines = b"Content-Length: %b\r\n" % answer.length if answer.length and framing is not CHUNKED else b""
+def outgoing(answer: AnswerHead, whole: int | None, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:
+    """How an answer goes out: the framing's header lines, the framing of its bytes, whether the connection lives on.
+
+    ``whole``: bytes of the body, where all of it is here.
+    """
+    framing, frame, lines = answer.framing, plain, b""
+    if whole is not None and framing is LENGTH:
+        lines = b"Content-Length: %d\r\n" % whole
+    elif answer.length and framing is not CHUNKED:
+        lines = b"Content-Length: %b\r\n" % answer.length
     if framing is CHUNKED and http11:
         lines, frame = b"Transfer-Encoding: chunked\r\n", chunked
     elif framing is CLOSE or framing is CHUNKED:

@@ -271,9 +271,8 @@ class Upstream(asyncio.Protocol):
         is_fresh = self._answer is None and not (self._head_bytes or self._bodyless)
         if is_fresh and (found := self._known_heads.find(data, self._known)) is not None:
             self._known, body = found
-            answer = self._known.head.with_length(len(body))
             self._end()
-            listener.answer_arrived(answer, body, True)
+            listener.answer_arrived(self._known.head, body, True)
             return
         try:
             self._parser.feed_data(data)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.proxy.known_heads import MAX_HEADS, KnownHeads
+from routing.proxy.known_heads import MAX_HEADS, KnownHead, KnownHeads
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 
@@ -32,7 +32,7 @@ def found_in(heads: KnownHeads[object], data: bytes) -> tuple[object, bytes] | N
 def by_all_ways(data: bytes) -> list[tuple[object, bytes]]:
     """What is found by looking it up, and what by the head that the connection had last."""
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or (None, b"")
+    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     ways = (heads.find(data), heads.find(data, latest))
     return [(known.head, body) for known, body in filter(None, ways)]
 
@@ -42,29 +42,38 @@ def test_the_same_head_before_another_body_is_recognised(body: bytes) -> None:
     assert found_in(taught(), message(b"%d" % len(body), body)) == (KNOWN, body)
 
 
-def test_so_it_is_by_the_connection_that_had_it_last() -> None:
-    latest, _ = taught().find(message(b"5", b"hello")) or (None, b"")
-    assert latest is not None
+def test_one_that_is_laid_out_as_the_connections_last_is_found_by_that_alone() -> None:
+    heads = taught()
+    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
 
     for length in (*range(1_020), *range(9_990, 10_020), *range(99_995, 100_010)):
         data = message(b"%d" % length, b"x" * length)
-        assert latest.body(data) == b"x" * length
-        assert latest.body(data + b"y") is None
-        assert length == 0 or latest.body(data[:-1]) is None
+        assert heads._alike(data, latest) == (latest, b"x" * length)
+        assert heads._alike(data + b"y", latest) is None
+        assert length == 0 or heads._alike(data[:-1], latest) is None
+
+
+def test_a_length_at_the_same_place_of_another_head_is_not_taken_for_one_where_it_stands() -> None:
+    heads = KnownHeads[object]()
+    heads.learn(b"A /x\r\nX: 55\r\nContent-Length: 5\r\n\r\nhello", KNOWN, 5)
+    shifted = b"A /x\r\nX: 5"
+    latest = KnownHead(KNOWN, len(shifted), len(shifted) + len(b"\r\nContent-Length: 5\r\n\r\n"))
+
+    assert heads.find(b"A /x\r\nX: 55\r\nContent-Length: 5\r\n\r\nhello", latest) is not None
+    assert heads.find(b"A /x\r\nX: 55\r\nContent-Length: 7\r\n\r\nhello", latest) is None
 
 
 def test_what_a_connection_had_last_is_forgotten_with_the_rest() -> None:
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or (None, b"")
+    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     heads.forget()
 
-    assert latest is not None
     assert heads.find(message(b"5", b"hello"), latest) is None
 
 
 def test_another_head_than_the_connections_last_is_found_too() -> None:
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or (None, b"")
+    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     other = message(b"5", b"hello").replace(b"Host: h", b"Host: i")
     heads.learn(other, KNOWN, 5)
 
