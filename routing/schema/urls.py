@@ -1,4 +1,4 @@
-"""What a replica's base URL may be."""
+"""What a base URL may be: a replica's, or the control plane's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _host = re.compile(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.]+$")
 
 
 def check_base_url(url: str, path: str = "url") -> None:
-    """A replica's base URL: http or https, a host, nothing after the path; ConfigError names ``path``."""
+    """A base URL: http or https, a host, nothing after the path; ConfigError names ``path``."""
     try:
         parts = urlsplit(url)
         port = parts.port

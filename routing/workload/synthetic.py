@@ -44,9 +44,8 @@ def chat(requests: int, seed: int, rate: float = CHAT_RATE) -> Columns:
     rng = random.Random(f"{seed} chat")  # noqa: S311 -- traffic, not secrets
     columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
     system = blocks.fresh(1)
-    pending: list[
-        tuple[float, int, int, array[int]]
-    ] = []  # heap of (time, number, tokens so far, ids of their whole blocks)
+    # A heap of (time, number, tokens so far, ids of their whole blocks).
+    pending: list[tuple[float, int, int, array[int]]] = []
     opening_s = 0.0
     for number in range(requests):
         if not pending or opening_s < pending[0][0]:

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from routing.proxy.admin.view import View
-from routing.proxy.control_plane.spool import Spool
+from routing.proxy.control_plane.spool import Happening, Spool
 from routing.proxy.log import event
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,27 @@ async def _announce(
     session: aiohttp.ClientSession, url: str, router: View, what: Announcement, spool: Spool
 ) -> str | None:
     """Say it once; why it was not accepted, or None if it was."""
-    applied, happened = router.store.applied, spool.oldest(MOST_EVENTS)
-    body: dict[str, Any] = {
+    happened = spool.oldest(MOST_EVENTS)
+    body = _body(router, what, happened)
+    try:
+        for name in ("admin_url", "data_url"):
+            body[name] = await reachable(body[name], what.control_plane_url)
+        async with session.post(url, json=body, allow_redirects=False) as response:
+            if response.status != 200:
+                return f"status {response.status}"
+            answer = await _short_json(response)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
+        return type(error).__name__
+    # A control plane that does not say so is older than events, and took none.
+    if isinstance(answer, dict) and answer.get("events_taken") == len(happened):
+        spool.taken(happened)
+    return None
+
+
+def _body(router: View, what: Announcement, happened: list[Happening]) -> dict[str, Any]:
+    """What is said."""
+    applied, warming = router.store.applied, router.warming
+    body = {
         "name": router.name,
         "boot": router.boot,
         "version": what.version,
@@ -96,21 +115,7 @@ async def _announce(
         "sent_at": time.time(),  # by which the control plane knows how our clock goes
         "events": msgspec.to_builtins(happened),
     }
-    if warming := router.warming:
-        body["warming"] = warming
-    try:
-        for name in ("admin_url", "data_url"):
-            body[name] = await reachable(str(body[name]), what.control_plane_url)
-        async with session.post(url, json=body, allow_redirects=False) as response:
-            if response.status != 200:
-                return f"status {response.status}"
-            answer = await _short_json(response)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last one of a host, or of the token
-        return type(error).__name__
-    # A control plane that does not say so is older than events, and took none.
-    if isinstance(answer, dict) and answer.get("events_taken") == len(happened):
-        spool.taken(happened)
-    return None
+    return body | {"warming": warming} if warming else body
 
 
 async def _short_json(response: aiohttp.ClientResponse) -> Any:

@@ -6,11 +6,11 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from routing.core.prompt import BYTES_PER_TOKEN
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, OpeningSettings, Settings
 from routing.workload.columns import Columns
 
-TOKEN_BYTES = 4  # of text, as the router estimates
 TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
 
 _PIECE = 65_536  # ids that are spread at once
@@ -105,4 +105,4 @@ def tier1_depth(settings: Settings, block_tokens: int) -> int:
         return 1
     if settings.boundary in {Boundary.MESSAGES, Boundary.MARKER}:
         raise NotInTracesError(f"boundary {settings.boundary}: a trace has no text; use bytes with boundary_bytes")
-    return -(-settings.boundary_bytes // (block_tokens * TOKEN_BYTES))
+    return -(-settings.boundary_bytes // (block_tokens * BYTES_PER_TOKEN))
