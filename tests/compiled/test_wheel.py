@@ -11,7 +11,7 @@ import pytest
 
 from routing import __version__
 from tests.compiled.package import DIST, ROOT, named_modules, runs_compiled
-from tests.contracts.documents.test_commands import shown
+from tests.contracts.documents.reading import shown
 from tests.fakes.replica import fake_replicas
 from tests.routing.proxy.harness import config
 from tests.routing.workers.harness import serving

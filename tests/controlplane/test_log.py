@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from controlplane.log import JsonFormatter
-from tests.controlplane.test_settings_files import PRODUCTION, read
+from tests.controlplane.settings_files import PRODUCTION, read
 
 
 @pytest.fixture

@@ -1,40 +1,8 @@
 """The settings of the local stack and of production, as a process reads them."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.contracts.documents.reading import ROOT
-
-PRODUCTION = {
-    "WARMPATH_SECRET_KEY": "read-by-a-test-alone-0123456789-abcdefghijklmnopqrstuvwxyz",
-    "WARMPATH_ROUTER_ADMIN_TOKEN": "read-by-a-test-alone-0123456789-abc",
-    "WARMPATH_ALLOWED_HOSTS": "warmpath.example",
-    "WARMPATH_DATABASE_URL": "postgresql://app@127.0.0.1:1/warmpath",
-    "WARMPATH_REDIS_URL": "redis://127.0.0.1:1/0",
-}
-
-
-def read(which, names, **environment):
-    """(these settings, what was said instead if they cannot be read)."""
-    code = (
-        f"import json, controlplane.settings.{which} as s;"
-        f"print(json.dumps({{n: getattr(s, n, None) for n in {names!r}}}, default=str))"
-    )
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=False,
-        cwd=ROOT,
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return json.loads(done.stdout or "null"), done.stderr
+from tests.controlplane.settings_files import PRODUCTION, read
 
 
 def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():

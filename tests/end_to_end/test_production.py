@@ -14,8 +14,7 @@ import psycopg
 import pytest
 
 from tests.conftest import wait_until
-from tests.contracts.documents.reading import ROOT
-from tests.contracts.documents.test_commands import shown
+from tests.contracts.documents.reading import ROOT, shown
 from tests.end_to_end.live_stack import free_ports
 
 BIN = Path(sys.executable).parent

@@ -1,19 +1,9 @@
 """Every command in a document is executed by a test."""
 
-import re
-
 import pytest
 
 from .commands import EXECUTED_BY
-from .reading import DOCUMENTS, ROOT
-
-BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def shown(text: str) -> list[str]:
-    """Commands of a document's shell blocks: comments dropped, continued lines joined."""
-    lines = "\n".join(BLOCK.findall(text)).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in lines if line and not line.startswith("#")]
+from .reading import DOCUMENTS, ROOT, shown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 from controlplane.models import ApiToken, KeptAnswer, Pool
 from controlplane.services import kept_answers
 from controlplane.services.access.tokens import create_token
-from tests.controlplane.services.test_races import at_once
+from tests.controlplane.threads import at_once
 
 pytestmark = pytest.mark.django_db
 ROOT = "/api/v1/"

@@ -1,43 +1,19 @@
 """Pushes beside each other, and beside what hangs: real commits, real threads."""
 
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
-from django.db import connection
 
 from controlplane.models import Event, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until
 from tests.controlplane.push.pushing import newest, publish, row
+from tests.controlplane.threads import in_thread
 from tests.pace import is_within
 from tests.side_by_side import alone
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@contextmanager
-def in_thread(work):
-    """Run work beside the test, with a connection of its own; what it raises is raised at the end."""
-    failures = []
-
-    def run():
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - raised again below
-            failures.append(error)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield thread
-    thread.join(timeout=20)
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]
 
 
 @alone

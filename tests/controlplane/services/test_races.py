@@ -1,11 +1,8 @@
 """Two at once, with real commits on real connections."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-from django.db import connection
 
-from controlplane.errors import ConflictError, ControlPlaneError
+from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Event, Rollout, Router
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts, remove_replica
@@ -19,23 +16,9 @@ from controlplane.services.rollouts.steering import (
 )
 from controlplane.services.routers import announce
 from tests.controlplane.rollouts import ack, publish_stages, start_routers
+from tests.controlplane.threads import at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def at_once(*works):
-    """Run each in a thread with a connection of its own; what each returned, or the refusal that it raised."""
-
-    def run(work):
-        try:
-            return work()
-        except ControlPlaneError as refusal:
-            return refusal
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(len(works)) as threads:
-        return [done.result(timeout=20) for done in [threads.submit(run, work) for work in works]]
 
 
 def test_of_many_who_publish_one_draft_one_does_and_the_others_are_told(policy):

@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 
 from controlplane.models import Event, Router, RouterReport
 from controlplane.services.routers import announce
-from tests.controlplane.services.test_races import at_once
+from tests.controlplane.threads import at_once
 
 TOLD = {"name": "router-1", "boot": "b1", "admin_url": "http://127.0.0.1:8081"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from telemetry.lab.capacity import CapacityCurve, Distances, Fenwick
-from tests.telemetry.lab.test_replay import PlainCache
+from tests.telemetry.lab.replaying import PlainCache
 from tests.telemetry.lab.traces import sampled, traffic
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,39 +14,15 @@ from hypothesis import strategies as st
 from telemetry.lab import replay as module
 from telemetry.lab.chains import Prompts, coded, error
 from telemetry.lab.hashes import HASHES
-from telemetry.lab.ladder import TERMS, Ladder, Sums, ladder_from
+from telemetry.lab.ladder import TERMS, Ladder, ladder_from
 from telemetry.lab.replay import HORIZON_S, Replay
 from telemetry.lab.state import StateError, dump, load
 from telemetry.lab.tally import Tally
+from tests.telemetry.lab.replaying import PlainCache, replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 
 REPLAYED = TERMS[:-1]
 SPREAD = 0x9E37_79B9_7F4A_7C15
-
-
-def replayed(requests: list[Request], rooms: dict[str, int] | None, replay: Replay | None = None) -> Sums:
-    """The sums of these requests, as if of one group, each term at least the one below; ``rooms`` in blocks."""
-    told = {name: blocks * HASH_TOKENS for name, blocks in rooms.items()} if rooms else None
-    replay, tally = replay or Replay(told), Tally()
-    replay.use(columns([one._replace(group="") for one in requests]), tally)
-    return tally.settled(replay.ratio)[""]
-
-
-class PlainCache:
-    """LRU, one block at a time, tail first."""
-
-    def __init__(self, room: float) -> None:
-        self.room, self.held = room, OrderedDict()
-
-    def match(self, blocks: list[int]) -> int:
-        return next((at for at, block in enumerate(blocks) if block not in self.held), len(blocks))
-
-    def use(self, blocks: list[int]) -> None:
-        for block in reversed(blocks):
-            self.held[block] = None
-            self.held.move_to_end(block)
-        while len(self.held) > self.room:
-            self.held.popitem(last=False)
 
 
 class PlainPlacement:

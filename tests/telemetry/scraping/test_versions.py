@@ -12,7 +12,7 @@ from telemetry.scraping.versions import ASK_AGAIN, ask_versions
 from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
-from tests.telemetry.metrics.test_engines import TENSORRT_LLM
+from tests.telemetry.metrics.pages import TENSORRT_LLM
 
 pytestmark = pytest.mark.django_db
 JSON = "application/json"

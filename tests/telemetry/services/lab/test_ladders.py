@@ -20,7 +20,7 @@ from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 from telemetry.services.lab.replays import replay_pools
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
-from tests.telemetry.lab.test_replay import replayed
+from tests.telemetry.lab.replaying import replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, sampled, traffic
 
 pytestmark = pytest.mark.django_db
