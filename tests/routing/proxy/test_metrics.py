@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from routing import __version__
+from routing.placement.decision import CandidateLoads
 from routing.proxy.decisions.record import Record
 from routing.proxy.metrics.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
 from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
@@ -31,7 +32,7 @@ USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens"
 def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Record:
     record = Record(
         "id", 0.0, "chat", "", "unmatched", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
-        [array("Q", range(blocks))], [],
+        [array("Q", range(blocks))], CandidateLoads([]),
     )  # fmt: skip
     record.first_byte(200, 0.5)
     record.prompt_tokens, record.cached_tokens = 33, 16
