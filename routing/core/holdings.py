@@ -24,9 +24,7 @@ class Holding:
         "bit",
         "blocks",
         "capacity",
-        "delivered",
         "misses",
-        "predicted",
         "replica",
         "runs",
         "suspect_s",
@@ -39,8 +37,6 @@ class Holding:
         self.capacity = 0  # blocks
         self.blocks = 0  # of all runs
         self.runs: OrderedDict[Run, float] = OrderedDict()  # with the time of their last use
-        self.predicted = 0.0  # cached tokens expected, of requests whose answer told
-        self.delivered = 0.0  # cached tokens that the same answers told
         self.misses = 0  # predictions in a row that were wrong
         self.suspect_s = 0.0  # latest use of what those missed
 

@@ -37,11 +37,9 @@ class Stay:
     def confirm(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The answer says how much was cached; both in the engine's tokens."""
         predicted = self._predicted_ratio * prompt_tokens
-        holding = self._holding
-        holding.predicted += predicted
-        holding.delivered += min(cached_tokens, predicted)
         if predicted < MIN_CHECKED_TOKENS or self._now_s - self._leans_on_s < SETTLED_S:
             return
+        holding = self._holding
         if cached_tokens >= MISS_RATIO * predicted:
             holding.misses = 0
             return

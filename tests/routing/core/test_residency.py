@@ -276,12 +276,3 @@ def test_a_burst_of_one_cold_prompt_proves_nothing() -> None:
         residency.insert(A, chain([1] * 1000), 100.0 + number / 100, prompt_tokens=1000).confirm(1000, 0)
 
     assert held(residency, [2] * 1000, A) == [1000]
-
-
-def test_answers_add_up_to_what_was_predicted_and_what_was_delivered() -> None:
-    residency = filled(ttl_s=1e9)
-    residency.insert(A, chain([1] * 1000), 1.0)
-    asked_again(residency, 600, 2, first_at=60.0)
-    holding = residency.holding(A)
-
-    assert (holding.predicted, holding.delivered) == (2000.0, 1200.0)
