@@ -99,10 +99,7 @@ class Exchange:
                 self._dispatch(decision)
         except NoReplicaError as missing:
             self._pool, self._group = missing.pool, missing.group
-            if not self._router.lets_in(missing.pool):
-                self._refuse(refusal_of(missing))
-            else:
-                self.start()
+            self._nobody_up(missing)
         except RoutingError as error:
             self._refuse(refusal_of(error))
         except RefusalError as refusal:
@@ -127,11 +124,20 @@ class Exchange:
 
     def _place(self) -> None:
         try:
-            self._dispatch(self._serving.placement.decide(self._wanted, self._router.health))
-        except NoReplicaError as error:
-            if not self._router.lets_in(error.pool):
-                return self._refuse(refusal_of(error))
+            decision = self._serving.placement.decide(self._wanted, self._router.health)
+        except NoReplicaError as missing:
+            self._nobody_up(missing)
+            return
+        if self._passage is not None or self._router.gates is None or self._may_go(self._router.gates, decision):
+            self._dispatch(decision)
+
+    @never_raises
+    def _nobody_up(self, missing: NoReplicaError) -> None:
+        """Place it at a replica that was to warm up first, if there is one; the request is as it was admitted."""
+        if self._router.lets_in(missing.pool):
             self._place()
+        else:
+            self._refuse(refusal_of(missing))
 
     @never_raises
     def not_admitted(self, refusal: RefusalError) -> None:

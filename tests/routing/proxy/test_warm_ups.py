@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.spool import Spool
 from routing.schema import (
+    Access,
     LowestCostSettings,
     PrefixHashSettings,
     TaskGroupConfig,
@@ -23,6 +25,7 @@ from routing.schema import (
 )
 from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer
+from tests.routing.proxy.api_keys import api_key, bearer
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.warm_ups import (
@@ -219,6 +222,22 @@ async def test_where_nobody_else_can_serve_it_takes_traffic_at_once(three: list[
         answer = await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])
         assert (answer.status, answer.replica) == (200, "replica-2")
         assert (await ended(harness, new.name)) == {"needed": 1}
+
+
+async def test_a_request_that_nobody_else_can_serve_has_its_tenants_salt_as_all_others(
+    three: list[FakeReplica],
+) -> None:
+    only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
+    access = Access(keys=(api_key(tenant="acme"),))
+    async with routed(replace(warming(three[:2]), access=access)) as harness:
+        for number in range(3):
+            await harness.chat(body(number), headers=[bearer()])
+            await harness.chat(body(number), headers=[bearer()])
+        await harness.push(replace(warming(three, WarmUp(time_limit_s=600), groups=only), access=access), 2)
+        answer = await harness.chat(body(0), headers=[bearer(), b"X-Task-Group: lonely"])
+        assert (answer.status, answer.replica) == (200, "replica-2")
+    (asked,) = (json.loads(call.body) for call in three[2].calls if call not in sent_to_warm(three[2]))
+    assert {asked["cache_salt"]} == {json.loads(call.body)["cache_salt"] for one in three[:2] for call in one.calls}
 
 
 async def test_the_only_replica_of_a_pool_is_not_kept_back(three: list[FakeReplica]) -> None:
