@@ -286,7 +286,7 @@ class Exchange:
     @never_raises
     def stalled(self) -> None:
         """The replica hangs: go elsewhere, if that is allowed, else wait on."""
-        if self._state is AWAITING:
+        if self._state is AWAITING or self._state is JUDGING:
             self._goes_on(self._failed().stalled())
 
     # --- when a try has failed ---

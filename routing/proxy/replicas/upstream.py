@@ -188,6 +188,7 @@ class Upstream(asyncio.Protocol):
     def pour_into(self, sink: Sink) -> None:
         """Give what is neither the beginning nor the end of the answer to ``sink``: the hot path of streams."""
         self._sink = sink
+        self._deadlines.arm(self, self._idle_s)
 
     def pause(self) -> None:
         """Read no more until resume: the client does not keep up. Its own deadline is running."""
@@ -347,7 +348,6 @@ class Upstream(asyncio.Protocol):
             listener.answer_arrived(answer, b"" if self._bodyless else data, True)
             return
         if data:
-            self._deadlines.arm(self, self._idle_s)
             if self._sink is None:
                 listener.answer_arrived(answer, data, False)
             else:

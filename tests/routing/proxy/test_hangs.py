@@ -231,3 +231,24 @@ async def test_a_long_prompt_has_its_time_before_anybody_has_shown_a_rate(two: l
         assert (answer.status, answer.body) == (200, WHOLE)
         assert first.taken + second.taken == 1
         assert harness.router.breakers.troubled == {}
+
+
+async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica]) -> None:
+    goes_on = asyncio.Event()
+
+    async def halting(call: Call) -> None:
+        await call.send(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{"))
+        await goes_on.wait()
+        await call.send(chunk(b"}") + LAST_CHUNK)
+
+    for replica in two:
+        replica.script = halting
+    async with routed(config(two)) as harness:
+        assert harness.router.serving is not None
+        links = harness.router.serving.links.values()
+        asked = asyncio.create_task(harness.chat(STREAM))
+        await harness.until(lambda: any(upstream._answer for it in links for upstream in it._open), "half an error")
+        harness.router.watch._look()
+        goes_on.set()
+        assert (await asked).status == 500
+        assert harness.router.breakers.opened == {}
