@@ -3,8 +3,9 @@
 Theory of operation. A breaker is closed while requests go to its replica. ``failures`` bad ends in a row, or one
 finding that the engine hangs or crawls, open it: the replica is no candidate. After ``open_s`` it is half open: one
 request at a time may go there, as its trial. A first byte is a success, or a whole answer where the replica was slow;
-``successes`` of them in a row close the breaker, a failure opens it again. A replica whose health check had failed and
-is well again is tried at once. A trial that nobody hears of again is given up after ``open_s``.
+``successes`` of them in a row close the breaker, a failure opens it again. Only a trial's own: requests that were sent
+before may fail as late as at their deadlines, and tell nothing of what the replica is now. One whose health check had
+failed and is well again is tried at once. A trial that nobody hears of again is given up after ``open_s``.
 
 A replica is taken out only where, with it, no more than ``max_out_ratio`` of the pool's active replicas are out or
 down: beyond that a failing replica is likelier to be one that all share the fault of, and better than none. Connections
@@ -100,10 +101,10 @@ class Breakers:
 
     # --- what requests and watchers report ---
 
-    def failed(self, replica: ReplicaId, reason: str) -> bool:
+    def failed(self, replica: ReplicaId, reason: str, *, was_trial: bool = False) -> bool:
         """A request failed there, in a way that health checks do not see; True if that took the replica out."""
         breaker = self._of(replica)
-        if breaker is None:
+        if breaker is None or (breaker.state is State.HALF_OPEN and not was_trial):
             return False
         breaker.reason = reason
         if breaker.state is State.HALF_OPEN:
@@ -131,10 +132,10 @@ class Breakers:
         self._health.take_out(replica, out=True)
         return True
 
-    def refused(self, replica: ReplicaId, reason: str) -> None:
+    def refused(self, replica: ReplicaId, reason: str, *, was_trial: bool = False) -> None:
         """A connection could not be made: only a trial counts that."""
-        if self.state(replica) is State.HALF_OPEN:
-            self.failed(replica, reason)
+        if was_trial and self.state(replica) is State.HALF_OPEN:
+            self.failed(replica, reason, was_trial=True)
 
     def answered(self, replica: ReplicaId) -> bool:
         """The first byte of a trial's answer came from there that is no failure; True if that ends the trial."""

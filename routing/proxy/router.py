@@ -173,9 +173,9 @@ class Router:
 
     # --- what becomes of replicas ---
 
-    def failed(self, replica: str, reason: str) -> None:
+    def failed(self, replica: str, reason: str, *, was_trial: bool) -> None:
         """A replica failed a request in a way that its health check does not see."""
-        if self.breakers.failed(ReplicaId(replica), reason):
+        if self.breakers.failed(ReplicaId(replica), reason, was_trial=was_trial):
             event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
 
     def _returned(self, replica: ReplicaId) -> None:

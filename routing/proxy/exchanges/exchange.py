@@ -55,6 +55,7 @@ class Exchange:
         "_group",
         "_is_placed",
         "_is_trial",
+        "_is_trial_over",
         "_passage",
         "_pool",
         "_record",
@@ -81,7 +82,9 @@ class Exchange:
         self._client = client
         self._request = request
         self._state = PLACING
-        self._is_placed = self._is_trial = False
+        self._is_placed = False
+        self._is_trial = False  # of a replica that was out
+        self._is_trial_over = False  # what comes of the request now is no success more
         self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
         self._upstream: Upstream | None = None
@@ -212,7 +215,7 @@ class Exchange:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
         if self._state is DONE:
             return
-        if not self._goes_on(self._failed().not_reached(reason, ours=ours)):
+        if not self._goes_on(self._failed().not_reached(reason, ours=ours, was_trial=self._is_trial)):
             self._refuse(unreachable(self._record.replica, reason))
 
     # --- from a replica ---
@@ -246,12 +249,12 @@ class Exchange:
         """The answer ends here, though it is not complete."""
         self._upstream = None
         if self._state is STREAMING:
-            self._router.failed(self._record.replica, failure)
+            self._router.failed(self._record.replica, failure, was_trial=self._is_trial)
             self._finish(REPLICA_ERROR)
             self._delivery.break_off(no_answer(self._record.replica, failure))
         elif stale and self._failed().reconnects():
             self._connect()
-        elif not self._goes_on(self._failed().broken_off(failure)):
+        elif not self._goes_on(self._failed().broken_off(failure, was_trial=self._is_trial)):
             self._refuse(no_answer(self._record.replica, failure))
 
     def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
@@ -259,7 +262,9 @@ class Exchange:
         if self._state is AWAITING:
             self._enter(JUDGING)
         attempts = self._failed()
-        if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer)):
+        if not attempts.hold(data, last=last):
+            return
+        if not self._goes_on(attempts.answered(answer, was_trial=self._is_trial)):
             self._begin(answer, attempts.held, last=last)
 
     # --- from whoever watches the replica ---
@@ -318,7 +323,7 @@ class Exchange:
         if not last:
             self._ticket.first_byte()  # its end implies it
         if self._is_trial and answer.status < TOO_MANY:
-            self._is_trial = not self._router.breakers.answered(ReplicaId(self._record.replica))
+            self._is_trial_over = self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer, said, is_aborted=is_aborted)
         del self._wanted, self._decision
         request.body = b""
@@ -382,8 +387,9 @@ class Exchange:
             upstream.abandon()
         self._ticket.end()
         if self._is_trial:
-            self._is_trial = False
-            self._router.breakers.withdrawn(ReplicaId(self._record.replica))
+            if not self._is_trial_over:
+                self._router.breakers.withdrawn(ReplicaId(self._record.replica))
+            self._is_trial = self._is_trial_over = False
 
     def _enter(self, state: State) -> None:
         if state not in NEXT[self._state]:

@@ -40,6 +40,6 @@ def _judge(router: Router, record: Record, outcome: Outcome, *, was_trial: bool)
     if record.status is None or record.status >= TOO_MANY:
         return
     if outcome is REPLICA_ERROR:
-        router.failed(record.replica, "error in an answer of 200")
+        router.failed(record.replica, "error in an answer of 200", was_trial=was_trial)
     else:
         router.breakers.completed(ReplicaId(record.replica), was_trial=was_trial)

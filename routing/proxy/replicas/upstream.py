@@ -212,7 +212,7 @@ class Upstream(asyncio.Protocol):
 
     @property
     def sent_at(self) -> float:
-        """When the request was sent that waits for its first byte, in loop time."""
+        """When the request was sent that waits, in loop time: its deadline stands until the answer is passed on."""
         return self.deadline - self._first_byte_s
 
     @property

@@ -82,7 +82,7 @@ def test_a_failed_trial_opens_it_again() -> None:
     bench.breakers.sent(A)
     bench.breakers.answered(A)
     bench.breakers.sent(A)
-    bench.breakers.failed(A, "timeout")
+    bench.breakers.failed(A, "timeout", was_trial=True)
     assert (bench.breakers.state(A), bench.health.is_up(A)) == (State.OPEN, False)
     assert bench.breakers.opened[("pool", A, Cause.TRIAL)] == 1
     bench.now += 30
@@ -95,6 +95,15 @@ def test_a_first_byte_of_a_request_sent_before_is_no_trial() -> None:
     bench.half_open()
     bench.breakers.answered(A)
     assert bench.breakers.troubled[A].successes == 0
+
+
+def test_a_failure_of_a_request_sent_before_ends_no_trial() -> None:
+    bench = Bench()
+    bench.half_open()
+    bench.breakers.sent(A)
+    assert not any(bench.fail(A, 9))
+    bench.breakers.answered(A)
+    assert (bench.breakers.state(A), bench.breakers.troubled[A].successes) == (State.HALF_OPEN, 1)
 
 
 @pytest.mark.parametrize("end", ["withdrawn", "never heard of again"])
@@ -117,6 +126,8 @@ def test_a_refused_connection_counts_against_a_trial_only() -> None:
     assert bench.breakers.troubled == {}
     bench.half_open()
     bench.breakers.refused(A, "refused")
+    assert bench.breakers.state(A) is State.HALF_OPEN
+    bench.breakers.refused(A, "refused", was_trial=bench.breakers.sent(A))
     assert bench.breakers.state(A) is State.OPEN
 
 
@@ -178,8 +189,10 @@ def test_whatever_happens_half_of_the_pool_takes_requests_and_books_agree() -> N
             if bench.health.is_up(replica):
                 bench.breakers.sent(replica)
                 chance.choice((bench.breakers.answered, bench.breakers.completed, bench.breakers.withdrawn))(replica)
+        elif what == "stalled":
+            bench.breakers.stalled(replica, "why")
         else:
-            getattr(bench.breakers, what)(replica, "why")
+            getattr(bench.breakers, what)(replica, "why", was_trial=chance.random() < 0.5)
         for name in (A, B, C, D):
             breaker = bench.breakers.troubled.get(name)
             is_out = breaker is not None and (breaker.state is State.OPEN or breaker.is_trying)

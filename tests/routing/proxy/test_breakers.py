@@ -121,6 +121,28 @@ async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_en
         assert len(two[0].calls) == tried
 
 
+async def test_a_stream_from_before_that_breaks_does_not_end_the_trial(two: list[FakeReplica]) -> None:
+    breaks = asyncio.Event()
+
+    async def begin(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await breaks.wait()
+        call.reset()
+
+    async with routed(config(two, breaker=BreakerConfig(open_s=60))) as harness, harness.connect() as old:
+        for replica in two:
+            replica.script = begin
+        await old.send(post(CHAT))
+        await old.read_until(b"\n\n")
+        sick = next(replica for replica in two if replica.calls)
+        two[two[0] is sick].script = WELL
+        await taken_out(harness, sick)
+        breaks.set()
+        assert b"error" in await old.read_all()
+        state = harness.router.breakers.troubled[ReplicaId(sick.name)]
+        assert (state.state, state.reason) == ("half_open", "status_500")
+
+
 @pytest.mark.parametrize("status", [429, 501])
 async def test_a_trial_that_shows_nothing_leaves_its_place_to_the_next_request(
     status: int, two: list[FakeReplica]
