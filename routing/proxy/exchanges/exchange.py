@@ -54,6 +54,7 @@ class Exchange:
         "_delivery",
         "_group",
         "_is_placed",
+        "_is_stream",
         "_is_trial",
         "_is_trial_over",
         "_passage",
@@ -83,6 +84,7 @@ class Exchange:
         self._request = request
         self._state = PLACING
         self._is_placed = False
+        self._is_stream: bool | None = None  # None: nobody has asked
         self._is_trial = False  # of a replica that was out
         self._is_trial_over = False  # what comes of the request now is no success more
         self._passage: Passage | None = None  # through the gates, where there are any
@@ -271,7 +273,9 @@ class Exchange:
 
     def is_stream(self) -> bool:
         """Whether the client asked for events, so that the first byte must come with the first token."""
-        return is_stream(self._request.body)
+        if self._is_stream is None:
+            self._is_stream = is_stream(self._request.body)
+        return self._is_stream
 
     @property
     def waiting_tokens(self) -> int:

@@ -233,6 +233,36 @@ async def test_a_long_prompt_has_its_time_before_anybody_has_shown_a_rate(two: l
         assert harness.router.breakers.troubled == {}
 
 
+@alone
+async def test_who_waits_is_not_read_again_with_each_look(two: list[FakeReplica]) -> None:
+    """8 waiting prompts of 2 MiB, looked at in less time than it takes to read one."""
+    for engine in engines(two):
+        engine.runs.clear()
+    prompt = {**json.loads(STREAM), "messages": [{"role": "user", "content": "word " * ((2 << 20) // 5)}]}
+    body = json.dumps(prompt).encode()
+    async with routed(config(two, breaker=BreakerConfig(stall_s=0.2, max_out_ratio=0.0))) as harness:
+        assert harness.router.serving is not None
+        loop, links = harness.router.loop, harness.router.serving.links.values()
+        waiting = [asyncio.create_task(harness.chat(body)) for _ in range(8)]
+
+        def all_are_looked_at() -> bool:
+            return sum(loop.time() - it.sent_at > 0.1 for link in links for it in link.waiting()) == 8
+
+        await harness.until(all_are_looked_at, "all to have waited for a while")
+        harness.router.watch._look()
+        looks_s, reads_s = [], []
+        for _ in range(5):
+            begun = time.perf_counter()
+            harness.router.watch._look()
+            looks_s.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            assert is_stream(body)
+            reads_s.append(time.perf_counter() - begun)
+        assert min(looks_s) < min(reads_s)
+        for task in waiting:
+            task.cancel()
+
+
 async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica]) -> None:
     goes_on = asyncio.Event()
 
