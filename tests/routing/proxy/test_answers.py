@@ -159,6 +159,31 @@ async def test_an_answer_to_http_1_0_is_not_chunked(replica: FakeReplica) -> Non
     assert answer.raw_body == b"hello"
 
 
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_events_that_come_one_by_one_are_passed_on_one_by_one(version: bytes, replica: FakeReplica) -> None:
+    events = [sse({"n": n, "text": "x" * (n * 40)}) for n in range(40)]  # up to 1.6 KB
+    taken = asyncio.Semaphore(1)
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for event in events:
+            await taken.acquire()
+            await call.send(chunk(event))
+        await call.send(LAST_CHUNK)
+
+    replica.script = script
+    request = b"POST /v1/completions HTTP/%b\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}" % version
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(request)
+        await client.read_until(b"\r\n\r\n")
+        for event in events:
+            framed = event if version == b"1.0" else chunk(event)
+            assert await client.reader.readexactly(len(framed)) == framed
+            taken.release()
+        rest = await client.reader.readexactly(0 if version == b"1.0" else len(LAST_CHUNK))
+    assert rest == (b"" if version == b"1.0" else LAST_CHUNK)
+
+
 async def test_http_1_0_may_keep_its_connection_where_a_length_is_known(replica: FakeReplica) -> None:
     request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
     async with routed(config([replica])) as harness, harness.connect() as client:
