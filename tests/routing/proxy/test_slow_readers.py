@@ -118,7 +118,7 @@ async def test_a_client_that_asks_on_and_reads_nothing_is_read_no_more(replica: 
         client.writer.write(request * ASKED + get(b"/health", (b"Connection: close",)))
         await harness.until(lambda: any(one.is_full for one in harness.router.clients), "the client to be full")
         (connection,) = harness.router.clients
-        waiting = await at_a_standstill(lambda: len(connection._queue))
+        waiting = await at_a_standstill(lambda: len(connection._reader.queue))
         assert 0 < waiting * len(request) <= AHEAD_BYTES + READ_BYTES
         assert held_bytes(harness) < HELD_BYTES
 

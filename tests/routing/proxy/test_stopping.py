@@ -70,7 +70,7 @@ async def test_a_connection_that_was_just_accepted_is_answered_and_closed(replic
     async with routed(config([replica])) as harness, harness.connect() as fresh, harness.connect() as half:
         await half.send(post(CHAT)[:-5])
         await harness.until(lambda: len(harness.router.clients) == 2, "both connections")
-        await harness.until(lambda: any(client._head for client in harness.router.clients), "half a request")
+        await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "half a request")
         draining = asyncio.create_task(harness.server.drain())
         await harness.until(lambda: harness.router.is_draining, "the drain")
         await fresh.send(post(CHAT))
@@ -176,7 +176,7 @@ async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, mon
     monkeypatch.setattr(stopping, "OWED_S", 0.1)
     async with routed(config([replica])) as harness, harness.connect() as half, harness.connect() as silent:
         await half.send(post(CHAT)[:-5])
-        await harness.until(lambda: any(client._head for client in harness.router.clients), "half a request")
+        await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "half a request")
         async with asyncio.timeout(stopping.UPLOADS_S):
             await harness.router.drain()
         answer = await half.answer()
@@ -194,7 +194,7 @@ async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
     whole = post(CHAT)
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(whole[:-10])
-        await harness.until(lambda: any(client._head for client in harness.router.clients), "a part of a request")
+        await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "part of a request")
         draining = asyncio.create_task(harness.router.drain())
         with suppress(ConnectionError):
             for at in range(len(whole) - 10, len(whole)):
