@@ -117,6 +117,7 @@ async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no
         reading = asyncio.create_task(keep_reading(router))
         async with loaded(router) as load:
             for deaths in (2, 4):
+                await router.line("worker_started", deaths)  # one that has not is no worker that could die
                 for worker in router.workers:
                     os.kill(worker, signal.SIGKILL)
                 await router.line("worker_died", deaths)
