@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from routing.core.nesting import MAX_DEPTH, is_shallow
 from routing.core.request import BODIES, Message, ParsedBody
 from routing.core.types import BodyError
 
@@ -19,8 +20,15 @@ _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BO
 _decode_any: Final = msgspec.json.Decoder(ParsedBody).decode
 
 
-def parse_body(path: str, body: bytes | bytearray | memoryview) -> ParsedBody:
+def parse_body(path: str, body: bytes) -> ParsedBody:
     """Parse the body of a POST to ``path``; BodyError names the field. About 0.4 us a KiB."""
+    parsed = _decoded(path, body)
+    if not is_shallow(body):
+        raise BodyError(None, f"the JSON is nested in more than {MAX_DEPTH} levels")
+    return parsed
+
+
+def _decoded(path: str, body: bytes) -> ParsedBody:
     decode = _decoders.get(path)
     if decode is None:
         raise BodyError(None, f"no prompt is read from {path[:256]!r}")
@@ -55,7 +63,7 @@ def is_stream(body: bytes) -> bool:
         return False
 
 
-def _parse_odd(kind: type[ParsedBody], body: bytes | bytearray | memoryview) -> ParsedBody:
+def _parse_odd(kind: type[ParsedBody], body: bytes) -> ParsedBody:
     """Parse a body whose fields have other types than the API says, keeping each as it is."""
     try:
         fields = msgspec.json.decode(body)

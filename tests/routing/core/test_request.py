@@ -103,13 +103,13 @@ def test_whatever_a_field_holds_it_has_a_canonical_prompt(path: str, field: str,
     assert prompt.tokens >= 0
 
 
-@pytest.mark.parametrize("depth", [100, 500, 900, 980, 990, 1000, 5000])
+@pytest.mark.parametrize("depth", [60, 61, 62, 500, 900, 980, 990, 1000, 5000])
 def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
     body = b'{"messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
     try:
         canonical_prompt(parse_body(CHAT, body))
     except BodyError as error:
-        assert "nested too deeply" in error.reason  # noqa: PT017 - either ending is right
+        assert "nested" in error.reason  # noqa: PT017 - either ending is right
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,15 @@ async def test_expect_100_continue_with_too_large_a_body_is_refused_without_it(r
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [(b"", None), (b"{", None), (b"[]", None), (b'{"model":1}', "model"), (b'{"a":' * 200_000, None), (b"\xff", None)],
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b'{"model":1}', "model"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, None),
+        (b'{"a":' * 200_000, None),
+        (b"\xff", None),
+    ],
 )
 async def test_a_body_that_cannot_be_placed_is_refused(body: bytes, param: str | None, replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
