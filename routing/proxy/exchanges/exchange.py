@@ -264,9 +264,7 @@ class Exchange:
         if self._state is AWAITING:
             self._enter(JUDGING)
         attempts = self._failed()
-        if not attempts.hold(data, last=last):
-            return
-        if not self._goes_on(attempts.answered(answer, was_trial=self._is_trial)):
+        if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer, was_trial=self._is_trial)):
             self._begin(answer, attempts.held, last=last)
 
     # --- from whoever watches the replica ---
