@@ -19,7 +19,7 @@ from typing import get_args
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
 from routing.core.matching import PlacementRequest
-from routing.core.parsing import parse_body
+from routing.core.parsing import parse_body, session_key
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
 from routing.placement.decision import Decision
@@ -104,7 +104,7 @@ class Router:
     def request(self, body: bytes) -> PlacementRequest:
         """Parse a body as far as its placement needs it."""
         parsed = parse_body(PATH, body)
-        return PlacementRequest(parsed.model, None, parsed.session_key, canonical_prompt(parsed))
+        return PlacementRequest(parsed.model, None, session_key(parsed), canonical_prompt(parsed))
 
     def place(self, body: bytes) -> Decision:
         """Everything that happens to one request, and the end of the oldest one."""

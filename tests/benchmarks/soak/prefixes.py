@@ -13,7 +13,7 @@ from __future__ import annotations
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
 from routing.core.matching import PlacementRequest
-from routing.core.parsing import parse_body
+from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
 from routing.core.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
 from routing.placement.placement import Placement
@@ -60,7 +60,7 @@ class Kept:
         """A whole request, from its body to the end of its accounting."""
         self.now_s += 0.001
         parsed = parse_body(PATH, _body(number))
-        wanted = PlacementRequest(parsed.model, f"group-{number}", parsed.session_key, canonical_prompt(parsed))
+        wanted = PlacementRequest(parsed.model, f"group-{number}", session_key(parsed), canonical_prompt(parsed))
         decision = self._placement.decide(wanted, self._health)
         record = Record.of(decision, f"id-{number}", wanted.prompt.tokens)
         ticket = self._placement.dispatch(decision)

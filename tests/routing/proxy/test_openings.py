@@ -63,6 +63,7 @@ class Asked:
         self.arrived_at = at
 
 
+@pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
 @pytest.mark.parametrize(("groups", "per_s", "expected"), [(1, 100, 1.0), (4, 400, 4.0), (100, 1000, MOST_PER_S)])
 def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: float) -> None:
     sampler, looked, seconds, chance = OpeningSampler(), 0, 20, random.Random(5)
@@ -79,6 +80,7 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
     assert looked <= 60 * seconds
 
 
+@pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
 def test_a_description_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
     assert opening_of(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
     assert "opening" in caplog.text
