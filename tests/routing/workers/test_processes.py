@@ -94,6 +94,18 @@ def counted(text: str) -> dict[str, float]:
     return found
 
 
+async def kill_all(router: Process) -> None:
+    """Kill the workers there are, and wait until they are gone."""
+    killed = set(router.workers)
+    for worker in killed:
+        os.kill(worker, signal.SIGKILL)
+
+    async def are_gone() -> bool:
+        return not killed & set(router.workers)
+
+    await router.until(are_gone, "the killed workers to be gone")
+
+
 async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no_sum_goes_back(
     replica: FakeReplica, tmp_path: Path
 ) -> None:
@@ -116,11 +128,9 @@ async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         reading = asyncio.create_task(keep_reading(router))
         async with loaded(router) as load:
-            for deaths in (2, 4):
-                await router.line("worker_started", deaths)  # one that has not is no worker that could die
-                for worker in router.workers:
-                    os.kill(worker, signal.SIGKILL)
-                await router.line("worker_died", deaths)
+            for started in (2, 4):
+                await router.line("worker_started", started)
+                await kill_all(router)
                 await load.more(50)
             before = load.outcomes.total() - load.outcomes["200"]
             router.process.send_signal(signal.SIGHUP)
