@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
+
+@asynccontextmanager
+async def answering(listen: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Its base URL; ``listen`` answers announcements."""
+    app = web.Application()
+    app.router.add_post("/api/v1/routers/announce", listen)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -18,12 +32,5 @@ async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[di
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
         return web.json_response({"desired_revision": None}, status=status)
 
-    app = web.Application()
-    app.router.add_post("/api/v1/routers/announce", listen)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/", heard
-    finally:
-        await runner.cleanup()
+    async with answering(listen) as url:
+        yield url, heard

@@ -15,7 +15,7 @@ from aiohttp import web
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.spool import Spool
-from tests.fakes.control_plane import control_plane
+from tests.fakes.control_plane import answering, control_plane
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
 
@@ -109,23 +109,16 @@ async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_not
         heard += 1
         return web.Response(body=says)
 
-    app = web.Application()
-    app.router.add_post("/api/v1/routers/announce", listen)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with routed(config([replica])) as harness:
-            spool = Spool(tmp_path, "boot")
-            spool.add("x")
-            what = Announcement(f"http://127.0.0.1:{runner.addresses[0][1]}", "a", "d", "1.0", None)
-            task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
-            await harness.until(lambda: heard > 2, "three announcements")
-            assert not task.done()
-            assert len(spool) == 1
-            task.cancel()
-    finally:
-        await runner.cleanup()
+    async with answering(listen) as url, routed(config([replica])) as harness:
+        spool = Spool(tmp_path, "boot")
+        spool.add("x")
+        task = asyncio.create_task(
+            keep_announcing(harness.server.data.view, Announcement(url, "a", "d", "1.0", None), spool)
+        )
+        await harness.until(lambda: heard > 2, "three announcements")
+        assert not task.done()
+        assert len(spool) == 1
+        task.cancel()
 
 
 def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
