@@ -101,7 +101,8 @@ class Openings:
     def count(self, key: OpeningKey, now_s: float, size: Sized) -> bool:
         """Count a request; whether ``keep`` should be told what to send for its opening. 0.5 us."""
         opening = self._seen.get(key) or self._new(key, size)
-        opening.weight += self._weight(now_s)
+        weight = self._weight(now_s)  # first, for it may make all weights smaller, this opening's too
+        opening.weight += weight
         opening.meetings += 1
         if opening.cut is not None or opening.meetings < opening.ask_at or opening.tokens < self._min_tokens:
             return False

@@ -168,6 +168,18 @@ def test_another_half_life_keeps_the_order() -> None:
     assert order(kept)[0] == 100
 
 
+def test_weights_are_brought_down_together() -> None:
+    """After hundreds of half-lives weights are large; whoever comes just then gains nothing over the others."""
+    kept = openings(half_life_s=1.0)
+    for number, tokens in ((1, 100), (2, 101)):
+        meet(kept, number, 2, tokens=tokens, now_s=0.0)
+        meet(kept, number, 2, tokens=tokens, now_s=330.0)
+    meet(kept, 1, tokens=100, now_s=335.0)
+    meet(kept, 2, 3, tokens=101, now_s=335.0)
+
+    assert order(kept) == [101, 100]
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_body_that_comes_late_is_no_harm(known: bool) -> None:
     kept = openings()
