@@ -96,7 +96,18 @@ def revived(kinds: Mapping[str, Any], row: object) -> dict[str, Any]:
 
 def json_schemas(kinds: Iterable[Any], ref_template: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """The JSON schema of each type, and of what these refer to by ``ref_template`` (it holds ``{name}``)."""
-    return msgspec.json.schema_components(kinds, ref_template=ref_template)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
+    return tuple(map(_published, schemas)), _published(components)
+
+
+def _published(schema: Any) -> Any:
+    r"""A JSON schema with patterns in its own language, which says ``$`` where Python says ``\Z``."""
+    if isinstance(schema, dict):
+        return {
+            name: it.replace(r"\Z", "$") if name == "pattern" and isinstance(it, str) else _published(it)
+            for name, it in schema.items()
+        }
+    return [_published(it) for it in schema] if isinstance(schema, list) else schema
 
 
 def _said(text: str, path: str) -> tuple[str, str]:

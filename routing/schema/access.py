@@ -11,11 +11,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.base import ConfigError, Frozen, Model, Name
+from routing.schema.base import ConfigError, Frozen, Model, Name, of_form
 
 # The key itself is never in a snapshot. Keys are 256 random bits, so nobody can search for the key of a digest, and a
 # fast hash without salt is enough; slow hashes are for what people make up.
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]  # SHA-256 of the key's bytes
+Digest = Annotated[str, of_form(r"[0-9a-f]{64}")]  # SHA-256 of the key's bytes
 
 
 class ApiKey(Frozen, frozen=True):

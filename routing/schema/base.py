@@ -7,10 +7,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+
+def of_form(pattern: str, **facts: Any) -> Meta:
+    """A text of this form from end to end; Python's ``$`` would let a line's end follow."""
+    return Meta(pattern=rf"^{pattern}\Z", **facts)
+
+
+Name = Annotated[str, of_form(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")]
 Model = Annotated[str, Meta(min_length=1, max_length=256)]  # as clients name it
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}$")]
+Hex = Annotated[str, of_form(r"[0-9a-f]{32,128}")]
 
 HIDDEN = "***"
 SECRET_FIELDS = frozenset({"hash_secret", "api_key", "digest", "document"})  # never in a log, an answer or a repr

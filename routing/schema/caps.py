@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from routing.schema.base import Frozen
+from routing.schema.base import Frozen, of_form
 
-Host = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+Host = Annotated[str, of_form(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
 Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 Choices = Annotated[Amount | None, Meta(description="Choices a prompt, best_of included.", extra={"unit": "choices"})]

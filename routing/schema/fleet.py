@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from routing.schema.access import Access
-from routing.schema.base import Frozen, Hex, Model, Name
+from routing.schema.base import Frozen, Hex, Model, Name, of_form
 from routing.schema.caps import Caps
 from routing.schema.concurrency import ConcurrencyConfig
 from routing.schema.failures import BreakerConfig, HealthCheck
@@ -37,7 +37,7 @@ class ReplicaConfig(Frozen, frozen=True):
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity, of each data-parallel rank
     block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens a KV block holds; None until the engine told us
     capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks of each rank; None until the engine told us
-    api_key: Annotated[str, Meta(pattern=r"^[!-~]{1,1024}$")] | None = None  # sent instead of the client's; a secret
+    api_key: Annotated[str, of_form(r"[!-~]{1,1024}")] | None = None  # sent instead of the client's; a secret
     adapters: tuple[Model, ...] | None = None  # of its pool's, those it holds; None: those that its /v1/models lists
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with a cache of its own
 

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from routing.schema.base import of_form
+
 KEY_HEX = r"[0-9a-f]{64}"  # a public key, 32 bytes
 
 Moment = Annotated[int, Meta(ge=0, le=2**53)]  # seconds since 1970
@@ -21,10 +23,10 @@ Moment = Annotated[int, Meta(ge=0, le=2**53)]  # seconds since 1970
 class Signature(Struct, frozen=True, kw_only=True):
     """A signature with what it says besides the configuration."""
 
-    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]  # id of the public key that it is checked with
+    key: Annotated[str, of_form(r"[0-9a-f]{16}")]  # id of the public key that it is checked with
     issued_at: Moment
     expires_at: Moment  # a hint: after it a document is not taken any more, and one in force is served on
-    value: Annotated[str, Meta(pattern=r"^[0-9a-f]{128}$")]
+    value: Annotated[str, of_form(r"[0-9a-f]{128}")]
 
 
 def key_id(public_key: str) -> str:

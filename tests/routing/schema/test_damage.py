@@ -97,3 +97,35 @@ def test_any_json_is_refused(schema: Any, revision: Any, sha256: Any, config: An
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"schema":1,"revision":1,"config":[', b'{"config":{"pools":['])
 def test_nesting_without_end_is_refused(opening: bytes) -> None:
     assert not read(opening * 100_000)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("hash_secret",),
+        ("access", "keys", 0, "digest"),
+        ("access", "keys", 1, "tenant"),
+        ("pools", 0, "name"),
+        ("pools", 0, "health", "path"),
+        ("pools", 0, "caps", "media_hosts", 0),
+        ("pools", 0, "replicas", 0, "api_key"),
+        ("pools", 0, "replicas", 1, "name"),
+        ("pools", 0, "groups", 0, "match", "api_key_prefixes", 0),
+        ("pools", 0, "groups", 1, "match", "tier1_hashes", 0),
+    ],
+    ids=str,
+)
+def test_a_text_of_a_form_has_no_line_s_end_behind_it(keys: tuple[str | int, ...]) -> None:
+    tree = json.loads(json.dumps(CONFIG))
+    pool = tree["pools"][0]
+    pool |= {"health": {"path": "/health"}, "caps": {"media_hosts": ["media.example"]}}
+    pool["replicas"][0]["api_key"] = "secret"
+    assert read(sealed(tree))
+
+    *above, last = keys
+    part = tree
+    for key in above:
+        part = part[key]
+    part[last] += "\n"
+    with pytest.raises(ConfigError, match="matching regex"):
+        load_snapshot(sealed(tree))
