@@ -54,6 +54,7 @@ class Breaker:
     reason: str | None = None  # of the latest failure
     cause: Cause | None = None  # of its having opened
     until_s: float = 0.0  # when it goes on by itself: from open to a trial, from a trial to the next
+    tried_since_s: float = 0.0  # since when it is half open
     is_trying: bool = False  # half open, and a request is on its way
 
 
@@ -98,6 +99,11 @@ class Breakers:
         """Where a replica's breaker stands."""
         breaker = self.troubled.get(replica)
         return State.CLOSED if breaker is None else breaker.state
+
+    def tried_since_s(self, replica: ReplicaId) -> float:
+        """Since when a replica is tried, for nothing sent there before tells what it is now; 0 where it is not."""
+        breaker = self.troubled.get(replica)
+        return breaker.tried_since_s if breaker is not None and breaker.state is State.HALF_OPEN else 0.0
 
     # --- what requests and watchers report ---
 
@@ -221,6 +227,7 @@ class Breakers:
         """Let one request go there."""
         if breaker.state is State.OPEN:
             breaker.state, breaker.successes = State.HALF_OPEN, 0
+            breaker.tried_since_s = self._clock()
         breaker.is_trying = False
         self._health.take_out(replica, out=False)
 

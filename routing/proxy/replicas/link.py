@@ -129,13 +129,17 @@ class ReplicaLink:
         """When the latest body byte of any answer came, in loop time; 0 if none ever did. O(connections)."""
         return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)
 
-    def waiting(self) -> list[Upstream]:
-        """Connections on which somebody waits for a first byte, the longest waiting first. O(connections)."""
-        return sorted((it for it in self._open if it.waiting is not None), key=lambda upstream: upstream.sent_at)
+    def waiting(self, since: float = 0.0) -> list[Upstream]:
+        """Connections on which somebody waits for a first byte, the longest waiting first. O(connections).
 
-    def silences(self, now: float) -> list[float]:
-        """For how many seconds each stream under way has had no byte, where its client keeps up. O(connections)."""
-        return [now - at for upstream in self._open if (at := upstream.last_byte_at)]
+        ``since``: of those whose requests were sent after that, in loop time.
+        """
+        waiting = (it for it in self._open if it.waiting is not None and it.sent_at >= since)
+        return sorted(waiting, key=lambda upstream: upstream.sent_at)
+
+    def silences(self, now: float, since: float = 0.0) -> list[float]:
+        """The same of streams under way: for how many seconds each has had no byte, where its client keeps up."""
+        return [now - at for it in self._open if (at := it.last_byte_at) and it.sent_at >= since]
 
     @property
     def held_tokens(self) -> int:

@@ -104,7 +104,6 @@ class Upstream(asyncio.Protocol):
         "_bodyless",
         "_complete",
         "_deadlines",
-        "_first_byte_s",
         "_head_bytes",
         "_headers",
         "_idle_s",
@@ -127,6 +126,7 @@ class Upstream(asyncio.Protocol):
         "due",
         "link",
         "on_body",
+        "sent_at",
     )
 
     def __init__(
@@ -151,11 +151,12 @@ class Upstream(asyncio.Protocol):
         self._spoilt = False  # this connection carries nothing more after this answer
         self._bodyless = False
         self._head_bytes = 0
-        self._first_byte_s = self._idle_s = 0.0
+        self._idle_s = 0.0
         self._speaks_tls = link.address.ssl_context is not None  # then nobody knows what goes over the wire
         self._written = SYN_BYTES
         self._taken_before: int | None = None  # bytes before this request
         self._uses = 0
+        self.sent_at = 0.0  # when the latest request was, in loop time
 
     def __repr__(self) -> str:
         return f"<Upstream {self.link.name} uses={self._uses} busy={self._listener is not None}>"
@@ -170,7 +171,6 @@ class Upstream(asyncio.Protocol):
         self._sink = None
         self._is_between_chunks = False
         self._bodyless = bodyless
-        self._first_byte_s = first_byte_s
         self._idle_s = idle_s
         self._answer = None
         self._complete = self._spoilt = False
@@ -184,6 +184,7 @@ class Upstream(asyncio.Protocol):
             self._outbox.write(self._transport, request)
             self._outbox.write(self._transport, body)
         self._deadlines.arm(self, first_byte_s)
+        self.sent_at = self.deadline - first_byte_s
 
     def pour_into(self, sink: Sink) -> None:
         """Give what is neither the beginning nor the end of the answer to ``sink``: the hot path of streams."""
@@ -209,11 +210,6 @@ class Upstream(asyncio.Protocol):
     def streaming(self) -> Listener | None:
         """Whose answer is under way on it."""
         return None if self._sink is None else self._listener
-
-    @property
-    def sent_at(self) -> float:
-        """When the request was sent that waits, in loop time: its deadline stands until the answer is passed on."""
-        return self.deadline - self._first_byte_s
 
     @property
     def last_byte_at(self) -> float:

@@ -4,7 +4,8 @@ Theory of operation. One timer for all, four times a second. It looks only at re
 what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came. So
 watching costs a request nothing. ``core/silence.py`` says how long no byte is too long, ``core/slowness.py`` when few
 bytes are too few; then the breaker decides, and what waits at the replica goes elsewhere as far as the retry rules
-allow. Requests that must stay are asked again with each tick, for the budget fills up.
+allow. Requests that must stay are asked again with each tick, for the budget fills up; whether the replica is well
+again is seen by those alone that were sent there to try it.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Watch:
             return
         progress = link.progress_at
         self._learn(pool, link, progress, now)
-        oldest = next((it for it in link.waiting() if it.waiting and it.waiting.is_stream()), None)
+        waiting = link.waiting(self._router.breakers.tried_since_s(name))
+        oldest = next((it for it in waiting if it.waiting and it.waiting.is_stream()), None)
         if oldest is None or oldest.waiting is None:
             return
         since = max(progress, oldest.sent_at)
@@ -137,16 +139,17 @@ class Watch:
         if state is State.OPEN or (state is State.CLOSED and not router.health.is_up(name)):
             return None
         loads, ended_s, on_trial = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
+        since = router.breakers.tried_since_s(name)
         if not any(load.running for load in loads):
             return look((), (), ended_s=ended_s, on_trial=on_trial)
         rate = _rate(loads)
         lates_s = [
             now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
-            for upstream in link.waiting()
+            for upstream in link.waiting(since)
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]
         prefill_s = allowed_s(max(load.waiting_tokens for load in loads), rate)
-        return look(lates_s, link.silences(now), prefill_s, ended_s=ended_s, on_trial=on_trial)
+        return look(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, on_trial=on_trial)
 
     def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:
         if self._router.breakers.stalled(ReplicaId(link.name), reason, cause):

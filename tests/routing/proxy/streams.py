@@ -20,6 +20,7 @@ class Load:
 
     harness: Harness
     rate: float
+    body: bytes = STREAM
     ttft_s: list[float] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -32,7 +33,7 @@ class Load:
 
     async def ask(self) -> None:
         begun = time.perf_counter()
-        answer = await self.harness.chat(STREAM)
+        answer = await self.harness.chat(self.body)
         assert (answer.status, answer.body) == (200, WHOLE)
         self.ttft_s.append(time.perf_counter() - begun)
 

@@ -14,7 +14,7 @@ from routing.core.parsing import is_stream
 from routing.schema import BreakerConfig, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.pace import is_within
-from tests.routing.proxy.harness import BODY, Harness, config, routed
+from tests.routing.proxy.harness import BODY, DEADLINE_S, Harness, config, routed
 from tests.routing.proxy.streams import STREAM, WHOLE, Load, p99
 from tests.side_by_side import alone
 
@@ -282,3 +282,27 @@ async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica
         goes_on.set()
         assert (await asked).status == 500
         assert harness.router.breakers.opened == {}
+
+
+async def test_a_stream_that_hangs_since_before_its_replica_was_out_spoils_no_trial(two: list[FakeReplica]) -> None:
+    """It may not go elsewhere, and its engine forgot it; whatever is sent there since is answered."""
+    first, _ = engines(two)
+
+    async def forgetful(call: Call) -> None:
+        if call is two[0].calls[0]:
+            await call.wait_gone()
+        await first(call)
+
+    two[0].script = forgetful
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=0))) as harness:
+        asked = [asyncio.create_task(harness.chat(STREAM)) for _ in two]
+        await is_out(harness)
+        (forgotten,) = (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[1]
+        load = Load(harness, rate=50)
+        asking = asyncio.create_task(load.run(DEADLINE_S))
+        await harness.until(lambda: harness.router.breakers.troubled == {}, "it to prove well")
+        assert not forgotten.done()
+        for task in (asking, forgotten):
+            task.cancel()
+        await load.ended()
+        await harness.at_rest()

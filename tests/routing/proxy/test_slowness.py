@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from routing.schema import BreakerConfig
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
+from routing.core.parsing import is_stream
+from routing.schema import BreakerConfig, PrefixHashSettings
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.streams import WHOLE, Load, p99
@@ -59,6 +61,12 @@ def engines(replicas: list[FakeReplica]) -> list[Engine]:
     for replica, engine in zip(replicas, made, strict=True):
         replica.script = engine
     return made
+
+
+def about(number: int, *, stream: bool = True) -> bytes:
+    """A request that has a home of its own."""
+    message = {"role": "user", "content": f"You are expert number {number}. " * 20}
+    return json.dumps({"model": "tiny", "messages": [message], "stream": stream}).encode()
 
 
 async def is_out(harness: Harness, replica: str, within_s: float) -> None:
@@ -138,6 +146,42 @@ async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(fou
             assert harness.router.health.share("replica-0") < 1.0
         await load.ended()
         await harness.at_rest()
+
+
+async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: list[FakeReplica]) -> None:
+    """Three stay, without another byte, and it is tried by an answer that takes longer than ``stall_s``."""
+    well, released = Engine(), asyncio.Event()
+
+    async def forgetful(call: Call) -> None:
+        if is_stream(call.body):
+            await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+            await call.wait_gone()
+        else:
+            await released.wait()
+            await call.send(plain_answer(b"{}"))
+
+    for replica in two:
+        replica.script = well
+    breaker = BreakerConfig(stall_s=0.5, open_s=0.3, successes=1)
+    async with routed(config(two, breaker=breaker, settings=PrefixHashSettings(load_factor=10.0))) as harness:
+        homes = {(await harness.chat(about(number))).replica: number for number in range(20)}
+        here, there = (homes[replica.name] for replica in two)
+        two[0].script = forgetful
+        crawling = [asyncio.create_task(harness.chat(about(here))) for _ in range(3)]
+        async with going(Load(harness, rate=60, body=about(there))):
+            await is_out(harness, "replica-0", FOUND_S)
+            await harness.until(lambda: harness.router.health.is_up("replica-0"), "its trial")
+            trial = asyncio.create_task(harness.chat(about(here, stream=False)))
+            opened = harness.router.loop.time()
+            await harness.until(lambda: harness.router.loop.time() > opened + 1.0, "what was too slow to be found so")
+            assert causes(harness) == {"slow"}
+            assert harness.router.breakers.state("replica-0") == "half_open"
+            released.set()
+            assert (await trial).replica == "replica-0"
+        assert harness.router.breakers.opened == {("chat", "replica-0", "slow"): 1}
+        for stream in crawling:
+            stream.cancel()
+        await harness.until(lambda: harness.router.in_flight == 0, "all to have gone")
 
 
 async def test_when_all_crawl_half_stays_at_most(four: list[FakeReplica]) -> None:
