@@ -24,6 +24,11 @@ _LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # by engines;
     EmbeddingBody: (),
     ResponsesBody: ("max_output_tokens",),
 }
+_PROMPTS_IN: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
+    CompletionBody: ("prompt", "prompt_embeds"),
+    EmbeddingBody: ("input",),
+}
+_MEDIA_IN: Final = ("messages", "input", "previous_input_messages")
 _LOGPROBS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
 _remote: Final = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
 
@@ -60,16 +65,18 @@ def _check_number(field: str, value: Any, cap: int) -> None:
 
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
-    if isinstance(body, CompletionBody):
-        field, prompts = "prompt", body.prompt
-    elif isinstance(body, EmbeddingBody):
-        field, prompts = "input", body.input
-    else:
-        return
-    several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
-    count = len(prompts) if several else 1
-    if count > cap:
-        raise BodyError(field, f"{count} prompts in one request, at most {cap} here")
+    """Prompts count together, whatever they are given as; a body that gives none where they stand has one elsewhere."""
+    fields = _PROMPTS_IN.get(type(body), ())
+    count = max(1, sum(_prompts(getattr(body, field)) for field in fields))
+    if fields and count > cap:
+        raise BodyError(fields[0], f"{count} prompts in one request, at most {cap} here")
+
+
+def _prompts(given: Any) -> int:
+    """A text or token ids are one, and so is what is neither; a list of these is as many."""
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        return len(given)
+    return 0 if given is None else 1
 
 
 def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
@@ -83,8 +90,8 @@ def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
 
 def _media_urls(body: ParsedBody) -> Iterator[Any]:
     """Every URL in what a body gives the engine to look at, under whatever kind of part."""
-    for messages in (getattr(body, "messages", None), getattr(body, "input", None)):
-        if isinstance(messages, list):
+    for field in _MEDIA_IN:
+        if isinstance(messages := getattr(body, field, None), list):
             for message in messages:
                 yield from _urls(message.content if isinstance(message, Message) else message)
 

@@ -64,6 +64,14 @@ def test_prompts_are_counted_and_token_ids_are_one(path: str, field: str) -> Non
         assert caught.value.param == field
 
 
+def test_prompts_that_were_embedded_count_too() -> None:
+    for fields in ({"prompt_embeds": "AAAA"}, {"prompt_embeds": ["AAAA"], "prompt": "a"}, {"prompt_embeds": ["A", "B"]}):
+        check(COMPLETION, fields)
+    for fields in ({"prompt_embeds": ["A"] * 3}, {"prompt_embeds": ["A", "B"], "prompt": "a"}):
+        with pytest.raises(BodyError, match="3 prompts in one request, at most 2 here"):
+            check(COMPLETION, fields)
+
+
 def image(url: Any, kind: str = "image_url") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": kind, kind: url}]}]}
 
@@ -95,7 +103,11 @@ def test_media_comes_from_the_hosts_that_are_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [(CHAT, "messages"), (EMBEDDING, "messages"), (EMBEDDING, "input"), (RESPONSE, "input")]
+    ("path", "field"),
+    [
+        *((CHAT, "messages"), (EMBEDDING, "messages"), (EMBEDDING, "input")),
+        *((RESPONSE, "input"), (RESPONSE, "previous_input_messages")),
+    ],
 )
 def test_media_is_found_wherever_a_body_may_have_it(path: str, field: str) -> None:
     part = {"type": "input_image", "image_url": "https://evil.example/a"}
