@@ -54,8 +54,8 @@ class Gate:
         self.refused = dict.fromkeys(Refused, 0)
         self._clock = clock
         self._lines: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # since when each waits
-        self._gap_s: float | None = None  # between two ends, on average; None until two were seen
-        self._ended_at: float | None = None
+        self._gap_s: float | None = None  # between two ends of a full gate, on average; None until two were seen
+        self._ended_at: float | None = None  # when the latest of them was; None where there has been room since
         self.configure(config, share)
 
     def configure(self, config: ConcurrencyConfig, share: float = 1.0) -> None:
@@ -88,9 +88,9 @@ class Gate:
         if self._ended_at is not None:
             gap = now - self._ended_at
             self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
-        self._ended_at = now
         self.running -= 1
         self._admit()
+        self._ended_at = now if self.running >= self._max_running else None
 
     def withdraw(self, waiter: Waiter) -> bool:
         """Somebody in line wants no more; False if it is not in line."""

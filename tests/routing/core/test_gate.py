@@ -114,6 +114,25 @@ def test_the_wait_that_is_told_follows_the_pace() -> None:
     assert line.retry_after_s == 60
 
 
+def test_the_pace_is_that_of_a_gate_that_is_full() -> None:
+    clock = Clock()
+    line = gate(2, 100, clock=clock)
+    for _ in range(2):
+        for _ in range(6):
+            line.enter(Guest())
+        for _ in range(6):
+            clock.now += 0.5
+            line.leave()
+        for _ in range(3):
+            line.enter(Guest())
+            clock.now += 1000.0
+            line.leave()
+    for _ in range(30):
+        line.enter(Guest())
+
+    assert line.retry_after_s == 15, "0.5 s each for 28 that wait, and one's own"
+
+
 def test_a_share_of_the_limits_is_never_nothing() -> None:
     line = Gate(ConcurrencyConfig(max_running=10, max_waiting=3), Clock(), share=0.25)
     assert [line.enter(Guest()) for _ in range(5)] == [True] * 3 + [False] * 2
