@@ -79,14 +79,15 @@ class Breakers:
     def configure(self, pools: Iterable[PoolConfig]) -> None:
         """Go by these settings; breakers of replicas that stay keep their state."""
         self._pools = {}
-        for pool in pools:
-            names = tuple(ReplicaId(it.name) for it in pool.replicas if it.state is ReplicaState.ACTIVE)
-            settled = _Pool(pool.name, pool.breaker, names)
-            self._pools |= {ReplicaId(replica.name): settled for replica in pool.replicas}
+        for config in pools:
+            names = tuple(ReplicaId(it.name) for it in config.replicas if it.state is ReplicaState.ACTIVE)
+            pool = _Pool(config.name, config.breaker, names)
+            self._pools |= {ReplicaId(replica.name): pool for replica in config.replicas}
         self.opened = {key: count for key, count in self.opened.items() if key[1] in self._pools}
-        for replica in list(self.troubled):
+        for replica, breaker in list(self.troubled.items()):
             if replica in self._pools:
-                self.troubled[replica].settings = self._pools[replica].settings
+                pool = self._pools[replica]
+                breaker.pool, breaker.settings = pool.name, pool.settings
             else:
                 self._close(replica)
 

@@ -23,10 +23,12 @@ class Bench:
         self.breakers = Breakers(self.health, lambda: self.now, self.returned.append)
         self.configure(size, settings or BreakerConfig())
 
-    def configure(self, size: int, settings: BreakerConfig, state: ReplicaState = ReplicaState.ACTIVE) -> None:
+    def configure(
+        self, size: int, settings: BreakerConfig, state: ReplicaState = ReplicaState.ACTIVE, pool: str = "pool"
+    ) -> None:
         policy = PolicyConfig(name="p", revision=1, settings=RoundRobinSettings())
         replicas = tuple(ReplicaConfig(name=name, url="http://a", state=state) for name in names(size))
-        self.breakers.configure([PoolConfig(name="pool", policy=policy, replicas=replicas, breaker=settings)])
+        self.breakers.configure([PoolConfig(name=pool, policy=policy, replicas=replicas, breaker=settings)])
 
     def fail(self, replica: ReplicaId, times: int) -> list[bool]:
         return [self.breakers.failed(replica, "reset") for _ in range(times)]
@@ -174,6 +176,14 @@ def test_a_replica_that_leaves_the_configuration_is_forgotten() -> None:
     bench.configure(3, BreakerConfig())
     assert (bench.breakers.troubled, bench.breakers.opened, bench.health.is_up(D)) == ({}, {}, True)
     assert not bench.breakers.failed(D, "reset")
+
+
+def test_a_replica_that_moves_to_another_pool_counts_there_from_then_on() -> None:
+    bench = Bench(4)
+    bench.half_open()
+    bench.configure(4, BreakerConfig(), pool="other")
+    bench.breakers.failed(A, "reset", was_trial=bench.breakers.sent(A))
+    assert bench.breakers.opened == {("pool", A, Cause.FAILURES): 1, ("other", A, Cause.TRIAL): 1}
 
 
 def test_whatever_happens_half_of_the_pool_takes_requests_and_books_agree() -> None:
