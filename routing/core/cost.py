@@ -10,9 +10,9 @@ room thus prefills something long and new at several replicas at once, and a bus
 
 Whatever the figures are, the cost grows with the load and falls with what the replica holds of the prompt, so the least
 is found among few. Where those who hold the longest known opening are few, and one of them costs less than an idle
-replica without it would, at whatever price, nobody else is looked at. Otherwise up to ``EVERYBODY`` candidates all are
-compared, of more the prompt's home and a shortlist (``shortlist.py``). Whoever costs least but had more than its share
-of late may give the request up (``recent.py``).
+replica without it would, at whatever price, nobody else is looked at. Otherwise all are compared where they are no more
+than ``MOST_COMPARED``, of more the prompt's home and a shortlist (``shortlist.py``). Whoever costs least but had more
+than its share of late may give the request up (``recent.py``).
 
 Costs that differ by less than ``TIE_S``, and by less than rates are off, count as equal; where nothing waits at the
 cheapest, also those that differ by a part of the prompt's own prefill, for what runs there counts little beside it, and
@@ -35,7 +35,8 @@ from routing.core.load import Load
 from routing.core.recent import WORTH
 from routing.core.residency import Match
 from routing.core.ring import HashRing
-from routing.core.shortlist import ANYBODY, EVERYBODY, HOLDERS, bits_of, shortlist
+from routing.core.runs import EVERYBODY
+from routing.core.shortlist import HOLDERS, MOST_COMPARED, bits_of, shortlist
 from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
 
 LOOKS: Final = 3  # replicas that a next request is taken to choose among
@@ -119,7 +120,7 @@ class CostRule:
         candidates = asked.candidates
         now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
         members = candidates.members
-        if len(members) > EVERYBODY:
+        if len(members) > MOST_COMPARED:
             members = [cheapest, *self._shortlist(asked, recent.modest())]
         costs = self._costs(members, asked)
         limit = costs[members.index(cheapest)] + WORTH * recent.excess(cheapest) / speed
@@ -150,7 +151,7 @@ class CostRule:
     def _costs(self, members: Sequence[Member], asked: Question) -> list[float]:
         candidates, match = asked.candidates, asked.match
         terms, busy = self._terms(members, match, asked.prompt_tokens, candidates.now_s())
-        busy_ratio = busy / len(terms) if len(candidates) <= EVERYBODY else candidates.busy_ratio
+        busy_ratio = busy / len(terms) if len(candidates) <= MOST_COMPARED else candidates.busy_ratio
         price = self.base + (self.alpha - self.base) * max(busy_ratio**LOOKS, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
@@ -183,11 +184,11 @@ class CostRule:
         if members:
             return members, costs
         members = asked.candidates.members
-        if len(members) > EVERYBODY:
+        if len(members) > MOST_COMPARED:
             members = self._shortlist(asked)
         return members, self._costs(members, asked)
 
-    def _shortlist(self, asked: Question, among: int = ANYBODY) -> list[Member]:
+    def _shortlist(self, asked: Question, among: int = EVERYBODY) -> list[Member]:
         """Whom to compare where there are many; the prompt's home is one of them, where it is near."""
         home = self._home(asked)
         chosen = shortlist(asked.match, asked.key, asked.candidates, among)

@@ -14,13 +14,13 @@ from typing import Final
 
 from routing.core.candidates import Candidates, Member
 from routing.core.residency import Match
+from routing.core.runs import EVERYBODY
 
-EVERYBODY: Final = 16  # candidates up to which all are compared
+MOST_COMPARED: Final = 16  # candidates up to which all are compared
 HOLDERS: Final = 4  # compared of each of two depths
-ANYBODY: Final = -1  # a mask with every bit
 
 
-def shortlist(match: Match, key: int, candidates: Candidates, among: int = ANYBODY) -> list[Member]:
+def shortlist(match: Match, key: int, candidates: Candidates, among: int = EVERYBODY) -> list[Member]:
     """Whom to compare, some perhaps twice; of holders only those with their bits in ``among``."""
     chosen = [candidates.by_name[candidates.least_loaded()]]
     unseen = candidates.mask & among

@@ -65,7 +65,11 @@ def test_prompts_are_counted_and_token_ids_are_one(path: str, field: str) -> Non
 
 
 def test_prompts_that_were_embedded_count_too() -> None:
-    for fields in ({"prompt_embeds": "AAAA"}, {"prompt_embeds": ["AAAA"], "prompt": "a"}, {"prompt_embeds": ["A", "B"]}):
+    for fields in (
+        {"prompt_embeds": "AAAA"},
+        {"prompt_embeds": ["AAAA"], "prompt": "a"},
+        {"prompt_embeds": ["A", "B"]},
+    ):
         check(COMPLETION, fields)
     for fields in ({"prompt_embeds": ["A"] * 3}, {"prompt_embeds": ["A", "B"], "prompt": "a"}):
         with pytest.raises(BodyError, match="3 prompts in one request, at most 2 here"):

@@ -14,7 +14,7 @@ from routing.core.rates import DEFAULT_RATE
 from routing.core.recent import FEW, SHARE, WORTH
 from routing.core.residency import Residency
 from routing.core.ring import HashRing
-from routing.core.shortlist import EVERYBODY
+from routing.core.shortlist import MOST_COMPARED
 from routing.core.types import Reason, ReplicaId
 from tests.routing.building import names, told
 from tests.routing.core.fleet import PROMPT, Fleet
@@ -24,7 +24,7 @@ TIE_TOKENS = TIE_S * DEFAULT_RATE
 
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
 holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
-places = st.integers(0, 2 * EVERYBODY + 7)
+places = st.integers(0, 2 * MOST_COMPARED + 7)
 pasts = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)  # requests that ended
 
 
@@ -64,7 +64,7 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
 
 @settings(deadline=None)  # a ring of many replicas takes long to build
 @given(
-    st.sampled_from([2, 4, EVERYBODY + 2, 2 * EVERYBODY + 8]),
+    st.sampled_from([2, 4, MOST_COMPARED + 2, 2 * MOST_COMPARED + 8]),
     st.sampled_from([1.0, 2.0]),
     st.lists(st.tuples(places, st.integers(0, 2000)), max_size=12),
     st.lists(st.tuples(places, st.integers(0, 10)), max_size=9),
@@ -129,7 +129,7 @@ def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_t
     assert fleet.choose(100).replica != a
 
 
-@pytest.mark.parametrize("count", [4, EVERYBODY + 4])
+@pytest.mark.parametrize("count", [4, MOST_COMPARED + 4])
 def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_not_at_all_of_them(count: int) -> None:
     fleet = Fleet(count, block_tokens=1000)
     chosen = set()
@@ -226,7 +226,7 @@ def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -
     assert max(homes.values()) < 150
 
 
-@pytest.mark.parametrize("count", [3, EVERYBODY - 1, EVERYBODY, EVERYBODY + 1, 3 * EVERYBODY])
+@pytest.mark.parametrize("count", [3, MOST_COMPARED - 1, MOST_COMPARED, MOST_COMPARED + 1, 3 * MOST_COMPARED])
 def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(count: int) -> None:
     fleet, grown = Fleet(count), Fleet(count + 1)
     moved = Counter()
@@ -239,7 +239,7 @@ def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(co
     assert 0.5 * 40 * count / (count + 1) < moved.total() < 1.5 * 40 * count / (count + 1)
 
 
-@pytest.mark.parametrize("count", [4, EVERYBODY + 1, 3 * EVERYBODY])
+@pytest.mark.parametrize("count", [4, MOST_COMPARED + 1, 3 * MOST_COMPARED])
 def test_a_replica_that_goes_down_moves_its_own_homes_alone(count: int) -> None:
     fleet = Fleet(count)
     rest = fleet.candidates.without({fleet.names[0]})
@@ -250,7 +250,7 @@ def test_a_replica_that_goes_down_moves_its_own_homes_alone(count: int) -> None:
 
 
 def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
-    fleet = Fleet(EVERYBODY * 5)
+    fleet = Fleet(MOST_COMPARED * 5)
     *busy, holder, idle = fleet.names
     for name in busy:
         fleet.wait(name, 5000)
@@ -263,7 +263,7 @@ def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
 
 
 def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
-    fleet = Fleet(EVERYBODY * 5)
+    fleet = Fleet(MOST_COMPARED * 5)
     for name in fleet.names:
         fleet.hold(name, 10)
         if name != fleet.names[33]:

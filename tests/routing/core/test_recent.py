@@ -6,12 +6,12 @@ import pytest
 
 from routing.core.load import MOST_WEIGHT, RECENT_S, LoadBook
 from routing.core.recent import FEW, SHARE, WORTH
-from routing.core.shortlist import EVERYBODY
+from routing.core.shortlist import MOST_COMPARED
 from routing.core.types import Reason
 from tests.routing.building import names
 from tests.routing.core.fleet import Fleet
 
-MANY = 2 * EVERYBODY + 8
+MANY = 2 * MOST_COMPARED + 8
 
 
 @pytest.mark.parametrize("count", [4, 16, MANY])
