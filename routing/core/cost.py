@@ -63,7 +63,7 @@ class Question:
 
     def hit_tokens(self, member: Member) -> int:
         """Tokens of the prompt that a member holds."""
-        return min(self.match.tokens(member.bit), self.prompt_tokens)
+        return self.match.tokens(member.bit, self.prompt_tokens)
 
 
 class CostRule:

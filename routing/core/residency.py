@@ -47,11 +47,11 @@ class Match:
         """Mask of everybody who holds at least a block."""
         return self.levels[0][1] if self.levels else 0
 
-    def tokens(self, bit: int) -> int:
-        """Tokens that the replica with this bit holds."""
+    def tokens(self, bit: int, prompt_tokens: int) -> int:
+        """Tokens that the replica with this bit holds, at most the prompt's, whose length is an estimate."""
         for blocks, mask in reversed(self.levels):
             if mask & bit:
-                return blocks * self.block_tokens
+                return min(blocks * self.block_tokens, prompt_tokens)
         return 0
 
 

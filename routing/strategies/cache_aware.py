@@ -58,7 +58,7 @@ class CacheAware:
     def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt."""
         match = self.residency.match(keys.chain)
-        return [Weighed(self._hit(match, candidates.by_name[name], keys)) for name in replicas]
+        return [Weighed(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in replicas]
 
     def _preferred(
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
@@ -73,6 +73,3 @@ class CacheAware:
             unseen &= ~holders
             if members:
                 yield min(members, key=lambda member: candidates.work(member.replica)), hit_tokens
-
-    def _hit(self, match: Match, member: Member, keys: Keys) -> int:
-        return min(match.tokens(member.bit), keys.prompt_tokens)

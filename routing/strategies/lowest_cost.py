@@ -41,6 +41,4 @@ class LowestCost:
         match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
         members = [candidates.by_name[name] for name in replicas]
         costs = self.rule.costs(members, match, tokens, candidates)
-        return [
-            Weighed(min(match.tokens(member.bit), tokens), cost) for member, cost in zip(members, costs, strict=True)
-        ]
+        return [Weighed(match.tokens(member.bit, tokens), cost) for member, cost in zip(members, costs, strict=True)]

@@ -26,7 +26,7 @@ def held(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
     """Blocks of a prompt that each of the replicas holds."""
     match = residency.match(chain(prompt))
     found = [residency.holding(replica) for replica in replicas]
-    return [match.tokens(holding.bit) // residency.block_tokens if holding else 0 for holding in found]
+    return [match.tokens(holding.bit, 1_000_000) // residency.block_tokens if holding else 0 for holding in found]
 
 
 def filled(capacity: int = ROOMY, **bounds) -> Residency:
