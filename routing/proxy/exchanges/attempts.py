@@ -89,7 +89,7 @@ class Attempts:
         if record.retries >= self._serving.limits.retries:
             return None
         try:
-            decision = self._serving.placement.decide(self._wanted, router.health, self._tried)
+            decision = self._untried()
         except NoReplicaError:
             return None
         if not router.retry_budget.spend():
@@ -98,3 +98,13 @@ class Attempts:
         self.held = b""
         self._retried_stale = False
         return decision
+
+    def _untried(self) -> Decision:
+        """A replica that was not tried; where there is none, one that was to warm up first. NoReplicaError."""
+        decide, health = self._serving.placement.decide, self._router.health
+        try:
+            return decide(self._wanted, health, self._tried)
+        except NoReplicaError as missing:
+            if not self._router.lets_in(missing.pool):
+                raise
+        return decide(self._wanted, health, self._tried)

@@ -24,7 +24,7 @@ from routing.schema import (
     WarmUp,
 )
 from tests.fakes.control_plane import control_plane
-from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer
+from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer, resetting
 from tests.routing.proxy.api_keys import api_key, bearer
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.scraped import samples
@@ -204,6 +204,23 @@ async def test_one_that_goes_down_meanwhile_begins_anew_when_it_is_back(three: l
         assert (await ended(harness, new.name)) == {"withdrawn": 1, "complete": 1}
 
     assert sorted(asked(sent_to_warm(new)[2:])) == sorted(opening(number) for number in own)
+
+
+async def test_where_all_others_fail_a_request_it_takes_that_at_once(three: list[FakeReplica]) -> None:
+    """Though their health checks are well, and say so until they know better."""
+    async with taught(three) as (harness, new):
+
+        async def hanging_on_warm_ups(call: Call) -> None:
+            await (call.wait_gone() if call in sent_to_warm(new) else call.send(plain_answer(b"{}")))
+
+        new.script = hanging_on_warm_ups
+        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
+        await new.wait_calls(2)
+        for replica in three[:2]:
+            replica.script = resetting
+        answer = await harness.chat(body(0))
+        assert (answer.status, answer.replica) == (200, "replica-2")
+        assert (await ended(harness, new.name)) == {"needed": 1}
 
 
 async def test_where_nobody_else_can_serve_it_takes_traffic_at_once(three: list[FakeReplica]) -> None:
