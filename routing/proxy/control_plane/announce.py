@@ -57,6 +57,7 @@ async def keep_announcing(router: View, what: Announcement, spool: Spool) -> Non
     async with aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session:
         while True:
             waiting = len(spool)
+            spool.news.clear()  # what comes from now on is news, also while this is told
             problem = await _announce(session, url, router, what, spool)
             if problem not in said:
                 said = {None} if problem is None else {*said, problem} - {None}
@@ -70,8 +71,6 @@ async def keep_announcing(router: View, what: Announcement, spool: Spool) -> Non
 
 async def _until_news(spool: Spool, *, has_more: bool) -> None:
     """A heartbeat's time, or less where there are events to tell; ``has_more``: some were taken, and some are left."""
-    if not has_more:
-        spool.news.clear()
     await asyncio.sleep(min(NEWS_PAUSE_S, HEARTBEAT_S))
     if not has_more:
         with suppress(TimeoutError):

@@ -121,6 +121,29 @@ async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_not
         task.cancel()
 
 
+async def test_what_happens_during_an_announcement_waits_for_no_heartbeat(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(announce, "HEARTBEAT_S", 600.0)
+    monkeypatch.setattr(announce, "NEWS_PAUSE_S", 0.01)
+    spool = Spool(tmp_path, "boot")
+    heard: list[list[str]] = []
+
+    async def listen(request: web.Request) -> web.Response:
+        events = (await request.json())["events"]
+        heard.append([happened["kind"] for happened in events])
+        if len(heard) == 1:
+            spool.add("meanwhile")
+        return web.json_response({"events_taken": len(events)})
+
+    async with answering(listen) as url, routed(config([replica])) as harness:
+        what = Announcement(url, "a", "d", "1.0", None)
+        task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+        await harness.until(lambda: len(heard) == 2, "a second announcement")
+        task.cancel()
+    assert heard == [[], ["meanwhile"]]
+
+
 def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
     pauses = [announce._pause_s(failures) for failures in (1, 2, 3, 50, 0)]
     assert pauses[0] < 1
