@@ -23,7 +23,7 @@ from routing.core.types import ReplicaId
 BLOCK_TOKENS: Final = 64  # of a block of the canonical prompt, as its length is estimated
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS: Final = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
-MAX_ENTRIES: Final = 262_144  # runs of all replicas together; about 0.7 KiB each where no two share one
+MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, where no two share one
 TTL_S: Final = 1200.0  # since last used
 
 

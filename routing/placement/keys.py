@@ -15,7 +15,7 @@ from routing.schema import Tier1
 
 
 class RequestKeys:
-    """The keys of one request. Computed when asked, and then kept."""
+    """The keys of one request. Computed when asked; what is asked twice is kept."""
 
     __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
 

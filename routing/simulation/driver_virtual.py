@@ -1,4 +1,7 @@
-"""The engine model in virtual time: replay a list of requests over N engines as fast as the CPU allows.
+"""The engine model in virtual time: replay a list of requests over N engines, without waiting.
+
+This is the plain reading of the model, by which tests judge it against other simulators, and ``whatif/``, which is 50
+times as fast, against it.
 
 Theory of operation. Arrivals are sorted; each engine has at most one step in progress, and a heap holds when those
 end. Between two arrivals nothing can change an engine but its own steps, so an engine may take equal decode steps in

@@ -10,7 +10,7 @@ from routing.core.types import Choice, PrefixHash, ReplicaId
 
 
 class Keys(Protocol):
-    """What a strategy may ask about a request. Computed when asked, and then kept."""
+    """What a strategy may ask about a request. Computed when asked; what is asked twice is kept."""
 
     @property
     def session(self) -> PrefixHash | None:

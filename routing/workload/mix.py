@@ -9,7 +9,7 @@
 * ``batch-summaries`` puts ever new texts behind a few long instructions with worked examples.
 
 The sizes are chosen for four stand-in replicas of the default capacity (131,072 tokens each): all tier-1 prompts
-together are about 2.5 times what one replica holds, and well under what the four hold. README.md has the figures.
+together are about twice what one replica holds, and half of what the four hold. README.md has the figures.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _chat_turn(rng: random.Random, number: str, index: int) -> Turn:
 
 @cache
 def _tools(team: int) -> tuple[dict[str, Any], ...]:
-    """A team's tools: about 230 tokens each."""
+    """A team's tools: about 245 tokens each."""
     return tuple(
         {
             "type": "function",
