@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from routing.core.breaker import State
-from routing.proxy.admin.view import about_lines, warming_of
+from routing.proxy.admin.view import about_lines
 from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
 from routing.proxy.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header
@@ -66,7 +66,8 @@ class WorkersView:
     @property
     def warming(self) -> dict[str, dict[str, int]]:
         """How far each replica is that warms up, by name, when the workers were last seen."""
-        return warming_of(merged_rows(member.rows for member in self._supervisor.members))
+        rows = merged_rows(member.rows for member in self._supervisor.members)
+        return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""

@@ -126,10 +126,10 @@ class Worker:
 
     async def _look(self, _: Any) -> Any:
         """What there is to see."""
-        text = "\n".join(await in_turns(self._view.figures()))
+        rows = await self._view.replicas()
+        text = "\n".join(await in_turns(self._view.figures(rows)))
         ring = self.router.decisions
         dropped = ring.after(0, 0)["dropped"]
-        rows = await self._view.replicas()
         return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:

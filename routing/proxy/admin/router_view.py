@@ -12,7 +12,7 @@ from routing.core.load import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.proxy.admin.explain import explain
-from routing.proxy.admin.view import about_lines, warming_of
+from routing.proxy.admin.view import about_lines
 from routing.proxy.configuration.store import Applied, ConfigStore, Source
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.metrics.exposition import PREFIX, header, labels
@@ -55,11 +55,12 @@ class RouterView:
     @property
     def warming(self) -> dict[str, dict[str, int]]:
         """How far each replica is that warms up, by name."""
-        return warming_of(self.replica_rows())
+        return self._router.all_warm_ups.under_way()
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
-        return "\n".join(await in_turns(chain(about_lines(self, self._version), self.figures()))) + "\n"
+        about, figures = about_lines(self, self._version), self.figures(await self.replicas())
+        return "\n".join(await in_turns(chain(about, figures))) + "\n"
 
     @property
     def health_epoch(self) -> int | None:
@@ -68,7 +69,7 @@ class RouterView:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
-        return await in_turns(self.replica_rows())
+        return await in_turns(self._replica_rows())
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first, with this part of their block hashes."""
@@ -81,7 +82,7 @@ class RouterView:
 
     # --- rows and lines ---
 
-    def figures(self) -> Iterator[str]:
+    def figures(self, replicas: list[dict[str, Any]]) -> Iterator[str]:
         """What was counted, and what is now; without what tells this router from others. Take it ``in_turns``."""
         router = self._router
         router.metrics.prune(router.knows)
@@ -89,13 +90,12 @@ class RouterView:
         yield from self._failure_lines()
         yield from router.all_gates.lines()
         yield from router.all_warm_ups.lines()
-        yield from self._replica_lines()
+        yield from _replica_lines(replicas)
         yield from header("tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check.")
         yield f"{PREFIX}tasks {len(asyncio.all_tasks())}"
         yield from process_lines()
 
-    def replica_rows(self) -> Iterator[dict[str, Any]]:
-        """The replicas of all pools. Take it ``in_turns``."""
+    def _replica_rows(self) -> Iterator[dict[str, Any]]:
         router, serving = self._router, self._router.serving
         for pool in serving.config.pools if serving else ():
             for replica in pool.replicas:
@@ -130,29 +130,29 @@ class RouterView:
         yield from header("connections_refused_total", "counter", "Connections over an address's limit.")
         yield f"{PREFIX}connections_refused_total {router.addresses.refused}"
 
-    def _replica_lines(self) -> Iterator[str]:
-        rows = list(self.replica_rows())
-        gauges: tuple[tuple[str, str, Callable[[dict[str, Any]], object]], ...] = (
-            ("replica_up", "Whether a replica answers its health check.", lambda row: int(row["health"] == "up")),
-            (
-                "replica_out",
-                "Whether a replica's breaker keeps requests away.",
-                lambda row: int(row["breaker"] != State.CLOSED),
-            ),
-            ("replica_share_ratio", "Part of its weight that a replica has.", lambda row: row["share"]),
-            ("in_flight", "Requests sent to a replica and not ended.", lambda row: row["running"]),
-            ("waiting_tokens", "Estimated prompt tokens without a first byte yet.", lambda row: row["waiting_tokens"]),
-        )
-        for name, text, value in gauges:
-            yield from header(name, "gauge", text)
-            for row in rows:
-                if name == "replica_up" and row["health"] == "unknown":
-                    continue
-                where = labels(pool=row["pool"], replica=row["name"])
-                yield f"{PREFIX}{name}{{{where}}} {value(row)}"
-
 
 def _loads(book: LoadBook, replica: ReplicaConfig) -> list[tuple[int, int]]:
     """Requests and waiting tokens that this process has at each rank of a replica."""
     loads = [book.load(target.id) for target in targets_of(replica)]
     return [(load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens) for load in loads]
+
+
+def _replica_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    gauges: tuple[tuple[str, str, Callable[[dict[str, Any]], object]], ...] = (
+        ("replica_up", "Whether a replica answers its health check.", lambda row: int(row["health"] == "up")),
+        (
+            "replica_out",
+            "Whether a replica's breaker keeps requests away.",
+            lambda row: int(row["breaker"] != State.CLOSED),
+        ),
+        ("replica_share_ratio", "Part of its weight that a replica has.", lambda row: row["share"]),
+        ("in_flight", "Requests sent to a replica and not ended.", lambda row: row["running"]),
+        ("waiting_tokens", "Estimated prompt tokens without a first byte yet.", lambda row: row["waiting_tokens"]),
+    )
+    for name, text, value in gauges:
+        yield from header(name, "gauge", text)
+        for row in rows:
+            if name == "replica_up" and row["health"] == "unknown":
+                continue
+            where = labels(pool=row["pool"], replica=row["name"])
+            yield f"{PREFIX}{name}{{{where}}} {value(row)}"

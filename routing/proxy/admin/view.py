@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from routing import build
@@ -62,11 +62,6 @@ class View(Protocol):
     async def explain(self, asked: bytes) -> dict[str, Any]:
         """The decision that a request would get now; RefusalError if it gets none."""
         ...
-
-
-def warming_of(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Out of the replicas' rows, how far each is that warms up."""
-    return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
 
 
 def about_lines(view: View, version: str) -> Iterator[str]:

@@ -112,7 +112,6 @@ class ReplicaLink:
         self._open: set[Upstream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.last_end_at = 0.0  # of a complete answer, in loop time
-        self.made = 0  # connections, ever
 
     @property
     def connections(self) -> int:
@@ -212,5 +211,4 @@ class ReplicaLink:
             caller.connect_failed("its host name cannot be resolved", ours=False)
             return
         self._open.add(upstream)
-        self.made += 1
         caller.connected(upstream)

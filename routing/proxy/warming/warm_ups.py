@@ -189,6 +189,10 @@ class WarmUps:
         warm_up = self._running.get(replica)
         return None if warm_up is None else msgspec.structs.asdict(warm_up.progress)
 
+    def under_way(self) -> dict[str, dict[str, int]]:
+        """How far each replica is that warms up, by name."""
+        return {name: msgspec.structs.asdict(warm_up.progress) for name, warm_up in self._running.items()}
+
     def lines(self) -> Iterator[str]:
         """Figures, where any pool warms up."""
         if not self._pools:

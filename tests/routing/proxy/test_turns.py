@@ -8,11 +8,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.loop import turns
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.metrics.metrics import Outcome
+from routing.schema import ReplicaConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 
@@ -68,6 +70,18 @@ async def test_requests_have_their_turns_while_decisions_and_replicas_are_writte
         assert await turns_of(view.replicas()) >= 2
         assert await turns_of(view.decisions(0, 10, 1.0)) >= 5
         assert await view.decisions(1, 3, 0.5) == ring.after(1, 3, 0.5)
+
+
+async def test_requests_have_their_turns_while_the_figures_of_many_replicas_are_looked_up(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SLICE_S", 0.0)
+    whole = config([replica])
+    members = tuple(ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(50))
+    async with routed(replace(whole, pools=(replace(whole.pools[0], replicas=members),))) as harness:
+        view = harness.server.data.view
+        lines = len((await view.metrics()).splitlines())
+        assert await turns_of(view.metrics()) >= lines + len(members)
 
 
 async def turns_of(work: Coroutine[Any, Any, object]) -> int:
