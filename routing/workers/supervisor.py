@@ -202,6 +202,8 @@ class Supervisor:
             async with self.store.lock:
                 await self.configuration.bring_up_to_date(member)
                 self._check_needed()
+                if member not in self._members:
+                    raise OSError(f"worker {slot} ended before it could accept")
                 member.is_ready = True
                 before, self._slots[slot] = self._slots[slot], member
         except (*GONE, DeclinedError) as error:
@@ -209,6 +211,7 @@ class Supervisor:
         finally:
             if not member.is_ready:
                 member.kill()
+        event(logger, "worker_started", worker=slot, pid=member.process.pid)
         await self._note_change()
         await self._share_sockets()
         if before is not None and before in self._members:
@@ -225,7 +228,6 @@ class Supervisor:
             finally:
                 if not member.has_begun:
                     member.kill()
-        event(logger, "worker_started", worker=slot, pid=member.process.pid)
         return member
 
     async def _start(self, slot: int) -> Member:

@@ -331,6 +331,20 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
         assert len(started) == 2
 
 
+async def test_a_successor_that_dies_while_a_configuration_is_taken_has_one_too(tmp_path: Path) -> None:
+    """It waits for the end of that, and where nothing comes of it there is nothing to ask it."""
+    async with supervised(tmp_path, None) as supervisor:
+        known = set(supervisor.members)
+        async with supervisor.store.lock:
+            supervisor.ready[0].kill()
+            await until(lambda: set(supervisor.members) - known, "a successor")
+            (successor,) = set(supervisor.members) - known
+            successor.kill()
+            await until(lambda: successor not in supervisor.members, "its end")
+        await until(lambda: len(supervisor.ready) == 2, "a worker in each slot")
+        await until(lambda: set(supervisor.ready) <= set(supervisor.members), "workers that are there")
+
+
 async def test_a_channel_says_why_there_is_no_answer() -> None:
     async def answer(question: str, content: Any) -> Any:
         if question == "decline":
