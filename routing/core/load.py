@@ -110,7 +110,7 @@ class Ticket:
             self._leave_line()
             self._running = 0
             self._load.running -= 1
-            self._book.ended(self, self._load)
+            self._book.changed(self._load)
 
     @property
     def load(self) -> Load:
@@ -151,7 +151,6 @@ class LoadBook:
         self._weighed_until_s = self._weighed_since_s  # until when it counts what it does now
         self._prefill = PrefillRate()  # of all replicas together
         self._loads: dict[ReplicaId, Load] = {}
-        self._tickets: set[Ticket] = set()
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
         self.position = 0  # how many changes there have been: where a reader that is up to date stands
@@ -179,7 +178,6 @@ class LoadBook:
         if now_s > self._weighed_until_s:
             self._weigh(now_s)
         load.recent += self.weight_now
-        self._tickets.add(ticket)
         self.changed(load)
         return ticket
 
@@ -196,13 +194,16 @@ class LoadBook:
         kept = set(replicas)
         self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
 
-    def audit(self) -> dict[ReplicaId, tuple[int, int]]:
-        """Replicas whose load differs from the sum of their live tickets, by how much; empty when all is well."""
+    def audit(self, tickets: Iterable[Ticket] = ()) -> dict[ReplicaId, tuple[int, int]]:
+        """Replicas whose load differs from the sum of these tickets, by how much; empty when all is well.
+
+        ``tickets`` are those of all requests under way; the book itself keeps none.
+        """
         off = {
             load.replica: [load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens]
             for load in self._loads.values()
         }
-        for ticket in self._tickets:
+        for ticket in tickets:
             running, waiting_tokens = ticket.share
             difference = off.setdefault(ticket.load.replica, [0, 0])
             difference[0] -= running
@@ -233,8 +234,3 @@ class LoadBook:
         if len(journal) >= 2 * JOURNAL_ENTRIES:
             del journal[:JOURNAL_ENTRIES]
             self._journal_start += JOURNAL_ENTRIES
-
-    def ended(self, ticket: Ticket, load: Load) -> None:
-        """Note that a ticket's request is over."""
-        self._tickets.discard(ticket)
-        self.changed(load)

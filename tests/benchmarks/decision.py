@@ -82,7 +82,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
     requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
     choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
     full_us = least_us(lambda: router.place(next(bodies)))
-    if router.book.audit():
+    if router.book.audit(router.running):
         raise AssertionError("the load book is off")
     name = f"{settings.name}, one hot key" if openings == 1 else settings.name
     print(f"{kib:>4} KiB {replicas:>8}  {name:<32} {choose_us:>10.1f} {full_us:>10.1f} {limit_us:>9.0f}", flush=True)
@@ -98,7 +98,7 @@ class Router:
         self.book = LoadBook()
         self.health = HealthBook()
         self.placement = Placement(config, self.book)
-        self._running: deque[Ticket] = deque()
+        self.running: deque[Ticket] = deque()
         self._limit = replicas * IN_FLIGHT
 
     def request(self, body: bytes) -> PlacementRequest:
@@ -112,9 +112,9 @@ class Router:
         decision = self.placement.decide(request, self.health)
         ticket = self.placement.dispatch(decision)
         ticket.first_byte()
-        self._running.append(ticket)
-        if len(self._running) > self._limit:
-            self._running.popleft().end()
+        self.running.append(ticket)
+        if len(self.running) > self._limit:
+            self.running.popleft().end()
         return decision
 
 

@@ -68,12 +68,12 @@ async def test_what_one_has_in_flight_the_other_sees() -> None:
     pair = Pair()
     one, other = (router.loads for router in pair.routers)
     first, second = one.dispatch(A, 0), other.dispatch(A, 100)
-    other.dispatch(B, 0)
+    third = other.dispatch(B, 0)
     pair.exchange()
     assert [running for running, _ in pair.seen(0)] == [2, 1]
     assert pair.seen(0)[0][1] in range(1, 101)  # of 100 tokens, those that are not prefilled yet
     assert pair.seen(1) == [(2, 100), (1, 0)]
-    assert one.audit() == other.audit() == {}
+    assert one.audit([first]) == other.audit([second, third]) == {}
 
     second.end()
     pair.exchange()
