@@ -2,10 +2,11 @@
 
 Theory of operation. One task per replica asks its health path, on a connection of its own each time, because a kept
 one says nothing about new ones. ``failures`` bad findings in a row make a replica down, ``successes`` good ones make
-it up; a replica never asked counts as up. Requests that cannot connect make the task ask at once. If that check finds
-the same, they are one bad finding more, however many they were; else they were a moment's affair, such as a queue of
-newcomers that overflowed, and cost a well replica nothing. A replica that is down is no candidate, even if all are:
-then clients get a 503 that names the pool. It is asked on, at the same interval, so no pool stays dark on old news.
+it up; a replica never asked counts as up. Requests that cannot connect make the task ask at once, ``AGAIN_S`` after it
+last did at the soonest. If that check finds the same, they are one bad finding more, however many they were; else they
+were a moment's affair, such as a queue of newcomers that overflowed, and cost a well replica nothing. A replica that is
+down is no candidate, even if all are: then clients get a 503 that names the pool. It is asked on, at the same interval,
+so no pool stays dark on old news.
 
 A replica with too much to do may be late with its health check while its answers come. Such a silence is no finding:
 under overload it would strike all replicas at once, and take the whole pool down for being busy.
@@ -17,6 +18,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +33,8 @@ from routing.proxy.replicas.asking import asked
 from routing.proxy.replicas.link import Address
 from routing.proxy.sockets.tls import reason_of
 from routing.schema import HealthCheck
+
+AGAIN_S = 0.1  # between two questions at least, however many requests fail
 
 logger = logging.getLogger(__name__)
 
@@ -136,11 +140,11 @@ class HealthChecks:
                 self._found_good(target)
             elif reason != _silence(target.check) or self._progress_at(target.name) < began_at:
                 self._found_bad(target, reason, findings=2 if was_refused else 1)
-            try:
-                async with asyncio.timeout(target.check.interval_s * random.uniform(0.9, 1.1)):  # noqa: S311 - no secret
+            interval_s = target.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
                     await finding.ask_now.wait()
-            except TimeoutError:
-                continue
+            await asyncio.sleep(began_at + min(AGAIN_S, interval_s) - time())
 
     async def _learn_adapters(self, target: Target) -> None:
         held = await held_adapters.held_adapters(target.address, target.adapters, target.check.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import pytest
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
-from routing.proxy.replicas.health import HealthChecks, Target, probe
+from routing.proxy.replicas.health import AGAIN_S, HealthChecks, Target, probe
 from routing.proxy.replicas.link import Address
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
@@ -84,6 +85,18 @@ async def test_connections_that_fail_and_a_check_that_finds_the_same_take_it_dow
         replica.kill()
         checks.connect_failed(replica.name)
         await until(lambda: not book.is_up(ReplicaId(replica.name)))
+
+
+async def test_requests_that_fail_one_after_the_other_have_it_asked_ten_times_a_second_at_most(
+    replica: FakeReplica,
+) -> None:
+    async with checked(replica, HealthCheck(interval_s=3600)) as (checks, _):
+        begun = time.monotonic()
+        for number in range(2, 5):
+            while replica.probes < number:
+                checks.suspect(replica.name)
+                await asyncio.sleep(0)
+        assert time.monotonic() - begun >= 2 * AGAIN_S
 
 
 async def test_connections_that_fail_and_one_check_are_two_findings_however_many_they_are(replica: FakeReplica) -> None:
