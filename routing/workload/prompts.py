@@ -11,7 +11,7 @@ after the first block): the template's end must not eat into a block that others
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from routing.workload.job import Job
@@ -78,8 +78,7 @@ class TraceWorkload:
         start_s = 0.0
         while True:
             for request in self.requests:
-                at_s = start_s + request.at_s
-                yield Job(at_s, TraceScript(replace(request, at_s=at_s)), 0, request.output_tokens)
+                yield Job(start_s + request.at_s, TraceScript(request), 0, request.output_tokens)
             if not self.loop:
                 return
             start_s += round_s
