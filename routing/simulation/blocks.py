@@ -50,11 +50,6 @@ class BlockPool:
         return None if self.capacity is None else self.capacity - self.held
 
     @property
-    def cached_keys(self) -> int:
-        """Distinct keys that a lookup would find."""
-        return len(self._cached)
-
-    @property
     def usage_ratio(self) -> float:
         """Held blocks / capacity, 0 to 1; 0 where there is no limit."""
         return 0.0 if self.capacity is None else self.held / self.capacity
