@@ -10,7 +10,8 @@ from routing.core.health import Health
 from routing.core.holdings import Holding
 from routing.core.load import LoadBook
 from routing.core.residency import Residency
-from routing.core.ring import HashRing, shared_ring
+from routing.core.ring import HashRing
+from routing.core.shared_rings import SharedRing, shared_ring
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig, ReplicaState
@@ -32,7 +33,7 @@ class Fleet:
         self.seed = seed
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
-        self._ring: HashRing | None = None  # from here on: made when they are first asked for
+        self._ring: SharedRing | None = None  # from here on: made when they are first asked for
         self._by_replica: dict[str, list[ReplicaId]] | None = None
         self._bits: dict[ReplicaId, int] | None = None
         self._holders: dict[str, Candidates] = {}  # of them, those that hold an adapter, by its name
@@ -42,7 +43,7 @@ class Fleet:
         """Home order of all configured replicas."""
         if self._ring is None:
             self._ring = shared_ring({name: target.replica.weight for name, target in self.targets.items()})
-        return self._ring
+        return self._ring.ring
 
     def candidates(self, health: Health, adapter: str = "") -> Candidates:
         """Replicas that are active and up, by what weight each has now. O(replicas) after a change of health.

@@ -19,7 +19,7 @@ from routing.core.candidates import Candidates
 from routing.core.division import FEW, divided, stepped, trimmed
 from routing.core.fleet import Fleet
 from routing.core.prefix import PrefixHasher
-from routing.core.ring import shared_ring
+from routing.core.shared_rings import shared_ring
 from routing.core.shares import Shares
 from routing.core.types import ReplicaId
 from routing.schema import AutoReplicas, PoolConfig, ReplicaState
@@ -37,7 +37,7 @@ class GroupShares:
         self._bounds = dict(sorted(bounds.items()))  # the order of turns, whatever the configuration's
         active = [replica for replica in pool.replicas if replica.state is ReplicaState.ACTIVE]
         self._weights = {ReplicaId(replica.name): replica.capacity for replica in active}
-        ring = shared_ring(self._weights)
+        ring = shared_ring(self._weights).ring
         self._home_orders = {name: list(ring.walk(hasher.group(pool.name, name))) for name in self._bounds}
         self._owners = Counter(ReplicaId(name) for group in pool.groups for name in group.replicas or ())
         self._shares = Shares(pool.share_half_life)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from routing.core.division import GAIN, LOSE, divided, stepped, trimmed
 from routing.core.prefix import PrefixHasher
-from routing.core.ring import shared_ring
+from routing.core.shared_rings import shared_ring
 from routing.core.types import ReplicaId
 from tests.routing.building import SECRET, names
 
@@ -24,7 +24,7 @@ wanted_sizes = st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 8), min_s
 def plan(
     sizes: dict[str, int], weights: dict[ReplicaId, float], owners: dict[ReplicaId, int] | None = None
 ) -> dict[str, list[ReplicaId]]:
-    ring = shared_ring(weights)
+    ring = shared_ring(weights).ring
     orders = {key: list(ring.walk(HASHER.group("chat", key))) for key in sizes}
     return divided(dict(sorted(sizes.items())), orders, weights, owners or {})
 

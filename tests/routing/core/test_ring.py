@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from routing.core.ring import LONG_WALK, LONG_WALKS, HashRing, shared_ring
+from routing.core.ring import LONG_WALK, LONG_WALKS, HashRing
+from routing.core.shared_rings import shared_ring
 from routing.core.types import PrefixHash, ReplicaId
+from routing.schema.homes import points_of
 from tests.routing.building import names
 
 A, B = names(2)
@@ -32,6 +34,18 @@ def spread(count: int) -> list[PrefixHash]:
 
 def home(ring: HashRing, key: PrefixHash) -> ReplicaId:
     return next(ring.walk(key))
+
+
+@given(fleet=weights, key=keys | st.integers(0, 63).map(lambda arc: PrefixHash(arc << 58)))
+def test_a_home_is_the_first_point_behind_a_key(fleet: dict[ReplicaId, float], key: PrefixHash) -> None:
+    points = {
+        xxh3_64_intdigest(name.encode(), number): name
+        for name, count in points_of(fleet).items()
+        for number in range(count)
+    }
+
+    first = min(points, key=lambda point: (point - key) % 2**64)
+    assert home(HashRing(fleet), key) == points[first]
 
 
 @given(fleet=weights, key=keys)
