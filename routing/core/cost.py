@@ -25,7 +25,6 @@ without the home, the replica whose name has the highest hash with the key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -69,14 +68,13 @@ class Question:
 class CostRule:
     """Choose the least cost. ``by_rate`` divides by the measured prefill rate, in seconds, else by the weight."""
 
-    __slots__ = ("_known_home", "alpha", "base", "by_rate", "ring")
+    __slots__ = ("alpha", "base", "by_rate", "ring")
 
     def __init__(self, ring: HashRing, alpha: float, *, by_rate: bool) -> None:
         self.ring = ring
         self.alpha = alpha  # of a token to prefill, beside one that waits, where that costs others most
         self.base = min(1.0, alpha)  # the same where it costs nobody else anything
         self.by_rate = by_rate
-        self._known_home: tuple[int, Candidates, ReplicaId | None] | None = None  # the last one that was looked for
 
     def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
         """The only one who holds the longest opening, where nobody else may cost less; most requests end here.
@@ -139,14 +137,10 @@ class CostRule:
     def _cheapest(self, members: list[Member], costs: list[float], asked: Question) -> Member:
         """The member with the least cost, of equal ones the key's home."""
         least = min(costs)
-        at = costs.index(least)
-        cheapest = members[at]
+        cheapest = members[costs.index(least)]
         limit = self._limit(least, cheapest, asked.prompt_tokens - asked.hit_tokens(cheapest))
-        costs[at] = inf
-        if min(costs) > limit:
-            return cheapest
-        tied = [member for member, cost in zip(members, costs, strict=True) if cost <= limit]
-        return self._first_home([cheapest, *tied], asked)
+        tied = [member for at, member in enumerate(members) if costs[at] <= limit]
+        return cheapest if len(tied) == 1 else self._first_home(tied, asked)
 
     def _costs(self, members: Sequence[Member], asked: Question) -> list[float]:
         candidates, match = asked.candidates, asked.match
@@ -221,18 +215,15 @@ class CostRule:
 
     def _first_home(self, tied: list[Member], asked: Question) -> Member:
         """The key's home among all candidates; where that costs more, whoever has the highest hash with the key."""
-        home, key = self._home(asked), asked.key
+        home = self._home(asked)
         for member in tied:
             if member.replica == home:
                 return member
-        return max(tied, key=lambda member: xxh3_64_intdigest(member.replica, key))
+        return _preferred(tied, asked.key)
 
     def _home(self, asked: Question) -> ReplicaId | None:
-        """The key's home among the candidates, if one is near; a choice may ask for it twice."""
-        key, candidates, known = asked.key, asked.candidates, self._known_home
-        if known is None or known[0] != key or known[1] is not candidates:
-            known = self._known_home = key, candidates, self.ring.nearest(key, candidates.by_name)
-        return known[2]
+        """The key's home among the candidates, if one is near."""
+        return self.ring.nearest(asked.key, asked.candidates.by_name)
 
     def _limit(self, least: float, member: Member, uncached: int) -> float:
         """The cost below which others count as equal to the least, at a member that would prefill so many tokens."""
@@ -245,6 +236,11 @@ class CostRule:
     def _speed(self, member: Member) -> float:
         """What a member's work is divided by: tokens/s by rate, else its weight."""
         return member.load.prefill.tokens_per_s * member.share if self.by_rate else member.weight
+
+
+def _preferred(members: list[Member], key: int) -> Member:
+    """Whose name has the highest hash with a key."""
+    return max(members, key=lambda member: xxh3_64_intdigest(member.replica, key))
 
 
 def work_ahead(load: Load, now_s: float) -> float:

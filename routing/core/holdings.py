@@ -105,11 +105,12 @@ class Holdings:
         self._turn = turn = (self._turn + 1) % len(self._by_number)
         return self._by_number[turn]
 
-    def expire(self, holding: Holding, used_s: float) -> None:
-        """Let go of what was last used before this time, at this one and at the next in turn."""
-        for each in (holding, self.next()):
-            while each and (runs := each.runs) and next(iter(runs.values())) < used_s:
-                each.evict()
+    def expire(self, used_s: float) -> None:
+        """Let go of what was last used before this time, at the next in turn."""
+        holding = self.next()
+        if holding is not None:
+            while (runs := holding.runs) and next(iter(runs.values())) < used_s:
+                holding.evict()
 
     def settle(self, replica: ReplicaId, blocks: int) -> Holding:
         """A replica's, which begins empty, with this capacity from now on."""

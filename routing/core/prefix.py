@@ -67,7 +67,9 @@ class PrefixHasher:
         if not end:
             return None
         word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
-        return PrefixHash(xxh3_64_intdigest(word + prompt.data[:end]))
+        data = prompt.data
+        opening = data if end == len(data) else memoryview(data)[:end]  # which may be long: it is copied once
+        return PrefixHash(xxh3_64_intdigest(b"".join((word, opening))))
 
     def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
         """Key of the opening and the first message behind it, which tells conversations apart; None without one.

@@ -150,12 +150,12 @@ class Residency:
             holding.runs[head] = holding.runs[tail]
 
     def _make_room(self, holding: Holding, now_s: float) -> None:
-        """Evict what has no room at this replica, what is too old here and at one other, and what all have too many."""
+        """Evict what has no room at this replica, what is too old at the next in turn, and what all have too many."""
         if (without_room := holding.blocks - holding.capacity) > 0:
             while holding.blocks > holding.capacity:
                 holding.evict()
             self.reuse.pushed_out(without_room, self._holdings.capacity)
-        self._holdings.expire(holding, now_s - self._ttl_s)
+        self._holdings.expire(now_s - self._ttl_s)
         while self._runs.entries > self._max_entries:
             if (other := self._holdings.next()) and other.runs:
                 other.evict()
