@@ -197,3 +197,21 @@ def chunk(data: bytes) -> bytes:
 
 def sse(content: object) -> bytes:
     return b"data: " + (content.encode() if isinstance(content, str) else json.dumps(content).encode()) + b"\n\n"
+
+
+async def halting(call: Call) -> None:
+    """A stream that says no more after its first event, until the router gives up."""
+    await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+    await call.wait_gone()
+
+
+@dataclass
+class Held:
+    """A stream of two events, of which the second comes when it is let go."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await self.go.wait()
+        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)

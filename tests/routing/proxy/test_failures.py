@@ -17,6 +17,7 @@ from tests.fakes.replica import (
     answering,
     chunk,
     fake_replicas,
+    halting,
     hanging,
     plain_answer,
     raw,
@@ -177,11 +178,7 @@ async def test_connections_to_replicas_are_kept_and_used_again(replica: FakeRepl
 
 
 async def test_a_stream_that_stops_ends_with_an_error_event_at_its_deadline(replica: FakeReplica) -> None:
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    replica.script = script
+    replica.script = halting
     async with routed(config([replica], limits=SHORT)) as harness:
         answer = await harness.chat()
         await harness.at_rest()

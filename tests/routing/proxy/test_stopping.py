@@ -20,7 +20,7 @@ from routing.schema import Limits
 from routing.server import serve
 from routing.settings import read_settings
 from tests.fakes.certificates import Authority
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, hanging, plain_answer, sse
+from tests.fakes.replica import Call, FakeReplica, Held, answering, hanging, plain_answer, sse
 from tests.routing.proxy.harness import CHAT, DEADLINE_S, SOCKET_BYTES, config, get, narrow, post, routed
 
 LARGE = 60_000  # bytes: more than the kernel holds, and in one read of the replica
@@ -28,15 +28,7 @@ LARGE = 60_000  # bytes: more than the kernel holds, and in one read of the repl
 
 async def test_a_stopping_router_finishes_what_it_began(replica: FakeReplica) -> None:
     """R11"""
-
-    go = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
-
-    replica.script = script
+    replica.script = held = Held()
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as busy:
         await idle.send(get(b"/health"))
         await idle.answer()
@@ -48,7 +40,7 @@ async def test_a_stopping_router_finishes_what_it_began(replica: FakeReplica) ->
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", harness.port)
         assert not draining.done()
-        go.set()
+        held.go.set()
         assert (await busy.answer()).body == sse({"n": 1}) + sse({"n": 2})
         async with asyncio.timeout(5):
             await draining

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from routing.schema import Limits
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.fakes.replica import FakeReplica, Held, halting, sse
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import Load, Process, loaded, serving, worker_of
 
@@ -30,11 +30,7 @@ async def replaced(router: Process, before: list[int]) -> None:
 
 
 async def test_connections_go_to_all_workers_and_end_with_their_own_alone(replica: FakeReplica, tmp_path: Path) -> None:
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    replica.script = script
+    replica.script = halting
     async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(router.port)) for _ in range(24)]
         heads = []
@@ -144,11 +140,7 @@ async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no
 
 
 async def test_what_a_killed_worker_had_in_flight_is_no_load_any_more(replica: FakeReplica, tmp_path: Path) -> None:
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    replica.script = script
+    replica.script = halting
     async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
 
         async def running() -> set[int]:
@@ -202,14 +194,7 @@ async def test_workers_are_replaced_one_by_one_without_losing_a_request(
 
 
 async def test_a_stream_outlives_the_replacement_of_its_worker(replica: FakeReplica, tmp_path: Path) -> None:
-    go = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
-
-    replica.script = script
+    replica.script = held = Held()
     async with serving(tmp_path, config([replica]), "--workers=2") as router, connect(router.port) as client:
         before = router.workers
         await client.send(post(CHAT))
@@ -217,20 +202,13 @@ async def test_a_stream_outlives_the_replacement_of_its_worker(replica: FakeRepl
         router.process.send_signal(signal.SIGHUP)
         await router.line("workers_rolled")
         assert set(router.workers) & set(before)
-        go.set()
+        held.go.set()
         assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
         await replaced(router, before)
 
 
 async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_path: Path) -> None:
-    go = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
-
-    replica.script = script
+    replica.script = held = Held()
     async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(router.port)) for _ in range(8)]
         for client in clients:
@@ -248,7 +226,7 @@ async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_p
 
         await router.until(refuses, "the port to close")
         assert (await router.admin("GET", "/readyz"))[0] == 503
-        go.set()
+        held.go.set()
         for client in clients:
             assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
         assert await ending == 0

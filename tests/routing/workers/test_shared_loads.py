@@ -14,7 +14,7 @@ from routing.proxy.router import Router
 from routing.schema import Limits, PrefixHashSettings
 from routing.workers.board import COLUMNS, Board, assign_columns
 from routing.workers.shared_loads import SharedLoads
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.fakes.replica import FakeReplica, Held
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import EXPLAIN, Process, serving
 
@@ -122,18 +122,6 @@ def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> N
 def test_replicas_beyond_the_board_have_no_column() -> None:
     names = [f"replica-{number}" for number in range(COLUMNS + 5)]
     assert len(assign_columns(names, {}, Board.create(1))) == COLUMNS
-
-
-class Held:
-    """A replica's script that answers when told to."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await self.go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
 
 
 async def both_know(router: Process, count: int) -> None:

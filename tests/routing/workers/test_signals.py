@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from routing.schema import Limits
-from tests.fakes.replica import STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.fakes.replica import FakeReplica, halting
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import DEADLINE_S, Process, begun, serving
 
@@ -105,11 +105,7 @@ async def test_who_is_to_stop_while_its_workers_start_leaves_none_behind(
 
 @WORKERS
 async def test_hangups_do_not_disturb_the_end(workers: int, replica: FakeReplica, tmp_path: Path) -> None:
-    async def hang(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    replica.script = hang
+    replica.script = halting
     limits = Limits(drain_timeout_s=60)
     async with (
         serving(tmp_path, config([replica], limits=limits), f"--workers={workers}") as router,
