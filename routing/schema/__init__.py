@@ -15,7 +15,6 @@ from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
 from routing.schema.homes import moved_by_chance, moved_ratio, points_of
 from routing.schema.limits import Limits
 from routing.schema.models import Adapter, Alias, ModelNames
-from routing.schema.openings import Boundary, Tier1
 from routing.schema.policies import PolicyConfig, Trial
 from routing.schema.signatures import KEY_HEX, Signature, key_id, signed_text
 from routing.schema.snapshot import (
@@ -48,6 +47,7 @@ from routing.schema.strategies import (
     TieredSettings,
     load_settings,
 )
+from routing.schema.tier1 import Boundary, Tier1
 from routing.schema.urls import check_base_url
 from routing.schema.warm_up import WarmUp
 

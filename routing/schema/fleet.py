@@ -15,8 +15,8 @@ from routing.schema.failures import BreakerConfig, HealthCheck
 from routing.schema.groups import TaskGroupConfig
 from routing.schema.limits import Limits
 from routing.schema.models import Adapter, Alias, ModelNames
-from routing.schema.openings import Tier1
 from routing.schema.policies import PolicyConfig
+from routing.schema.tier1 import Tier1
 from routing.schema.warm_up import WarmUp
 
 

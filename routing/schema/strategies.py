@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from routing.schema.base import Frozen
 from routing.schema.decoding import decoded
-from routing.schema.openings import (
+from routing.schema.tier1 import (
     Boundary,
     BoundaryBytes,
     BoundaryKind,
