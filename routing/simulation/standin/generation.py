@@ -14,13 +14,10 @@ from routing.simulation.standin.text import Babble, block_keys, count_tokens
 class Choice:
     """One answer: its tokens are known from the start, the engine says when each is there."""
 
-    __slots__ = ("finish_reason", "generated", "index", "on_advance", "pieces", "prompt", "sequence", "stop_reason")
+    __slots__ = ("finish_reason", "generated", "index", "on_advance", "pieces", "sequence", "stop_reason")
 
-    def __init__(
-        self, index: int, prompt: bytes, pieces: list[str], stop_reason: str | None, sequence: Sequence
-    ) -> None:
+    def __init__(self, index: int, pieces: list[str], stop_reason: str | None, sequence: Sequence) -> None:
         self.index = index
-        self.prompt = prompt
         self.pieces = pieces  # the text of each token
         self.stop_reason = stop_reason  # the stop string that ends it
         self.sequence = sequence
@@ -50,7 +47,8 @@ class Generation:
         self.choices: list[Choice] = []
         for prompt in ask.prompts:
             siblings = Siblings(ask.n)
-            self.choices += (self._choice(prompt, variant, siblings) for variant in range(ask.n))
+            for variant in range(ask.n):
+                self.choices.append(self._choice(prompt, variant, siblings))
         self._left = len(self.choices)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_token: Callable[[Choice, int], None] | None = None
@@ -73,13 +71,12 @@ class Generation:
             max_tokens=self.ask.max_tokens,
             siblings=siblings,
         )
-        return Choice(len(self.choices), prompt, pieces, stop, sequence)
+        return Choice(len(self.choices), pieces, stop, sequence)
 
     def start(self, on_token: Callable[[Choice, int], None] | None = None) -> None:
         """Submit every choice. ``on_token(choice, generated before)`` hears of each step from inside the timer."""
         self._on_token = on_token
-        for index, choice in enumerate(self.choices):
-            choice.index = index
+        for choice in self.choices:
             choice.on_advance = self._advance
             self._runtime.submit(choice.sequence, choice)
 
