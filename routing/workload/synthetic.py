@@ -79,7 +79,7 @@ def _message(rng: random.Random) -> int:
 def hot_prefix(requests: int, seed: int) -> Columns:
     """80 requests/s: 80 % have one hot prefix, 15 % one of 320 rare ones, 5 % their own; and bursts of 40 hot ones."""
     rng = random.Random(f"{seed} hot prefix")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     hot, *rare = (prompts.prefix() for _ in range(321))
     burst_s, at_s = 15.0, 0.0
     while len(prompts.columns) < requests:
@@ -96,7 +96,7 @@ def hot_prefix(requests: int, seed: int) -> Columns:
 def session_pool(requests: int, seed: int) -> Columns:
     """137 requests/s: 98 % have one of 1,600 prefixes, each as often as the others, 2 % one of their own."""
     rng = random.Random(f"{seed} session pool")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     pool = [prompts.prefix() for _ in range(1600)]
     for at_s in _poisson(rng, 137.0, requests):
         prompts.ask(at_s, rng.choice(pool) if rng.random() < 0.98 else prompts.prefix())
@@ -106,10 +106,9 @@ def session_pool(requests: int, seed: int) -> Columns:
 class _Prefixed:
     """Requests that are a prefix and something of their own, in small blocks."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self) -> None:
         self.columns = Columns(SMALL_BLOCK_TOKENS)
         self._blocks = _Blocks()
-        self._rng = rng
 
     def prefix(self, tokens: int = 2000) -> array[int]:
         """A new prefix."""
@@ -127,7 +126,7 @@ class _Prefixed:
 def nothing_shared(requests: int, seed: int) -> Columns:
     """Prompts of which no two begin alike, of very different lengths."""
     rng = random.Random(f"{seed} nothing shared")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     for at_s in _poisson(rng, 10.0, requests):
         prompts.ask(at_s, prompts.prefix(0), int(min(60_000.0, rng.lognormvariate(math.log(1500), 1.2))), 100)
     return prompts.columns
@@ -136,7 +135,7 @@ def nothing_shared(requests: int, seed: int) -> Columns:
 def bursts(requests: int, seed: int) -> Columns:
     """Every few seconds an agent asks 5 to 40 questions at once about something of 8,000 tokens that is new."""
     rng = random.Random(f"{seed} bursts")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     at_s = 0.0
     while len(prompts.columns) < requests:
         at_s += rng.expovariate(1.0)
@@ -149,7 +148,7 @@ def bursts(requests: int, seed: int) -> Columns:
 def agents(requests: int, seed: int) -> Columns:
     """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, behind one of 12 tool lists of 6,000 tokens."""
     rng = random.Random(f"{seed} agents")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     tools = [prompts.prefix(6000) for _ in range(12)]
     for start_s in _poisson(rng, 1.0, -(-requests // 20)):
         at_s, known = start_s, rng.choice(tools)
@@ -165,7 +164,7 @@ def agents(requests: int, seed: int) -> Columns:
 def mixed_lengths(requests: int, seed: int) -> Columns:
     """Short questions about 200 shared documents of 3,000 tokens; every tenth request 50,000 tokens of its own."""
     rng = random.Random(f"{seed} mixed lengths")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     documents = [prompts.prefix(3000) for _ in range(200)]
     for at_s in _poisson(rng, 10.0, requests):
         if rng.random() < 0.1:
@@ -178,7 +177,7 @@ def mixed_lengths(requests: int, seed: int) -> Columns:
 def jobs(requests: int, seed: int) -> Columns:
     """Every 2 s a job asks 2 to 60 questions about a new document of 500 to 30,000 tokens, at once or within 5 s."""
     rng = random.Random(f"{seed} jobs")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     at_s = 0.0
     while len(prompts.columns) < requests:
         at_s += rng.expovariate(0.5)
@@ -191,7 +190,7 @@ def jobs(requests: int, seed: int) -> Columns:
 def tides(requests: int, seed: int) -> Columns:
     """300 documents of 2,000 to 10,000 tokens, the first ones most; 10 s of every 40 at eighteen times the pace."""
     rng = random.Random(f"{seed} tides")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(2000, 10_000)) for _ in range(300)]
     at_s = 0.0
     for _ in range(requests):
@@ -203,7 +202,7 @@ def tides(requests: int, seed: int) -> Columns:
 def drifting(requests: int, seed: int) -> Columns:
     """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, asked for by a power law of their age."""
     rng = random.Random(f"{seed} drifting")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(1000, 8000)) for _ in range(200 + requests // 20)]
     for number, at_s in enumerate(_poisson(rng, 10.0, requests)):
         age = min(200, int(rng.paretovariate(0.8)))
@@ -214,7 +213,7 @@ def drifting(requests: int, seed: int) -> Columns:
 def small_groups(requests: int, seed: int) -> Columns:
     """3,000 groups with openings of 200 to 3,000 tokens, of Zipf's frequencies."""
     rng = random.Random(f"{seed} small groups")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     openings = [prompts.prefix(rng.randint(200, 3000)) for _ in range(3000)]
     asked = rng.choices(openings, [number**-0.9 for number in range(1, 3001)], k=requests)
     for at_s, opening in zip(_poisson(rng, 10.0, requests), asked, strict=True):
@@ -225,7 +224,7 @@ def small_groups(requests: int, seed: int) -> Columns:
 def giant_group(requests: int, seed: int) -> Columns:
     """All behind one prompt of 6,000 tokens, with some hundred tokens of their own, at most 30,000."""
     rng = random.Random(f"{seed} giant group")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     opening = prompts.prefix(6000)
     for at_s in _poisson(rng, 10.0, requests):
         prompts.ask(at_s, opening, min(30_000, 20 + int(rng.lognormvariate(math.log(400), 1.3))), 150)
@@ -235,7 +234,7 @@ def giant_group(requests: int, seed: int) -> Columns:
 def families(requests: int, seed: int) -> Columns:
     """Short questions behind 20 openings, each of which goes on in 12 ways of 1,000 to 4,000 tokens, by Zipf's law."""
     rng = random.Random(f"{seed} families")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     shared = [prompts.prefix(512) for _ in range(20)]
     variants = [[opening + prompts.prefix(rng.randint(1000, 4000)) for _ in range(12)] for opening in shared]
     often, of_one = [number**-1.0 for number in range(1, 21)], [number**-1.2 for number in range(1, 13)]
@@ -248,7 +247,7 @@ def families(requests: int, seed: int) -> Columns:
 def heavy_tails(requests: int, seed: int) -> Columns:
     """600 documents and questions about them, both with lengths of a Pareto distribution (1.1)."""
     rng = random.Random(f"{seed} heavy tails")  # noqa: S311 -- traffic, not secrets
-    prompts = _Prefixed(rng)
+    prompts = _Prefixed()
     documents = [prompts.prefix(min(60_000, int(500 * rng.paretovariate(1.1)))) for _ in range(600)]
     for at_s in _poisson(rng, 10.0, requests):
         question = min(40_000, int(100 * rng.paretovariate(1.1)))
