@@ -26,7 +26,6 @@ class ParsedBody(Struct, gc=False, kw_only=True):
 
     model: str | None = None
     stream: Any = None
-    stream_options: Any = None
     prompt_cache_key: Any = None
     session_id: Any = None  # vLLM's own, from 0.32 on
     user: Any = None

@@ -42,11 +42,6 @@ class Match:
         """Of the longest opening that anybody holds."""
         return self.levels[-1][0] if self.levels else 0
 
-    @property
-    def holders(self) -> int:
-        """Mask of everybody who holds at least a block."""
-        return self.levels[0][1] if self.levels else 0
-
     def tokens(self, bit: int, prompt_tokens: int) -> int:
         """Tokens that the replica with this bit holds, at most the prompt's, whose length is an estimate."""
         for blocks, mask in reversed(self.levels):
