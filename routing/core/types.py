@@ -88,3 +88,4 @@ class NoReplicaError(RoutingError):
         super().__init__(f"no replica of {where}{holding} is up, active and untried")
         self.pool = pool
         self.group = group
+        self.adapter = adapter

@@ -144,6 +144,14 @@ class Placement:
 
         return homes_among(route, prefix, self.targets.get(replica, []), is_there)
 
+    def could_serve(self, missing: NoReplicaError, replica: str, health: HealthBook) -> bool:
+        """Whether a replica of that pool would have been eligible, had it not been kept back."""
+        _, own, by_group = self._pools[missing.pool]
+        fleet, adapter = by_group.get(missing.group, own).fleet, missing.adapter
+        targets = [target for target in self.targets[replica] if target in fleet.targets]
+        holds = any(not adapter or fleet.holds(target, adapter, health) for target in targets)
+        return holds and health.will_be_up(ReplicaId(replica))
+
     def rank(self, target: ReplicaId) -> int | None:
         """The data-parallel rank that a target is; None where its replica has only one."""
         name, mark, rank = target.partition(MARK)

@@ -15,7 +15,7 @@ from routing.core.prompt import CanonicalPrompt
 from routing.core.residency import Residency
 from routing.core.retry_budget import RetryBudget
 from routing.core.slow_start import SlowStarts
-from routing.core.types import ReplicaId
+from routing.core.types import NoReplicaError, ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.proxy import stopping
@@ -195,9 +195,9 @@ class Router:
         if self.warm_ups is None or not self.warm_ups.begin(replica):
             self.start_slowly(replica)
 
-    def lets_in(self, pool: str) -> bool:
-        """Whether a replica of a pool that nobody else can replace was to warm up first, and takes traffic now."""
-        return self.warm_ups is not None and self.warm_ups.let_in(pool)
+    def lets_in(self, missing: NoReplicaError) -> bool:
+        """Whether a replica that can serve what no other can was to warm up first, and takes traffic now."""
+        return self.warm_ups is not None and self.warm_ups.let_in(missing)
 
     def start_slowly(self, replica: ReplicaId) -> None:
         """Let a replica take traffic, a part of its share at first."""

@@ -139,7 +139,7 @@ class Exchange:
     @never_raises
     def _nobody_up(self, missing: NoReplicaError) -> None:
         """Place it at a replica that was to warm up first, if there is one; the request is as it was admitted."""
-        if self._router.lets_in(missing.pool):
+        if self._router.lets_in(missing):
             self._place()
         else:
             self._refuse(refusal_of(missing))

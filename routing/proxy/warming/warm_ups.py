@@ -18,7 +18,7 @@ from routing.core.cutting import cut_body
 from routing.core.openings import Cut, OpeningKey, Openings
 from routing.core.prefix import BLOCK_BYTES
 from routing.core.prompt import BYTES_PER_TOKEN
-from routing.core.types import ReplicaId
+from routing.core.types import NoReplicaError, ReplicaId
 from routing.proxy.log import defect, event
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.warming.tally import Ending, Tally
@@ -151,12 +151,18 @@ class WarmUps:
         for warm_up in list(self._running.values()):
             warm_up.look(now)
 
-    def let_in(self, pool: str) -> bool:
-        """Let replicas of a pool take traffic although they are not warm, since nobody else can; False if none was."""
-        waiting = [warm_up for warm_up in self._running.values() if warm_up.pool == pool]
-        for warm_up in waiting:
+    def let_in(self, missing: NoReplicaError) -> bool:
+        """Let those take traffic, though they are not warm, that can serve what nobody else can; False without any."""
+        needed = [warm_up for warm_up in self._running.values() if self._could_serve(missing, warm_up)]
+        for warm_up in needed:
             self.end(warm_up, Ending.NEEDED)
-        return bool(waiting)
+        return bool(needed)
+
+    def _could_serve(self, missing: NoReplicaError, warm_up: ReplicaWarmUp) -> bool:
+        serving = self._router.serving
+        if serving is None or warm_up.pool != missing.pool:
+            return False
+        return serving.placement.could_serve(missing, warm_up.replica, self._router.health)
 
     def end(self, warm_up: ReplicaWarmUp, ending: Ending) -> None:
         """Let a replica take traffic, slowly at first; one that is withdrawn takes none anyway."""

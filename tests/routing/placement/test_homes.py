@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
-from routing.core.types import ReplicaId
+from routing.core.types import NoReplicaError, ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.schema import (
@@ -136,6 +136,10 @@ def test_an_adapters_opening_goes_only_to_who_holds_it(held: tuple[str, ...], is
     prefixes = [where.decide(request(text, model="sql"), health).prefix or 0 for text in PROMPTS]
 
     assert any(where.homes("chat", ("", prefix), JOINING, "sql", health) for prefix in prefixes) is is_warmed
+    assert where.could_serve(NoReplicaError("chat", adapter="sql"), JOINING, health) is is_warmed
+    assert where.could_serve(NoReplicaError("chat"), JOINING, health)
+    health.mark(JOINING, up=False)
+    assert not where.could_serve(NoReplicaError("chat"), JOINING, health)
 
 
 def test_each_rank_of_a_replica_is_a_home_of_its_own() -> None:

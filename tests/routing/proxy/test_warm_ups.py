@@ -223,6 +223,21 @@ async def test_where_all_others_fail_a_request_it_takes_that_at_once(three: list
         assert (await ended(harness, new.name)) == {"needed": 1}
 
 
+async def test_a_request_that_it_could_not_serve_either_costs_no_warm_up(three: list[FakeReplica]) -> None:
+    """Of a task group that other replicas are for: one of them fails, and there is no further one."""
+    only = (TaskGroupConfig(name="lonely", replicas=("replica-0",)),)
+    async with taught(three) as (harness, new):
+        new.script = Call.wait_gone
+        await harness.push(warming(three, WarmUp(time_limit_s=600), groups=only), 2)
+        await new.wait_calls(2)
+        three[0].script = resetting
+        assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 502
+        three[0].health_status = 503
+        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "the replica to be down")
+        assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 503
+        assert is_joining(harness, new.name)
+
+
 async def test_where_nobody_else_can_serve_it_takes_traffic_at_once(three: list[FakeReplica]) -> None:
     only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
     async with taught(three) as (harness, new):
