@@ -17,7 +17,7 @@ class Ending(StrEnum):
     TIME_LIMIT = "time_limit"
     FAILING = "failing"  # its requests fail
     NEEDED = "needed"  # nobody else could serve a request
-    WITHDRAWN = "withdrawn"  # the replica went down, is no longer to take traffic, or left the configuration
+    WITHDRAWN = "withdrawn"  # the replica went down, is no longer to take traffic or to warm up, or left
 
 
 class Tally:

@@ -21,6 +21,7 @@ from routing.core.prompt import BYTES_PER_TOKEN
 from routing.core.types import NoReplicaError, ReplicaId
 from routing.proxy.log import defect, event
 from routing.proxy.metrics.exposition import PREFIX, header, labels
+from routing.proxy.serving import active_names
 from routing.proxy.warming.tally import Ending, Tally
 from routing.proxy.warming.warm_up import ReplicaWarmUp
 from routing.schema import PoolConfig, ReplicaState
@@ -64,9 +65,12 @@ class WarmUps:
         self._pool_of = {
             it.name: pool.name for pool in self._pools.values() for it in pool.replicas if it.state == active
         }
+        takes_traffic = active_names(config)  # in pools that do not warm up, too
         for warm_up in list(self._running.values()):
             if self._pool_of.get(warm_up.replica) != warm_up.pool:
                 self.end(warm_up, Ending.WITHDRAWN)
+                if warm_up.replica in takes_traffic:
+                    self._router.start_slowly(warm_up.replica)
         names = {replica.name for pool in config.pools for replica in pool.replicas}
         self._tally.forget_all_but(names)
         return bool(self._pools)
@@ -165,7 +169,7 @@ class WarmUps:
         return serving.placement.could_serve(missing, warm_up.replica, self._router.health)
 
     def end(self, warm_up: ReplicaWarmUp, ending: Ending) -> None:
-        """Let a replica take traffic, slowly at first; one that is withdrawn takes none anyway."""
+        """Let a replica take traffic, slowly at first; one that is withdrawn takes none as a rule."""
         if self._running.get(warm_up.replica) is not warm_up:
             return
         del self._running[warm_up.replica]

@@ -223,6 +223,17 @@ async def test_where_all_others_fail_a_request_it_takes_that_at_once(three: list
         assert (await ended(harness, new.name)) == {"needed": 1}
 
 
+async def test_where_warm_ups_are_switched_off_meanwhile_it_starts_slowly_as_it_is(three: list[FakeReplica]) -> None:
+    async with taught(three) as (harness, new):
+        new.script = Call.wait_gone
+        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
+        await new.wait_calls(2)
+        whole = warming(three)
+        await harness.push(replace(whole, pools=(replace(whole.pools[0], warm_up=None),)), 3)
+        assert not is_joining(harness, new.name)
+        assert [(await row(harness, replica.name))["share"] for replica in three] == [1.0, 1.0, 0.25]
+
+
 async def test_a_request_that_it_could_not_serve_either_costs_no_warm_up(three: list[FakeReplica]) -> None:
     """Of a task group that other replicas are for: one of them fails, and there is no further one."""
     only = (TaskGroupConfig(name="lonely", replicas=("replica-0",)),)
