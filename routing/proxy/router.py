@@ -46,7 +46,7 @@ from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
-from routing.proxy.serving import Serving, active_names, placed_names, watched_targets
+from routing.proxy.serving import Serving, joined_names, placed_names, watched_targets
 from routing.proxy.sockets.tls import Tls
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
@@ -294,7 +294,7 @@ class Router:
         self.warm_ups = self.all_warm_ups if self.all_warm_ups.configure(serving.config) else None
         self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
         if before:
-            for name in active_names(serving.config) - active_names(before.config):
+            for name in joined_names(serving.config, before.config):
                 self._join(name)
         self.watch.start()
 

@@ -37,8 +37,19 @@ def placed_names(config: RouterConfig) -> list[ReplicaId]:
 
 def active_names(config: RouterConfig) -> set[ReplicaId]:
     """The replicas that may get requests."""
+    return set(_active(config))
+
+
+def joined_names(config: RouterConfig, before: RouterConfig) -> list[ReplicaId]:
+    """Those that might get none before, or are elsewhere now: a replica that moved is a new one."""
+    known = _active(before)
+    return [name for name, url in _active(config).items() if known.get(name) != url]
+
+
+def _active(config: RouterConfig) -> dict[ReplicaId, str]:
+    """With their URLs."""
     replicas = (replica for pool in config.pools for replica in pool.replicas)
-    return {ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE}
+    return {ReplicaId(it.name): it.url for it in replicas if it.state is ReplicaState.ACTIVE}
 
 
 def watched_targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:

@@ -128,6 +128,21 @@ async def test_a_replica_that_was_down_is_warmed_when_it_is_back(three: list[Fak
     assert sorted(asked(warmed)) == sorted(opening(number) for number in own)
 
 
+async def test_a_replica_that_has_moved_is_a_new_one(three: list[FakeReplica]) -> None:
+    """As one that was started anew on another host is, which never was seen to be down."""
+    *others, moving = three
+    async with fake_replicas(1) as (elsewhere,), routed(warming(three)) as harness:
+        elsewhere.name = moving.name
+        await teach(harness)
+        own = (await homes(harness))[moving.name]
+        assert (await harness.push(warming([*others, elsewhere]), 2))[0] == 200
+        await joined(harness, moving.name)
+        share = (await row(harness, moving.name))["share"]
+
+    assert sorted(asked(sent_to_warm(elsewhere))) == sorted(opening(number) for number in own)
+    assert share < 1.0
+
+
 async def test_a_replica_that_stays_is_never_warmed(three: list[FakeReplica]) -> None:
     async with routed(warming(three)) as harness:
         await teach(harness)
