@@ -33,7 +33,7 @@ ARC_POINTS: Final = 4  # about
 
 _HASH: Final = (1 << 64) - 1
 _STRIDE: Final = 0xD1B54A32D192ED03  # odd, and its bits in no pattern: one place says nothing of the next
-_INDEX_BITS: Final = 16  # up to 65,536 replicas on one ring
+_INDEX_BITS: Final = 16  # of MAX_ON_RING replicas and ranks, and no pool has more (schema/homes.py)
 _INDEX: Final = (1 << _INDEX_BITS) - 1
 _PLACE_BITS: Final = 62 - _INDEX_BITS  # of a hash, the upper ones: with an index as much as a compiled int holds
 _DROPPED_BITS: Final = 64 - _PLACE_BITS

@@ -8,6 +8,7 @@ from routing.schema.access import check_access
 from routing.schema.base import ConfigError
 from routing.schema.fleet import PoolConfig, RouterConfig
 from routing.schema.groups import check_claimed_keys, check_groups
+from routing.schema.homes import MAX_ON_RING
 from routing.schema.models import check_held, check_names
 from routing.schema.policies import check_trial
 from routing.schema.urls import check_base_url
@@ -33,6 +34,9 @@ def _check_pool(pool: PoolConfig, path: str, keys: Collection[str]) -> None:
     for index, replica in enumerate(pool.replicas):
         check_base_url(replica.url, f"{path}.replicas[{index}].url")
         check_held(replica.adapters, adapters, f"{path}.replicas[{index}].adapters")
+    ranks = sum(replica.data_parallel_size for replica in pool.replicas)
+    if ranks > MAX_ON_RING:
+        raise ConfigError(f"{path}.replicas", f"{ranks} replicas and ranks, where a pool has at most {MAX_ON_RING}")
     replicas = {replica.name for replica in pool.replicas}
     models = {name for name, _ in pool.names} if pool.models else None
     check_groups(pool.groups, replicas, models, pool.name, f"{path}.groups")

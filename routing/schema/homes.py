@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 POINTS = 160  # of a replica of weight 1: shares of the circle differ by 1/sqrt(160), 8 %
+MAX_ON_RING = 1 << 16  # replicas, each rank counted: a point of a ring says in so few bits whose it is
 MAX_WEIGHT = 8.0  # the greatest weight that is taken as it is; see _unit
 
 NameT = TypeVar("NameT", bound=str)

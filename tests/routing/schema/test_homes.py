@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from routing.core.ring import HashRing
 from routing.core.types import PrefixHash, ReplicaId
-from routing.schema.homes import moved_by_chance, moved_ratio, points_of
+from routing.schema import ConfigError, ReplicaConfig, check_config
+from routing.schema.homes import MAX_ON_RING, moved_by_chance, moved_ratio, points_of
+from tests.routing.building import config, pool
 
 KEYS = 250
 fleets = st.dictionaries(
@@ -56,3 +58,17 @@ def test_keys_that_are_hashed_anew_keep_their_home_by_chance_alone() -> None:
 def test_without_a_home_before_or_after_nothing_can_be_said() -> None:
     assert moved_ratio({}, points_of({"a": 1.0})) is None
     assert moved_ratio(points_of({"a": 1.0}), {}) is None
+
+
+@pytest.mark.parametrize(("more", "is_refused"), [(0, False), (1, True)])
+def test_a_pool_has_no_more_ranks_than_a_ring_can_tell_apart(more: int, is_refused: bool) -> None:
+    wide = [ReplicaConfig(name=f"wide-{at}", url="http://a", data_parallel_size=1024) for at in range(63)]
+    rest = [ReplicaConfig(name="rest", url="http://a", data_parallel_size=1023 + more)]
+    full = config(pool(members=(*wide, *rest, ReplicaConfig(name="last", url="http://a"))))
+
+    assert sum(it.data_parallel_size for it in full.pools[0].replicas) == MAX_ON_RING + more
+    if is_refused:
+        with pytest.raises(ConfigError, match="65537 replicas and ranks"):
+            check_config(full)
+    else:
+        check_config(full)
