@@ -1,6 +1,6 @@
 """How a router process is started: command line over environment over defaults.
 
-Every variable has a ``_FILE`` variant that names a file holding the value, for secrets that a platform mounts.
+Every variable that names no file has a ``_FILE`` variant that does, for secrets that a platform mounts.
 """
 
 from __future__ import annotations
