@@ -71,6 +71,10 @@ class RouterView:
         """Every configured replica, its health and its load."""
         return await in_turns(self._replica_rows())
 
+    async def seen_replicas(self) -> list[dict[str, Any]]:
+        """The same: nothing is between."""
+        return await self.replicas()
+
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first, with this part of their block hashes."""
         page = self._router.decisions.page(after, limit, ratio)

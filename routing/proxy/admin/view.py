@@ -55,6 +55,10 @@ class View(Protocol):
         """Every configured replica, its health and its load."""
         ...
 
+    async def seen_replicas(self) -> list[dict[str, Any]]:
+        """The same, as they were seen last: for who looks all the time."""
+        ...
+
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first, with this part of their block hashes."""
         ...

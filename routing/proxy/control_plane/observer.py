@@ -50,7 +50,7 @@ class Observer:
         epoch = self._view.health_epoch
         if epoch is not None and epoch == self._epoch:
             return
-        rows = {(row["pool"], row["name"]): row for row in await self._view.replicas()}
+        rows = {(row["pool"], row["name"]): row for row in await self._view.seen_replicas()}
         now = {
             name: Seen(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
             for name, row in rows.items()

@@ -17,8 +17,10 @@ from msgspec import structs
 
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.store import NackError, NotNowError, Source
+from routing.proxy.control_plane.observer import Observer
+from routing.proxy.control_plane.spool import Spool
 from routing.proxy.sockets.listening import bind
-from routing.schema import ReplicaConfig, dump_snapshot
+from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, PATIENCE_S, SILENT_LOOKS, pause_after
@@ -95,6 +97,31 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
         await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
         assert supervisor.restarts == 0
     assert caplog.text.count("worker_silent") == caplog.text.count("worker_answers") == 1
+
+
+async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_workers(
+    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.workers.looks.LOOK_S", 3600.0)
+    looks, look = 0, Member.look
+
+    async def count(self: Member, **options: Any) -> None:
+        nonlocal looks
+        looks += 1
+        await look(self, **options)
+
+    quick = config([replica], health=HealthCheck(interval_s=0.05))
+    async with supervised(tmp_path, dump_snapshot(quick, 1).document) as supervisor:
+        view, spool = WorkersView(supervisor, "1.0"), Spool(tmp_path / "events", "b1")
+        observer = Observer(view, spool, "1.0")
+        replica.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(row["health"] == "down" for row in await view.replicas()):
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(Member, "look", count)
+        await observer.look()
+        assert [happening.kind for happening in spool.oldest(9)][2:] == ["replica_unreachable"]
+    assert looks == 0
 
 
 async def test_a_worker_that_is_silent_for_too_long_is_replaced(
