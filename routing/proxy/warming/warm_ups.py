@@ -115,6 +115,8 @@ class WarmUps:
 
     def begin(self, replica: ReplicaId) -> bool:
         """Warm a replica up that joins; False where it is to take traffic at once."""
+        if (before := self._running.get(replica)) is not None:
+            self.end(before, Ending.WITHDRAWN)
         pool = self._pools.get(self._pool_of.get(replica, ""))
         if pool is None or pool.warm_up is None or not self._openings[pool.name].bytes or self._router.is_draining:
             return False
@@ -122,8 +124,6 @@ class WarmUps:
         others = (ReplicaId(name) for name, of in self._pool_of.items() if of == pool.name and name != replica)
         if not any(map(health.is_up, others)):
             return False
-        if (running := self._running.pop(replica, None)) is not None:
-            running.abandon()
         health.keep_back(replica, back=True)
         warm_up = self._running[replica] = ReplicaWarmUp(self, self._router, pool.name, replica, pool.warm_up)
         event(logger, "warm_up_begun", replica=replica)

@@ -143,6 +143,16 @@ async def test_a_replica_that_has_moved_is_a_new_one(three: list[FakeReplica]) -
     assert share < 1.0
 
 
+async def test_one_that_moves_meanwhile_begins_anew_where_it_is(three: list[FakeReplica]) -> None:
+    async with taught(three) as (harness, new), fake_replicas(1) as (elsewhere,):
+        new.script, elsewhere.name = Call.wait_gone, new.name
+        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
+        await new.wait_calls(2)
+        await harness.push(warming([*three[:2], elsewhere]), 3)
+        await joined(harness, new.name)
+        assert (await ended(harness, new.name)) == {"withdrawn": 1, "complete": 1}
+
+
 async def test_a_replica_that_stays_is_never_warmed(three: list[FakeReplica]) -> None:
     async with routed(warming(three)) as harness:
         await teach(harness)
