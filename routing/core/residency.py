@@ -94,11 +94,6 @@ class Residency:
         """What is believed of a replica; None of one that nobody settled."""
         return self._holdings.by_replica.get(replica)
 
-    def replica(self, bit: int) -> ReplicaId | None:
-        """Whose bit it is; None for nobody's."""
-        holding = self._holdings.of_bit(bit)
-        return holding.replica if holding else None
-
     def forget(self, replica: ReplicaId) -> None:
         """Drop a replica and all that it held."""
         self._holdings.remove(replica)

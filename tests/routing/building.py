@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from routing.core.matching import PlacementRequest
 from routing.core.parsing import parse_body
+from routing.core.prefix import PrefixHasher
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
 from routing.core.types import Choice, PrefixHash, ReplicaId
 from routing.schema import (
@@ -52,6 +54,11 @@ def chat(*messages: tuple[str, Any], **fields: Any) -> CanonicalPrompt:
     """The canonical prompt of a chat body with these (role, content) messages."""
     listed = [{"role": role, "content": content} for role, content in messages]
     return canonical(CHAT, {"model": "llama", "messages": listed, **fields})
+
+
+def block_hashes(hasher: PrefixHasher, prompt: CanonicalPrompt, model: str = "llama") -> array[int]:
+    """Its block hashes in one, as placing asks for them."""
+    return array("Q", b"".join(hasher.stretches(prompt, model)))
 
 
 def canonical(path: str, body: Any) -> CanonicalPrompt:

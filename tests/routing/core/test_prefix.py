@@ -11,7 +11,7 @@ from routing.core import prefix
 from routing.core.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixHasher, boundary_end
 from routing.core.prompt import CanonicalPrompt
 from routing.schema import Boundary, PrefixHashSettings, Tier1
-from tests.routing.building import SECRET, chat
+from tests.routing.building import SECRET, block_hashes, chat
 
 HASHER = PrefixHasher(SECRET)
 
@@ -200,12 +200,12 @@ def test_each_block_is_hashed_with_the_hash_before_it() -> None:
     first = xxh3_64_intdigest(HASHER.seed("llama").to_bytes(8, "little") + data[:256])
     second = xxh3_64_intdigest(first.to_bytes(8, "little") + data[256:])
 
-    assert HASHER.blocks(of_bytes(data), "llama").tolist() == [first, second]
+    assert block_hashes(HASHER, of_bytes(data)).tolist() == [first, second]
 
 
 @given(length=st.integers(0, 5 * BLOCK_BYTES))
 def test_only_whole_blocks_are_hashed(length: int) -> None:
-    assert len(HASHER.blocks(of_bytes(b"x" * length), "llama")) == length // BLOCK_BYTES
+    assert len(block_hashes(HASHER, of_bytes(b"x" * length))) == length // BLOCK_BYTES
 
 
 @given(
@@ -213,8 +213,8 @@ def test_only_whole_blocks_are_hashed(length: int) -> None:
     others=st.lists(st.sampled_from([b"a", b"b"]), min_size=1, max_size=6),
 )
 def test_two_prompts_share_exactly_the_blocks_of_their_common_prefix(blocks: list[bytes], others: list[bytes]) -> None:
-    one = HASHER.blocks(of_bytes(b"".join(block * BLOCK_BYTES for block in blocks)), "llama")
-    other = HASHER.blocks(of_bytes(b"".join(block * BLOCK_BYTES for block in others)), "llama")
+    one = block_hashes(HASHER, of_bytes(b"".join(block * BLOCK_BYTES for block in blocks)))
+    other = block_hashes(HASHER, of_bytes(b"".join(block * BLOCK_BYTES for block in others)))
 
     common = 0
     while common < min(len(blocks), len(others)) and blocks[common] == others[common]:
@@ -227,8 +227,8 @@ def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
     data = bytes(range(256)) * 40
     for length in range(0, len(data), 3 * BLOCK_BYTES):
         fresh, used = PrefixHasher(SECRET), PrefixHasher(SECRET)
-        used.blocks(of_bytes(data), "llama")
-        assert used.blocks(of_bytes(data[:length]), "llama") == fresh.blocks(of_bytes(data[:length]), "llama")
+        block_hashes(used, of_bytes(data))
+        assert block_hashes(used, of_bytes(data[:length])) == block_hashes(fresh, of_bytes(data[:length]))
 
 
 @pytest.mark.plain_python(reason="It sets a constant.")
@@ -236,24 +236,24 @@ def test_what_is_remembered_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prefix, "MAX_STRETCHES", 10)
     hasher = PrefixHasher(SECRET)
     for number in range(100):
-        hasher.blocks(of_bytes(number.to_bytes(256, "little")), "llama")
+        block_hashes(hasher, of_bytes(number.to_bytes(256, "little")))
     assert len(hasher._stretches) <= 10
 
 
 def test_equal_blocks_at_different_places_have_different_hashes() -> None:
-    blocks = HASHER.blocks(of_bytes(b"x" * BLOCK_BYTES * 50), "llama")
+    blocks = block_hashes(HASHER, of_bytes(b"x" * BLOCK_BYTES * 50))
 
     assert len(set(blocks)) == 50
 
 
 def test_blocks_end_at_half_a_mebibyte() -> None:
-    assert len(HASHER.blocks(of_bytes(b"x" * (BLOCK_BYTES * MAX_BLOCKS + 5000)), "llama")) == MAX_BLOCKS == 2048
+    assert len(block_hashes(HASHER, of_bytes(b"x" * (BLOCK_BYTES * MAX_BLOCKS + 5000)))) == MAX_BLOCKS == 2048
 
 
 def test_blocks_of_other_models_differ() -> None:
     prompt = of_bytes(b"x" * 1024)
 
-    assert not set(HASHER.blocks(prompt, "llama")) & set(HASHER.blocks(prompt, "mistral"))
+    assert not set(block_hashes(HASHER, prompt)) & set(block_hashes(HASHER, prompt, "mistral"))
 
 
 # --- golden values: a change here sends every fleet's prompts to other replicas ----------------------
@@ -265,7 +265,7 @@ def test_these_hashes_never_change() -> None:
     assert HASHER.seed("llama", salt="team-a", adapter="legal") == 0x8BDE60279143F756
     assert HASHER.tier1(prompt, "llama") == 0xF0FA516F72A9226F
     assert HASHER.session("session-17") == 0xC3CD921366947516
-    assert HASHER.blocks(prompt, "llama").tolist() == [
+    assert block_hashes(HASHER, prompt).tolist() == [
         0x880CE203B9389BA8,
         0xADE2E2C9FA915B33,
         0x4B6E610AFDDB77FB,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from routing.core.prefix import PrefixHasher
-from tests.routing.building import CHAT, SECRET, canonical
+from tests.routing.building import CHAT, SECRET, block_hashes, canonical
 
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
 HASHER = PrefixHasher(SECRET)
@@ -21,7 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def chain(path: str, **said: Any) -> list[int]:
-    return HASHER.blocks(canonical(path, BODIES[path] | said), "llama").tolist()
+    return block_hashes(HASHER, canonical(path, BODIES[path] | said)).tolist()
 
 
 @pytest.mark.parametrize(
