@@ -129,8 +129,7 @@ class Worker:
         rows = await self._view.replicas()
         text = "\n".join(await in_turns(self._view.figures(rows)))
         ring = self.router.decisions
-        dropped = ring.after(0, 0)["dropped"]
-        return as_plain(Seen(text, rows, self.router.in_flight, dropped + 1, dropped + len(ring)))
+        return as_plain(Seen(text, rows, self.router.in_flight, ring.first, ring.last))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """Those from one number to another that are still there, or the first of them: a page."""

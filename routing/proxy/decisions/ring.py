@@ -31,8 +31,8 @@ class Page:
     start: int  # sequence number of the first one
     records: list[Record]
     ratio: float
-    next: int
-    dropped: int
+    next: int  # where to go on
+    dropped: int  # before these, and gone for good
 
     def shown(self) -> Iterator[dict[str, Any]]:
         """Each as the admin port shows it."""
@@ -51,10 +51,15 @@ class DecisionRing:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._last = 0  # sequence number of the newest record; the first one ever is 1
+        self.last = 0  # sequence number of the newest record; the first one ever is 1
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the oldest record that is there; of the next one where none is."""
+        return self.last - len(self._records) + 1
 
     @property
     def bytes(self) -> int:
@@ -68,26 +73,18 @@ class DecisionRing:
         if record.opening is not None:
             size += len(record.opening)
         self._records.append((record, size))
-        self._last += 1
+        self.last += 1
         self._bytes += size
         while len(self._records) > self._max_records or self._bytes > self._max_bytes:
             self._bytes -= self._records.popleft()[1]
 
-    def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
-        """Records after ``seq``; ``next`` is where to go on, ``dropped`` what is gone for good.
-
-        ``ratio`` is the part of their blocks that is shown.
-        """
-        page = self.page(seq, limit, ratio)
-        return page.as_json(list(page.shown()))
-
     def page(self, seq: int, limit: int, ratio: float = 1.0) -> Page:
-        """The same, not written out yet.
+        """Records after ``seq``, with the part ``ratio`` of their blocks, not written out yet.
 
         At most ``limit``, and fewer where their prompts are long: as many as take no longer to write out than
         ``MAX_SHOWN_BLOCKS`` do.
         """
-        first = self._last - len(self._records) + 1
+        first = self.first
         start = max(seq + 1, first)
         records: list[Record] = []
         units = 0.0
@@ -96,5 +93,5 @@ class DecisionRing:
             if records and units > MAX_SHOWN_BLOCKS:
                 break
             records.append(record)
-        next_ = start + len(records) - 1 if records else max(0, min(seq, self._last))
+        next_ = start + len(records) - 1 if records else max(0, min(seq, self.last))
         return Page(start, records, ratio, next_, max(0, first - seq - 1))

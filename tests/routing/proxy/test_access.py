@@ -28,6 +28,7 @@ from routing.schema import (
 from tests.fakes.replica import Call, FakeReplica, answering
 from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, get, post, routed
+from tests.routing.proxy.records import told
 
 COMPLETIONS = b"/v1/completions"
 
@@ -221,7 +222,7 @@ async def test_a_key_names_the_task_group_and_bounds_it(
     async with routed(guarded([replica], api_key(groups=groups))) as harness:
         answer = await ask(harness, asking(), headers)
         await harness.at_rest()
-        placed = [one["group"] for one in harness.router.decisions.after(0, 9)["decisions"]]
+        placed = [one["group"] for one in told(harness.router.decisions, 0, 9)["decisions"]]
     assert (answer.status, placed) == ((403, []) if expected is None else (200, [expected]))
 
 

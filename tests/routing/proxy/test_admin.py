@@ -12,6 +12,7 @@ import pytest
 from routing.schema import HealthCheck, Limits, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, connect, routed
+from tests.routing.proxy.records import told
 
 
 async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
@@ -113,7 +114,7 @@ async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeRepl
             status, explained = await harness.admin("POST", "/admin/explain", json=asked)
             answer = await harness.chat(json.dumps(body).encode())
             assert (status, explained["replica"]) == (200, answer.replica)
-            record = harness.router.decisions.after(number, 1)["decisions"][0]
+            record = told(harness.router.decisions, number, 1)["decisions"][0]
             assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
             assert len(record["blocks"]) == 3
         calls = sum(len(replica.calls) for replica in two)

@@ -31,6 +31,7 @@ from routing.schema import (
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import CHAT, SECRET, Answer, Harness, config, post, routed
+from tests.routing.proxy.records import told
 from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
 
 LONG = "A passage that several tenants have in common. " * 200
@@ -209,7 +210,7 @@ async def test_tenants_have_no_placement_key_in_common(replica: FakeReplica) -> 
         for secret in (KEY, OTHER, KEY):
             assert (await harness.chat(body, [bearer(secret), b"X-Session-ID: alice"])).status == 200
         await harness.at_rest()
-        mine, other, again = harness.router.decisions.after(0, 9)["decisions"]
+        mine, other, again = told(harness.router.decisions, 0, 9)["decisions"]
     assert (mine["prefix"], mine["blocks"]) == (again["prefix"], again["blocks"])
     assert len(mine["blocks"]) > 20
     assert mine["prefix"] != other["prefix"]
@@ -261,7 +262,7 @@ async def test_what_one_tenant_has_warmed_is_cold_for_another(stand_in: ReplicaP
         hits = [await cached(harness, secret) for secret in (KEY, KEY, OTHER, OTHER, KEY)]
         forged = await cached(harness, OTHER, cache_salt="a")
         await harness.at_rest()
-        reasons = [one["reason"] for one in harness.router.decisions.after(0, 9)["decisions"]]
+        reasons = [one["reason"] for one in told(harness.router.decisions, 0, 9)["decisions"]]
     assert [hit > 0 for hit in hits] == [False, True, False, True, True]
     assert forged == 0
     assert reasons == ["cold", "hit", "cold", "hit", "hit", "cold"]

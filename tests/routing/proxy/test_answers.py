@@ -11,6 +11,7 @@ import pytest
 from routing.schema import Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, plain_answer, raw, sse
 from tests.routing.proxy.harness import BODY, CHAT, config, get, post, routed
+from tests.routing.proxy.records import told
 
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = b"Content-Type: application/json\r\n"
@@ -63,7 +64,7 @@ async def test_an_answer_that_ends_early_is_never_complete_for_the_client(
         with pytest.raises(asyncio.IncompleteReadError):
             await client.answer()
         await harness.at_rest()
-        (record,) = harness.router.decisions.after(0, 10)["decisions"]
+        (record,) = told(harness.router.decisions, 0, 10)["decisions"]
         assert record["status"] == 200
         _, text = await harness.admin("GET", "/metrics")
         assert 'outcome="replica_error"} 1' in text
@@ -311,7 +312,7 @@ async def test_usage_is_read_from_the_answer(
     replica.script = raw(sent)
     async with routed(config([replica])) as harness:
         await harness.chat()
-        (record,) = harness.router.decisions.after(0, 10)["decisions"]
+        (record,) = told(harness.router.decisions, 0, 10)["decisions"]
     assert (record["prompt_tokens"], record["cached_tokens"]) == expected
 
 

@@ -13,7 +13,7 @@ from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import LowestCostSettings
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
-from tests.routing.proxy.records import record
+from tests.routing.proxy.records import record, told
 from tests.side_by_side import alone
 
 
@@ -25,7 +25,7 @@ def many(count: int) -> array[int]:
 def pages_of(ring: DecisionRing, limit: int = 1000) -> list[list[str]]:
     """The names on each page, read from where the one before ended."""
     pages, after = [], 0
-    while (page := ring.after(after, limit))["decisions"]:
+    while (page := told(ring, after, limit))["decisions"]:
         pages.append([one["request_id"] for one in page["decisions"]])
         after = page["next"]
     return pages
@@ -49,10 +49,10 @@ def test_a_record_that_is_longer_than_a_page_is_a_page_by_itself() -> None:
 def test_part_of_the_blocks_are_those_below_that_part_of_the_range_with_their_places() -> None:
     ring, hashes = DecisionRing(), many(1000)
     ring.add(record("r", hashes))
-    whole = ring.after(0, 1)["decisions"][0]
+    whole = told(ring, 0, 1)["decisions"][0]
     assert (len(whole["blocks"]), whole["block_count"], "positions" in whole) == (1000, 1000, False)
 
-    shown = {ratio: ring.after(0, 1, ratio)["decisions"][0] for ratio in (0.0, 0.125, 0.5)}
+    shown = {ratio: told(ring, 0, 1, ratio)["decisions"][0] for ratio in (0.0, 0.125, 0.5)}
     for ratio, one in shown.items():
         assert one["block_count"] == 1000
         assert [int(block, 16) for block in one["blocks"]] == [hashes[place] for place in one["positions"]]
@@ -64,7 +64,7 @@ def test_who_wants_fewer_blocks_gets_more_records_a_page_and_still_no_endless_on
     ring = DecisionRing()
     for number in range(600):
         ring.add(record(f"r{number}", many(256)))
-    whole, part, none = (ring.after(0, 1000, ratio)["decisions"] for ratio in (1.0, 0.05, 0.0))
+    whole, part, none = (told(ring, 0, 1000, ratio)["decisions"] for ratio in (1.0, 0.05, 0.0))
     assert len(whole) == MAX_SHOWN_BLOCKS // 256
     assert len(whole) < len(part) < len(none) < 600
 
@@ -78,7 +78,7 @@ def test_a_page_keeps_requests_waiting_no_longer_than_3_ms_on_a_core_of_its_own(
 
     def taken_s(ratio: float) -> float:
         begun_s = time.thread_time()
-        msgspec.json.encode(ring.after(0, 1000, ratio))
+        msgspec.json.encode(told(ring, 0, 1000, ratio))
         return time.thread_time() - begun_s
 
     rounds = [(taken_s(1.0), taken_s(0.0625)) for _ in range(15)]  # in turns, as the machine is now busy, now not
@@ -139,7 +139,7 @@ def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
         ring.add(record("short", array("Q")))
     assert ring.bytes <= 50_000
     assert len(ring) == 50_000 // 950
-    seen = ring.after(0, 10)
+    seen = told(ring, 0, 10)
     assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
         500 - len(ring),
         500 - len(ring) + 1,

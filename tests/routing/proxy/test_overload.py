@@ -12,6 +12,7 @@ import pytest
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
 from tests.routing.proxy.harness import BODY, CHAT, Answer, Harness, config, post, routed
+from tests.routing.proxy.records import told
 from tests.side_by_side import alone
 
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
@@ -87,7 +88,7 @@ async def test_waiting_is_part_of_the_time_to_the_first_byte(replica: FakeReplic
         await replica.wait_calls(2)
         await desk.answer_next()
         await asyncio.gather(first, second)
-        records = harness.router.decisions.after(0, 9)["decisions"]
+        records = told(harness.router.decisions, 0, 9)["decisions"]
         assert records[1]["ttft_s"] >= 0.3
 
 

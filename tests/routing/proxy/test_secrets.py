@@ -24,6 +24,7 @@ from routing.schema import (
 )
 from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
 from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, post, routed
+from tests.routing.proxy.records import told
 
 CANARY = b"canary"
 SECRETS = (
@@ -74,7 +75,7 @@ async def say(harness: Harness, said: bytes) -> None:
 
 async def nothing_is_kept(harness: Harness) -> None:
     await harness.at_rest()
-    assert CANARY not in str(harness.router.decisions.after(0, 100)).encode()
+    assert CANARY not in str(told(harness.router.decisions, 0, 100)).encode()
     for page in ("/metrics", "/admin/decisions", "/admin/replicas", "/admin/config"):
         status, text = await harness.admin("GET", page)
         assert (status, "canary" in str(text)) == (200, False)
@@ -193,7 +194,7 @@ async def test_keys_of_clients_and_replicas_are_told_to_nobody(
         }
         shown = [str(await harness.admin("POST", "/admin/explain", json=explained))]
         shown += [str(await harness.admin("GET", page)) for page in ("/admin/config", "/admin/replicas", "/metrics")]
-        shown += [repr(snapshot), repr(harness.router.serving), str(harness.router.decisions.after(0, 9)), caplog.text]
+        shown += [repr(snapshot), repr(harness.router.serving), str(told(harness.router.decisions, 0, 9)), caplog.text]
         shown += [(answer.head + answer.body).decode()] if status != 200 else []
     for text in shown:
         assert not [secret for secret in secrets if secret in text]

@@ -17,6 +17,7 @@ from routing.proxy.metrics.metrics import Outcome
 from routing.schema import ReplicaConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.records import told
 
 
 async def test_others_have_a_turn_whenever_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ async def test_requests_have_their_turns_while_decisions_and_replicas_are_writte
         view, ring = harness.server.data.view, harness.router.decisions
         assert await turns_of(view.replicas()) >= 2
         assert await turns_of(view.decisions(0, 10, 1.0)) >= 5
-        assert await view.decisions(1, 3, 0.5) == ring.after(1, 3, 0.5)
+        assert await view.decisions(1, 3, 0.5) == told(ring, 1, 3, 0.5)
 
 
 async def test_requests_have_their_turns_while_the_figures_of_many_replicas_are_looked_up(

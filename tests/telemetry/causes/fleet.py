@@ -45,6 +45,7 @@ from telemetry.metrics.router import read_router
 from telemetry.models import DecisionCursor
 from telemetry.scraping.fold import Failure, Taken
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
+from tests.routing.proxy.records import told
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
 PATH = "/v1/chat/completions"
@@ -270,7 +271,7 @@ class Fleet:
         more = True
         progress = Progress(self.router, cursor, rows_left=10**6, candidates_left=0)
         while more:
-            page = {"boot": "b1", **self.ring.after(cursor.seq, 1000, 0.25)}
+            page = {"boot": "b1", **told(self.ring, cursor.seq, 1000, 0.25)}
             more = record_page(progress, read_page(msgspec.json.encode(page)), ratio=0.25, now=due)
 
 
