@@ -29,7 +29,7 @@ LONG_WALKS: Final = 64  # keys whose walks are remembered
 PROBES: Final = 3  # places that a key names
 NEAR: Final = 16  # points behind each place that are looked at
 
-ARC_POINTS: Final = 4  # about
+ARC_POINTS: Final = 4  # on each arc, about
 
 _HASH: Final = (1 << 64) - 1
 _STRIDE: Final = 0xD1B54A32D192ED03  # odd, and its bits in no pattern: one place says nothing of the next
@@ -77,23 +77,24 @@ class HashRing:
         for whoever was the nearest still is. 0.5 us, compiled; 3 where few of the ring are asked for, who may be far.
         Source: Appleton and O'Reilly, "Multi-probe consistent hashing", 2015.
         """
-        points, names = self._points, self._names
         nearest, least, hash_ = None, _CIRCLE, key & _HASH
         for _ in range(PROBES):
-            place = hash_ >> _DROPPED_BITS
-            at = self._behind(place)
-            for _ in range(min(NEAR, len(points))):
-                if at == len(points):
-                    at = 0
-                name = names[points[at] & _INDEX]
-                if name in among:
-                    distance = ((points[at] >> _INDEX_BITS) - place) & (_CIRCLE - 1)
-                    if distance < least:
-                        least, nearest = distance, name
-                    break
-                at += 1
+            name, distance = self._next(hash_ >> _DROPPED_BITS, among)
+            if distance < least:
+                nearest, least = name, distance
             hash_ = hash_ * _STRIDE & _HASH
         return nearest
+
+    def _next(self, place: int, among: Container[ReplicaId]) -> tuple[ReplicaId | None, int]:
+        """Whose point follows a place first, and how far behind it; None where nobody's is among the next ``NEAR``."""
+        points, names = self._points, self._names
+        first = self._behind(place) - len(points)  # from the end, so that what follows the last point is the first
+        for at in range(first, first + min(NEAR, len(points))):
+            point = points[at]
+            name = names[point & _INDEX]
+            if name in among:
+                return name, ((point >> _INDEX_BITS) - place) & (_CIRCLE - 1)
+        return None, _CIRCLE
 
     def _behind(self, place: int) -> int:
         """The first point that is not before a place; behind the last one, their number."""
