@@ -50,8 +50,8 @@ class HashRing:
         self._long_walks: dict[PrefixHash, _LongWalk] = {}
         points = points_of(weights)
         self._points = sorted(  # place and index, in one integer each
-            xxh3_64_intdigest(name.encode(), number) >> _DROPPED_BITS << _INDEX_BITS | index
-            for index, name in enumerate(self._names)
+            xxh3_64_intdigest(hashed, number) >> _DROPPED_BITS << _INDEX_BITS | index
+            for index, (name, hashed) in enumerate((name, _hashed(name)) for name in self._names)
             for number in range(points[name])
         )
         self._arc_bits = _PLACE_BITS - (len(self._points) // ARC_POINTS).bit_length()
@@ -133,6 +133,14 @@ class HashRing:
             if len(self._long_walks) == LONG_WALKS:
                 del self._long_walks[next(iter(self._long_walks))]
             self._long_walks[key] = _LongWalk(self._clockwise(key))
+
+
+def _hashed(name: ReplicaId) -> bytes:
+    """What a name's points are hashed from, at least four bytes.
+
+    Of fewer XXH3 adds a number to them, so that ``vm1`` and ``vm2`` would have the same points in another order.
+    """
+    return name.encode().ljust(4, b"\0")
 
 
 class _LongWalk:

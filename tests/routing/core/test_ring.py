@@ -39,7 +39,7 @@ def home(ring: HashRing, key: PrefixHash) -> ReplicaId:
 @given(fleet=weights, key=keys | st.integers(0, 63).map(lambda arc: PrefixHash(arc << 58)))
 def test_a_home_is_the_first_point_behind_a_key(fleet: dict[ReplicaId, float], key: PrefixHash) -> None:
     points = {
-        xxh3_64_intdigest(name.encode(), number): name
+        xxh3_64_intdigest(name.encode().ljust(4, b"\0"), number): name
         for name, count in points_of(fleet).items()
         for number in range(count)
     }
@@ -199,6 +199,17 @@ def test_a_ring_is_shared_while_somebody_holds_it() -> None:
 
     assert one is same
     assert one is not other
+
+
+@pytest.mark.parametrize("form", ["vm{}", "r1{}", "r{0}", "{0}", "{0}{0}{0}", "gpu-{}", "node{}"])
+@pytest.mark.parametrize("weight", [1.0, 8.0])
+def test_whatever_replicas_are_called_each_has_points_of_its_own(form: str, weight: float) -> None:
+    fleet = {ReplicaId(form.format(number)): weight for number in range(10)} | {ReplicaId("r11"): weight}
+    ring = HashRing(fleet)
+    homes = Counter(home(ring, key) for key in spread(5000))
+
+    share = 5000 / len(fleet)
+    assert all(0.6 * share < homes[name] < 1.5 * share for name in fleet), homes
 
 
 # --- golden values: a change here moves every fleet's prompts ----------------------------------------
