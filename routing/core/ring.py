@@ -1,6 +1,6 @@
 """Home order: the replicas in the order in which a key prefers them.
 
-Theory of operation. Consistent hashing: each replica owns points on a circle of 48-bit positions, hashed from its
+Theory of operation. Consistent hashing: each replica owns points on a circle of 46-bit positions, hashed from its
 name, so a key's order depends on names and weights alone, never on addresses, health or list order, and every router
 computes the same one. A replica that joins or leaves moves only the keys of its own points. The circle is cut into
 arcs of a few points each, and of each arc it is known which point comes first, so that a key finds its home in a step
