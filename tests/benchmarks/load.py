@@ -1,8 +1,9 @@
 """Load from a process of its own; prints what it saw as JSON.
 
-``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends plain requests at a fixed rate, whether
-or not earlier ones were answered. It times each from when it was sent or, where no connection was free, from when it
-was due: waiting for the proxy counts, and this process waking late, which it does by up to a millisecond, does not.
+``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends so many plain requests a second, whether
+or not earlier ones were answered, at moments that know nothing of each other, as those of many clients (a Poisson
+process). It times each from when it was sent or, where no connection was free, from when it was due: waiting for the
+proxy counts, and this process waking late does not.
 ``... streams PORT SECONDS CONNECTIONS`` keeps event streams open and counts their events. ``... closed PORT SECONDS
 CONNECTIONS`` sends the next request when the answer is there; it stands in for wrk where that is not installed.
 """
@@ -14,9 +15,12 @@ import json
 import sys
 import time
 from collections import deque
+from random import Random
 from typing import cast
 
 import uvloop
+
+from tests.benchmarks.alarm import Alarm
 
 PROMPT_BYTES = 8192
 SESSIONS = 64
@@ -80,7 +84,7 @@ class Load:
         self._rate = rate
         self._idle: list[Connection] = []
         self._due: deque[float] = deque()
-        self._next = self.loop.time()
+        self._gaps = Random(1)
 
     def ready(self, connection: Connection) -> None:
         if self.kind == "paced":
@@ -97,16 +101,22 @@ class Load:
         else:
             self._idle.append(connection)
 
-    def pace(self) -> None:
-        """Send whatever has come due, and come back within a millisecond."""
+    def start_pacing(self) -> None:
+        """Send from now on."""
+        self._alarm = Alarm(self.loop, self._pace)
+        self._next = self.now()
+        self._pace()
+
+    def _pace(self) -> None:
+        """Send whatever has come due, and come back for the next one."""
         now = self.now()
         while self._next <= now:
             if self._idle:
                 self._idle.pop().send(self.now())
             else:
                 self._due.append(self._next)
-            self._next += 1 / self._rate
-        self.loop.call_later(0.001, self.pace)
+            self._next += self._gaps.expovariate(self._rate)
+        self._alarm.set(self._next)
 
     @staticmethod
     def now() -> float:
@@ -124,8 +134,7 @@ async def main(kind: str, port: int, seconds: float, connections: int, rate: flo
     for number in range(connections):
         await load.loop.create_connection(lambda n=number: Connection(load, n % SESSIONS), "127.0.0.1", port)
     if kind == "paced":
-        load._next = load.now()
-        load.pace()
+        load.start_pacing()
     await asyncio.sleep(warm_s(seconds))
     load.latencies.clear()
     load.events = 0
