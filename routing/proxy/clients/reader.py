@@ -68,9 +68,7 @@ class Reader:
         self.came_bytes += len(data)
         kept = len(self._parts)
         try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+            self._parse(data)
         except HttpParserError as error:
             if not self.is_deaf:  # what follows a last request is nobody's
                 cause = error.__context__
@@ -119,6 +117,26 @@ class Reader:
 
     # --- what httptools does ---
 
+    def _parse(self, data: bytes) -> None:
+        """Read what came; HttpParserError. A request that offers an upgrade is read as if it offered none.
+
+        The parser stops behind the head of each, and takes its body for the other protocol. Java's HTTP client offers
+        HTTP/2 this way with every request, body included.
+        """
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]  # which copies nothing: many may come in one read
+            else:
+                return
+            start = (self._parser.get_method(), self._target, self._parser.get_http_version())
+            head = without_upgrade(*start, self._headers)
+            self._parser = HttpRequestParser(self)
+            self.came_bytes = len(head) + len(rest)
+            self._parser.feed_data(head)
+
     def on_message_begin(self) -> None:
         self.in_message = True
         self._target = b""
@@ -139,7 +157,7 @@ class Reader:
         if method == b"CONNECT":
             raise RefusalError(405, "this is no forward proxy", must_close=True)
         if parser.should_upgrade():
-            return  # the parser stops here; see _decline_upgrade
+            return  # the parser stops here; see _parse
         limits = self._router.limits
         self.head = head = read_head(method, self._target, parser.get_http_version(), self._headers, limits=limits)
         self.wants_continue = head.expects_continue
@@ -178,13 +196,3 @@ class Reader:
         self._unfinished_bytes = held
         if held and router.unfinished_bytes > router.limits.max_unfinished_body_bytes:
             self.refuse(RefusalError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True))
-
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Read the request as if it offered no upgrade: the parser takes its body for the other protocol.
-
-        Java's HTTP client offers HTTP/2 this way with every request, body included.
-        """
-        start = (self._parser.get_method(), self._target, self._parser.get_http_version())
-        self._parser = HttpRequestParser(self)
-        self.came_bytes = 0
-        self.feed(without_upgrade(*start, self._headers) + rest)

@@ -22,6 +22,7 @@ MIB = 1 << 20
 START = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
 CHUNK = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
 SLOW_CLIENTS = 2000
+OFFERS = 3500  # to upgrade, pipelined
 NOISE_S = 0.005  # that another process on the machine may add to a 99th percentile
 
 
@@ -138,6 +139,22 @@ async def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read(
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
         await other.send(post(CHAT))
         assert (await other.answer()).status == 200
+
+
+async def test_offers_to_upgrade_are_declined_however_many_come_in_one_read(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    """The parser stops at each of them, with all the others still to be read."""
+    offer = get(b"/nowhere", [b"Connection: upgrade", b"Upgrade: x"])
+    async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
+        await client.send(offer)
+        assert (await client.answer()).status == 404
+        router.forget_peak()
+        before = router.memory_bytes("VmRSS")
+        await client.send(offer * OFFERS)
+        for _ in range(OFFERS):
+            assert (await client.answer()).status == 404
+        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
 
 
 @alone
