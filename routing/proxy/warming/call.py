@@ -35,17 +35,30 @@ class Owner(Protocol):
 class WarmUpCall:
     """One request and its answer; a listener of the replica's connections."""
 
-    __slots__ = ("_held", "_is_over", "_limits", "_link", "_owner", "_rank", "_request", "_upstream", "cut", "target")
+    __slots__ = (
+        "_held",
+        "_is_over",
+        "_limits",
+        "_link",
+        "_owner",
+        "_rank",
+        "_request",
+        "_upstream",
+        "_with_priority",
+        "cut",
+        "target",
+    )
 
     _link: ReplicaLink  # once started, as the rest
     _rank: int | None
     _limits: Limits
 
-    def __init__(self, owner: Owner, cut: Cut, target: ReplicaId, request: Request) -> None:
+    def __init__(self, owner: Owner, cut: Cut, target: ReplicaId, request: Request, *, with_priority: bool) -> None:
         self.cut = cut
         self.target = target
         self._owner = owner
         self._request = request
+        self._with_priority = with_priority
         self._upstream: Upstream | None = None
         self._held = b""
         self._is_over = False
@@ -68,8 +81,8 @@ class WarmUpCall:
 
     @property
     def refuses_priority(self) -> bool:
-        """Whether the answer says that this engine takes no priorities."""
-        return NO_PRIORITIES in self._held
+        """Whether it was sent with one, and the answer says that this engine takes none."""
+        return self._with_priority and NO_PRIORITIES in self._held
 
     # --- what its connection tells ---
 

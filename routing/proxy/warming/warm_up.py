@@ -70,7 +70,7 @@ class ReplicaWarmUp:
     def ended(self, call: WarmUpCall, *, ok: bool) -> None:
         """One request is over."""
         self._calls.discard(call)
-        if not ok and call.refuses_priority and self._priority is not None and self._pending is not None:
+        if not ok and call.refuses_priority and self._pending is not None:
             self._priority = None
             self._pending.appendleft((call.cut, call.target))
             self._send_more()
@@ -97,7 +97,8 @@ class ReplicaWarmUp:
         while serving is not None and pending and len(self._calls) < concurrency:
             cut, target = pending.popleft()
             body = cut.body if self._priority is None else with_member(cut.body, "priority", self._priority)
-            call = WarmUpCall(self, cut, target, request_for(cut.path, body, self._owner.new_id()))
+            request = request_for(cut.path, body, self._owner.new_id())
+            call = WarmUpCall(self, cut, target, request, with_priority=self._priority is not None)
             self._calls.add(call)
             call.start(serving.links[self.replica], serving.placement.rank(target), serving.limits)
         if not self._calls and not pending:
