@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from routing.core.inherited import policy_of, tier1_rule
 from routing.core.models import Served
-from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
+from routing.core.prefix import PrefixHasher
 from routing.core.prompt import CanonicalPrompt
 from routing.core.types import MatchedBy, PrefixHash
 from routing.schema import (
     GroupMatch,
-    OpeningSettings,
-    PolicyConfig,
     PoolConfig,
     RouterConfig,
-    Settings,
     TaskGroupConfig,
     Tier1,
 )
@@ -169,19 +167,3 @@ def _by_boundary(pool: PoolConfig) -> list[_AtBoundary]:
         place.groups.append(group)
         place.by_hash.update({PrefixHash(int(hash_, 16)): group for hash_ in group.match.tier1_hashes})
     return found
-
-
-def policy_of(pool: PoolConfig, group: TaskGroupConfig | None) -> PolicyConfig:
-    """The policy that places the requests of a task group, or of the pool itself."""
-    return group.policy if group and group.policy else pool.policy
-
-
-def said_tier1(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1 | None:
-    """Where the group says that tier 1 ends, else the pool; None where it is for the policy to say."""
-    return (group.tier1 if group else None) or pool.tier1
-
-
-def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None, settings: Settings) -> Tier1:
-    """Where tier 1 ends: where the group says, else the pool, else the policy's settings, else the default."""
-    of_policy = settings.tier1 if isinstance(settings, OpeningSettings) else DEFAULT_TIER1
-    return said_tier1(pool, group) or of_policy

@@ -94,10 +94,6 @@ class Residency:
         """What is believed of a replica; None of one that nobody settled."""
         return self._holdings.by_replica.get(replica)
 
-    def forget(self, replica: ReplicaId) -> None:
-        """Drop a replica and all that it held."""
-        self._holdings.remove(replica)
-
     def forget_all_but(self, replicas: Iterable[ReplicaId]) -> None:
         """Drop all other replicas."""
         self._holdings.remove_all_but(replicas)

@@ -68,7 +68,7 @@ class Segment(Struct, frozen=True, gc=False):
     at: int  # bytes before it in the canonical prompt
     bytes: int
     hash: str
-    letters: str  # of how often each letter and digit occurs: the same for the same things in another order
+    letters: str  # of how often common letters and digits occur: the same for the same things in another order
 
 
 class Volatile(Struct, frozen=True, gc=False):

@@ -15,8 +15,8 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.fleet import Fleet
 from routing.core.group_shares import GroupShares
+from routing.core.inherited import policy_of, said_tier1, tier1_rule
 from routing.core.load import LoadBook
-from routing.core.matching import policy_of, said_tier1, tier1_rule
 from routing.core.prefix import PrefixHasher
 from routing.core.residency import Residency
 from routing.core.trials import Arm, TrialRule

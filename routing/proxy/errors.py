@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from http import HTTPStatus
 
 import msgspec
 
@@ -56,11 +55,3 @@ def error_body(status: int, message: str, param: str | None = None, kind: str | 
 def error_event(status: int, message: str, *, torn: bool) -> bytes:
     """The last event of a stream that cannot go on. ``torn``: the bytes before it did not end an event."""
     return (b"\n\n" if torn else b"") + b"data: " + error_body(status, message) + b"\n\n"
-
-
-def phrase(status: int) -> bytes:
-    """The reason phrase of a status, which nobody reads and HTTP/1.1 wants."""
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b"Unknown"

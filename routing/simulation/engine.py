@@ -34,7 +34,10 @@ class TooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The model of one replica. Defaults are those of the reference results, but for the block size."""
+    """The model of one replica.
+
+    Defaults are those of the reference results, but for the block size and ``reserve_output``.
+    """
 
     blocks: int | None = None  # usable KV blocks; None: no limit
     block_tokens: int = 16

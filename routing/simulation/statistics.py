@@ -1,4 +1,4 @@
-"""What an engine counts, at the moment vLLM counts it. Plain numbers; ``metrics.py`` gives them their names.
+"""What an engine counts, at the moment vLLM counts it. Plain numbers; ``standin/metrics.py`` gives them their names.
 
 Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``), as its ``/metrics`` shows them.
 """

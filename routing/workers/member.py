@@ -132,11 +132,11 @@ class Member:
             records += await self.read(first, min(first + _CHUNK - 1, self.last))
         return KeptBook(records)
 
-    async def end(self, within_s: float = END_S) -> None:
+    async def end(self) -> None:
         """Close the channel, which ends an idle one; kill it if that takes longer."""
         self.channel.close()
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(END_S):
                 await self.process.wait()
         except TimeoutError:
             self.kill()

@@ -1,4 +1,4 @@
-"""What a parent tells a worker: how it begins, and the questions it is asked later."""
+"""What a parent and a worker tell each other: how it begins, what it is to make ready, how it is."""
 
 from __future__ import annotations
 

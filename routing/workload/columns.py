@@ -35,7 +35,7 @@ class Columns:
         """Prompt tokens of all requests."""
         return sum(self.prompt_tokens)
 
-    def prefill_rate(self) -> float:
-        """Prompt tokens offered a second, at the trace's own pace; 0 where all arrive at once."""
+    def offered_tokens_per_s(self) -> float:
+        """Prompt tokens a second, at the trace's own pace; 0 where all arrive at once."""
         span_s = self.at_s[-1] - self.at_s[0] if len(self) > 1 else 0.0
         return self.all_prompt_tokens / span_s if span_s else 0.0

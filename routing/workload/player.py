@@ -40,7 +40,7 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Limits:
+class Playing:
     """How a workload is played."""
 
     model: str | None = None
@@ -52,7 +52,7 @@ class Limits:
 class Player:
     """Sends a workload's jobs and tallies what comes back."""
 
-    def __init__(self, client: ChatClient, limits: Limits) -> None:
+    def __init__(self, client: ChatClient, limits: Playing) -> None:
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.recent: defaultdict[str, Tally] = defaultdict(Tally)  # since the last summary
         self.skipped = 0

@@ -92,7 +92,7 @@ def figures(
     """The share of new prompts on which two do not agree, and the mean TTFT of all requests in seconds."""
     columns = forest.columns
     two = Two(lambda: Routed(settings, columns, MODEL, REPLICAS), news, are_workers=are_workers)
-    scale = load * REPLICAS * MODEL.prefill_rate / columns.prefill_rate()
+    scale = load * REPLICAS * MODEL.prefill_rate / columns.offered_tokens_per_s()
     outcome = replay(forest, MODEL, REPLICAS, two, scale)
     return two.apart / len(news), sum(outcome.ttft_s) / len(outcome.ttft_s)
 

@@ -187,7 +187,7 @@ def figures(cell: Cell, forest: Forest, decider: Decider) -> dict[str, Any]:
     """What ``routing simulate`` reports."""
     scale = 1.0
     if cell.load is not None:
-        scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.prefill_rate()
+        scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.offered_tokens_per_s()
     return report(replay(forest, cell.model, cell.replicas, decider, scale), forest.columns, cell.first)
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
+from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Final, cast
 
+from routing.proxy.clients.local_answer import local_bytes
 from routing.proxy.clients.reader import Reader
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.errors import LocalAnswer, RefusalError
 from routing.proxy.known_heads import KnownHead
 from routing.proxy.log import defect
 from routing.proxy.loop.deadlines import NEVER, NOWHERE
-from routing.proxy.loop.outbox import reset
-from routing.proxy.replicas.answer import local_bytes
 
 if TYPE_CHECKING:
     from routing.proxy.exchanges.exchange import Exchange
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RESET: Final = struct.pack("ii", 1, 0)  # an answer that lingers for no time
 LINGER_S: Final = 2.0  # how long a refused client may go on sending before the connection is cut
 AHEAD_BYTES: Final = 256 << 10  # read of later requests, while an answer is made or waits to be taken
 ANSWERS_A_TURN: Final = 64  # of the router's own, to one client, before others have their turn
@@ -78,7 +80,7 @@ class Client(asyncio.Protocol):
         """Reset the connection, so that nobody takes an incomplete answer for a complete one."""
         self._exchange = None
         self._is_closing = self._reader.is_deaf = True
-        reset(self.transport)
+        _reset(self.transport)
 
     # --- what a stopping router does ---
 
@@ -285,3 +287,11 @@ class Client(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange:
             exchange.cancel()
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """End a connection by a reset, which nobody takes for an orderly end; what waits for it is not written."""
+    socket = transport.get_extra_info("socket")
+    if socket is not None:
+        socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+    transport.abort()

@@ -2,7 +2,7 @@
 
 Bounded in number and in bytes, because a record of a long prompt carries thousands of block hashes. A record enters
 when its request has ended; a reader asks for what came after the last sequence number it saw, and learns how many
-records it came too late for. What it gets at once is bounded too, because requests wait while it is written out.
+records it came too late for. What it gets at once is bounded too, because a page is held and encoded as a whole.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class DecisionRing:
     def page(self, seq: int, limit: int, ratio: float = 1.0) -> Page:
         """Records after ``seq``, with the part ``ratio`` of their blocks, not written out yet.
 
-        At most ``limit``, and fewer where their prompts are long: as many as take no longer to write out than
-        ``MAX_SHOWN_BLOCKS`` do.
+        At most ``limit``, and fewer where their prompts are long: of ``MAX_SHOWN_BLOCKS`` hashes at most, beside which
+        a record counts as well where only a part of them is shown.
         """
         first = self.first
         start = max(seq + 1, first)

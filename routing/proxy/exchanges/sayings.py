@@ -41,17 +41,17 @@ def is_given_up(said: Said) -> bool:
     return False
 
 
-def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
-    """Tokens of the prompt, and of those the ones taken from the prefix cache."""
-    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = None if details is None else details.cached_tokens
-    return prompt, None if cached is None or cached > (prompt or 0) else cached
-
-
 def was_aborted(text: bytes) -> bool:
     """The same of an answer that is only searched. No text of a choice can say so, for the quotes."""
     return b'"abort"' in text and _abort(text) is not None
+
+
+def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
+    """Tokens of the prompt, and of those the ones taken from the prefix cache."""
+    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens  # its property, without a call
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = None if details is None else details.cached_tokens
+    return prompt, None if cached is None or cached > (prompt or 0) else cached
 
 
 def last_usage(text: bytes) -> Usage | None:

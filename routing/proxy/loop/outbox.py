@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-from socket import SO_LINGER, SOL_SOCKET
 from typing import Final
 
 from routing.proxy.log import defect
@@ -22,15 +20,6 @@ logger = logging.getLogger(__name__)
 
 BURST_BYTES: Final = 64 << 10  # a larger piece is written at once, so that a transport's back-pressure is heard in time
 BURST_PIECES: Final = 256  # as many do not wait for more: one client can ask for thousands of answers in one read
-_RESET: Final = struct.pack("ii", 1, 0)
-
-
-def reset(transport: asyncio.Transport) -> None:
-    """End a connection by a reset, which nobody takes for an orderly end; what waits for it is not written."""
-    socket = transport.get_extra_info("socket")
-    if socket is not None:
-        socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-    transport.abort()
 
 
 class Outbox:

@@ -1,4 +1,7 @@
-"""A latency histogram whose buckets grow by 5 %, so that a quantile read from it is off by 2.5 % at most."""
+"""Histograms of seconds: one with buckets that are 5 % wide, for quantiles, one with few that PromQL adds up.
+
+A quantile read from the first is off by 2.5 % at most.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Outcome(StrEnum):
     OK = "ok"
     CLIENT_ERROR = "client_error"  # the client's fault, whoever said so
     REPLICA_ERROR = "replica_error"  # 5xx, no answer, or half of one
-    ROUTER_ERROR = "router_error"  # no replica to ask, or too much at once
+    ROUTER_ERROR = "router_error"  # no replica to ask, too much at once, or a mistake of ours
     CANCELLED = "cancelled"  # the client went away
 
 

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Final
 
 from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
-from routing.proxy.errors import LocalAnswer, phrase
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
 SHORT_CHUNK: Final = 1024  # bytes
@@ -154,17 +153,3 @@ def connection_line(*, http11: bool, keep_alive: bool) -> bytes:
     if not keep_alive:
         return b"Connection: close\r\n"
     return b"" if http11 else b"Connection: keep-alive\r\n"
-
-
-def local_bytes(answer: LocalAnswer, *, http11: bool, keep_alive: bool, bodyless: bool, request_id: str) -> bytes:
-    """An answer of the router's own, head and body."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (answer.status, phrase(answer.status))]
-    lines += [b"%b: %b\r\n" % header for header in answer.headers]
-    if answer.body:
-        lines.append(b"Content-Type: %b\r\n" % answer.content_type)
-    if request_id:
-        lines.append(b"X-Request-Id: %b\r\n" % request_id.encode())
-    lines.append(b"Content-Length: %d\r\n" % len(answer.body))
-    lines.append(connection_line(http11=http11, keep_alive=keep_alive))
-    lines.append(b"\r\n")
-    return b"".join(lines) + (b"" if bodyless else answer.body)

@@ -63,8 +63,7 @@ def test_no_replica_holds_more_than_its_capacity_and_the_books_balance(sent, cap
         assert len(residency) == sum(len(holding.runs) for holding in holdings)
         assert all(run.mask & holding.bit for holding in holdings for run in holding.runs)
 
-    for replica in (A, B, C):
-        residency.forget(replica)
+    residency.forget_all_but(())
     assert (len(residency), residency.runs) == (0, 0)
 
 

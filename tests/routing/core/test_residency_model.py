@@ -52,8 +52,8 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS))
     def leaves(self, replica: ReplicaId) -> None:
-        self.residency.forget(replica)
         self.held.pop(replica, None)
+        self.residency.forget_all_but(self.held)
 
     @rule(target=sent, replica=st.sampled_from(REPLICAS), prompt=prompts, salt=salts, is_matched=st.booleans())
     def is_sent(self, replica: ReplicaId, prompt: list[int], salt: int, *, is_matched: bool) -> Sent:

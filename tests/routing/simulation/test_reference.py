@@ -130,7 +130,7 @@ def told(forest: Forest, settings: Settings | None, replicas: int, blocks: int) 
     model = EngineModel(blocks)
     columns = forest.columns
     decider = Clairvoyant() if settings is None else Routed(settings, columns, model, replicas)
-    scale = OFFERED * replicas * model.prefill_rate / columns.prefill_rate()
+    scale = OFFERED * replicas * model.prefill_rate / columns.offered_tokens_per_s()
     return report(replay_fast(forest, model, replicas, decider, scale), columns)
 
 

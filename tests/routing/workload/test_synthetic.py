@@ -58,7 +58,7 @@ def test_chat_has_the_statistics_of_the_production_trace() -> None:
     assert mean(columns.prompt_tokens) == pytest.approx(12_870, rel=0.1)
     assert median(columns.prompt_tokens) == pytest.approx(7640, rel=0.1)
     assert mean(columns.output_tokens) == pytest.approx(346, rel=0.1)
-    assert columns.prefill_rate() == pytest.approx(40_897, rel=0.1)
+    assert columns.offered_tokens_per_s() == pytest.approx(40_897, rel=0.1)
     hits = [100 * (pooled_hit_rate(forest, capacity) or 0) for capacity in (1500, 4000, 12_000, 32_000, None)]
     assert hits == pytest.approx([4.8, 9.1, 23.1, 32.9, 34.7], abs=2.0)
 

@@ -26,7 +26,7 @@ LOAD = 0.7  # of what the replicas could prefill if nothing were cached
 @pytest.mark.parametrize("make", [synthetic.bursts, synthetic.jobs, synthetic.giant_group, synthetic.nothing_shared])
 def test_the_least_cost_is_within_a_tenth_of_the_clairvoyant_choice(make: Callable[[int, int], Columns]) -> None:
     forest = Forest(make(1500, 1))
-    scale = LOAD * REPLICAS * MODEL.prefill_rate / forest.columns.prefill_rate()
+    scale = LOAD * REPLICAS * MODEL.prefill_rate / forest.columns.offered_tokens_per_s()
 
     def waits(decider: Decider) -> dict[str, float]:
         return report(replay(forest, MODEL, REPLICAS, decider, scale), forest.columns)["ttft_s"]
