@@ -137,6 +137,7 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
         worst
         | sums
         | {
+            "breaker": min((row["breaker"] for row in rows), key=_BY_BREAKER.index),
             "ranks": ranks,
             "share": min(row["share"] for row in rows),
             "warming": {name: sum(it[name] for it in warming) for name in warming[0]} if warming else None,

@@ -88,9 +88,15 @@ def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
 
     up, out = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
     down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
-    for rows, reason in (([up, out, down], "down closed"), ([up, out], "up open"), ([unknown, up], "up closed")):
+    trying = row("up", "half_open", 0.0, 0, None)
+    for rows, reason, breaker in (
+        ([up, out, down], "down closed", "open"),
+        ([up, out], "up open", "open"),
+        ([up, trying, down], "down closed", "half_open"),
+        ([unknown, up], "up closed", "closed"),
+    ):
         [merged] = merged_rows([one] for one in rows)
-        assert merged["reason"] == reason
+        assert (merged["reason"], merged["health"], merged["breaker"]) == (reason, reason.split()[0], breaker)
         assert merged["share"] == min(one["share"] for one in rows)
         assert merged["ranks"] == [
             {"running": merged["running"], "waiting_tokens": merged["waiting_tokens"]},
