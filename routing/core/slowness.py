@@ -19,8 +19,10 @@ nobody's fault. A replica on trial is judged by its one request, and is nobody's
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median, median_low
+from math import inf
+from statistics import median
 from typing import Final, NamedTuple
 
 from routing.core.silence import SLACK
@@ -51,7 +53,7 @@ def look(
     silences_s: Sequence[float],
     prefill_s: float = 0.0,
     *,
-    ended_s: float = float("inf"),
+    ended_s: float = inf,
     on_trial: bool = False,
 ) -> Look:
     """Of each stream that waits, how late it is; of each one under way, how long it has been silent.
@@ -76,15 +78,22 @@ class Slowness:
     def judge(
         self, looks: Mapping[ReplicaId, Look], stall_s: float, now_s: float, held: Callable[[ReplicaId], float]
     ) -> Iterator[tuple[ReplicaId, str]]:
-        """Who is too slow, and why."""
+        """Who is too slow, and why. O(replicas); where somebody might be, they are put in order once."""
         self._remember(looks, now_s)
+        measures = [replica for replica, seen in looks.items() if not seen.on_trial]
+        paces = _Peers([replica for replica in measures if replica in self._paces], self._paces.__getitem__)
+        lates = _Peers(measures, lambda replica: self._faded_s(replica, now_s))
+        fullness = _Peers(measures, held)
         for replica, seen in looks.items():
-            peers = [name for name, other in looks.items() if name != replica and not other.on_trial]
-            if not peers:
+            if len(measures) == (0 if seen.on_trial else 1):
                 continue
-            if self._trickles(replica, seen, peers, now_s) >= stall_s:
+            if self._trickles(replica, seen, paces, now_s) >= stall_s:
                 yield replica, f"its streams get a byte in {2 * self._paces[replica]:.1f} s"
-            elif seen.late_s > self._late_limit_s(peers, stall_s, now_s) and not _is_fuller(replica, peers, held):
+            elif (
+                seen.late_s > stall_s  # few are, so that hardly ever anybody is compared
+                and seen.late_s > LATE_PEERS * lates.median(replica)
+                and not _is_fuller(held(replica), fullness.median(replica))
+            ):
                 yield replica, f"its streams wait {seen.late_s:.1f} s longer than their prefill takes"
 
     def _remember(self, looks: Mapping[ReplicaId, Look], now_s: float) -> None:
@@ -100,18 +109,14 @@ class Slowness:
                 before = self._paces.get(replica, seen.measure_s)
                 self._paces[replica] = before + SMOOTHING * (seen.measure_s - before)
 
-    def _trickles(self, replica: ReplicaId, seen: Look, peers: list[ReplicaId], now_s: float) -> float:
+    def _trickles(self, replica: ReplicaId, seen: Look, paces: _Peers, now_s: float) -> float:
         """For how many seconds it has trickled."""
-        theirs = [self._paces[peer] for peer in peers if peer in self._paces]
-        if seen.pace_s is not None and theirs:
-            limit_s = max(TRICKLE_S, PEERS * median_low(theirs)) + seen.prefill_s
-            if self._paces[replica] > limit_s:
+        if seen.pace_s is not None:
+            pace_s = self._paces[replica]
+            if pace_s > TRICKLE_S + seen.prefill_s and pace_s > PEERS * paces.median(replica) + seen.prefill_s:
                 return now_s - self._trickles_since.setdefault(replica, now_s)
         self._trickles_since.pop(replica, None)
         return 0.0
-
-    def _late_limit_s(self, peers: list[ReplicaId], stall_s: float, now_s: float) -> float:
-        return max(stall_s, LATE_PEERS * median_low(self._faded_s(peer, now_s) for peer in peers))
 
     def _faded_s(self, replica: ReplicaId, now_s: float) -> float:
         late_s, at_s = self._lates.get(replica, (0.0, now_s))
@@ -123,6 +128,30 @@ def allowed_s(tokens: float, tokens_per_s: float) -> float:
     return SLACK * tokens / tokens_per_s
 
 
-def _is_fuller(replica: ReplicaId, peers: list[ReplicaId], held: Callable[[ReplicaId], float]) -> bool:
-    mine = held(replica)
-    return mine > 0 and mine > FULLER * median_low(map(held, peers))
+class _Peers:
+    """A figure of each replica that others are measured by, read and put in order once somebody asks."""
+
+    __slots__ = ("_ascending", "_figure", "_figures", "_replicas")
+
+    def __init__(self, replicas: Sequence[ReplicaId], figure: Callable[[ReplicaId], float]) -> None:
+        self._replicas = replicas
+        self._figure = figure
+        self._figures: dict[ReplicaId, float] = {}
+        self._ascending: list[float] = []
+
+    def median(self, replica: ReplicaId) -> float:
+        """The low median of all but one replica; infinity, which nothing is above, where there is nobody else."""
+        if not self._ascending:
+            self._figures = {name: self._figure(name) for name in self._replicas}
+            self._ascending = sorted(self._figures.values())
+        own, count = self._figures.get(replica), len(self._ascending)
+        if count == (0 if own is None else 1):
+            return inf
+        if own is None:
+            return self._ascending[(count - 1) // 2]
+        middle = (count - 2) // 2
+        return self._ascending[middle + (bisect_left(self._ascending, own) <= middle)]
+
+
+def _is_fuller(mine: float, theirs: float) -> bool:
+    return mine > 0 and mine > FULLER * theirs

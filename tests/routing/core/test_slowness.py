@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from routing.core.slowness import FEWEST, Look, Slowness, look
+from routing.core.slowness import FEWEST, FULLER, LATE_PEERS, PEERS, TRICKLE_S, Look, Slowness, look
 from routing.core.types import ReplicaId
 
 STALL_S = 3.0
@@ -149,3 +153,64 @@ def test_peers_are_a_measure_by_one_stream_or_by_answers_that_come_and_go() -> N
     assert look([], [], ended_s=0.2) == Look(measure_s=0.0)
     assert look([], [], ended_s=5.0) == Look()
     assert set(pool(at_pace(1.5), [look([], [], ended_s=0.2)]).watch(10.0)) == {"a"}
+
+
+def cpu_s_of_a_look(looks: dict[ReplicaId, Look], held: Callable[[ReplicaId], float]) -> float:
+    """The least of some rounds."""
+    slowness, spent_s = Slowness(), []
+    for number in range(5):
+        begun_s = time.process_time()
+        list(slowness.judge(looks, STALL_S, number * TICK_S, held))
+        spent_s.append(time.process_time() - begun_s)
+    return min(spent_s)
+
+
+@pytest.mark.parametrize("slow", [Look(), Look(late_s=9.0), at_pace(1.5)])
+def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Look) -> None:
+    def pool_of(count: int) -> float:
+        few = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
+        looks = few | {ReplicaId(f"b-{number}"): WELL for number in range(count // 2 + 1)}
+        return cpu_s_of_a_look(looks, lambda name: 1.0 + 9.0 * (name in few))
+
+    assert pool_of(2000) < 40 * pool_of(200)
+
+
+figures = st.sampled_from([0.0, 0.02, 0.06, 0.4, 0.6, 1.5, 3.0, 3.1, 9.0, 13.0])
+seen = st.builds(
+    lambda late_s, measure_s, is_told, prefill_s, on_trial: Look(
+        late_s, measure_s if is_told else None, measure_s, prefill_s, on_trial
+    ),
+    figures,
+    st.none() | figures,
+    st.booleans(),
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(seen, st.sampled_from([0.0, 1.0, 1.5, 2.0])), max_size=6))
+def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Look, float]]) -> None:
+    names = [ReplicaId(str(number)) for number in range(len(members))]
+    looks, held = {}, {}
+    for name, (one, tokens) in zip(names, members, strict=True):
+        looks[name], held[name] = one, tokens
+
+    def is_slow(name: ReplicaId) -> bool:
+        peers = [peer for peer in names if peer != name and not looks[peer].on_trial]
+        paces = [pace_s for peer in peers if (pace_s := looks[peer].measure_s) is not None]
+        one = looks[name]
+        if peers and paces and one.pace_s is not None:
+            trickles = one.pace_s > max(TRICKLE_S, PEERS * median_low(paces)) + one.prefill_s
+        else:
+            trickles = False
+        if not peers or trickles:
+            return trickles
+        is_fuller = held[name] > FULLER * median_low(held[peer] for peer in peers)
+        return (
+            one.late_s > max(STALL_S, LATE_PEERS * median_low(looks[peer].late_s for peer in peers)) and not is_fuller
+        )
+
+    slowness, found = Slowness(), set[str]()
+    for now_s in (0.0, STALL_S):
+        found = {name for name, _ in slowness.judge(looks, STALL_S, now_s, lambda name: held[name])}
+    assert found == {name for name in names if is_slow(name)}
