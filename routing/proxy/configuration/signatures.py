@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from routing.schema import ConfigError, LoadedSnapshot, key_id
+from routing.schema import ConfigError, LoadedSnapshot, Signature, key_id
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -29,7 +29,7 @@ class SignatureState(StrEnum):
 
     VERIFIED = "verified"
     EXPIRED = "expired"  # verified, and its time is over: the control plane has not renewed it
-    UNSIGNED = "unsigned"  # although there are keys: it came from a file
+    UNSIGNED = "unsigned"  # or not so that it holds, although there are keys: it came from a file
     UNCHECKED = "unchecked"  # there are no keys
 
 
@@ -52,34 +52,43 @@ class Signatures:
 
     def check_kept(self, snapshot: LoadedSnapshot) -> None:
         """ConfigError unless the signature holds, whether or not it has ended."""
-        if not self._keys:
-            return
-        signature = snapshot.signature
-        if signature is None:
-            raise ConfigError(SIGNATURE, "it is not signed, and this router takes signed configurations alone")
-        key = self._keys.get(signature.key)
-        if key is None:
-            known = ", ".join(self._keys)
-            raise ConfigError(f"{SIGNATURE}.key", f"it is signed with {signature.key}; this router accepts {known}")
-        if not _verifies(key, bytes.fromhex(signature.value), snapshot.signed_text):
-            raise ConfigError(f"{SIGNATURE}.value", "the signature is not of this document: it was altered")
+        if fault := self._fault(snapshot):
+            raise fault
+
+    def believed(self, snapshot: LoadedSnapshot) -> Signature | None:
+        """Its signature, where that holds or there are no keys to tell by, whether or not it has ended."""
+        return None if self._fault(snapshot) else snapshot.signature
 
     def told(self, snapshot: LoadedSnapshot) -> dict[str, Any]:
         """What is known of a configuration in force, for whoever asks."""
-        signature = snapshot.signature
+        signature = self.believed(snapshot)
         return {
-            "state": self._state(snapshot),
+            "state": self._state(signature),
             "key": signature.key if signature else None,
             "expires_at": signature.expires_at if signature else None,
         }
 
-    def _state(self, snapshot: LoadedSnapshot) -> SignatureState:
+    def _state(self, believed: Signature | None) -> SignatureState:
         if not self._keys:
             return SignatureState.UNCHECKED
-        if snapshot.signature is None:
+        if believed is None:
             return SignatureState.UNSIGNED
-        ended = snapshot.signature.expires_at < self._now()
-        return SignatureState.EXPIRED if ended else SignatureState.VERIFIED
+        return SignatureState.EXPIRED if believed.expires_at < self._now() else SignatureState.VERIFIED
+
+    def _fault(self, snapshot: LoadedSnapshot) -> ConfigError | None:
+        """Why the signature does not hold; None where it does, or there are no keys."""
+        if not self._keys:
+            return None
+        signature = snapshot.signature
+        if signature is None:
+            return ConfigError(SIGNATURE, "it is not signed, and this router takes signed configurations alone")
+        key = self._keys.get(signature.key)
+        if key is None:
+            known = ", ".join(self._keys)
+            return ConfigError(f"{SIGNATURE}.key", f"it is signed with {signature.key}; this router accepts {known}")
+        if not _verifies(key, bytes.fromhex(signature.value), snapshot.signed_text):
+            return ConfigError(f"{SIGNATURE}.value", "the signature is not of this document: it was altered")
+        return None
 
 
 def _public_key(text: str) -> Ed25519PublicKey:

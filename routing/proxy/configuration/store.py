@@ -180,7 +180,7 @@ class ConfigStore:
 
     async def _repeated(self, snapshot: LoadedSnapshot, running: Applied) -> Applied:
         """What runs, with a later signature where it came with one."""
-        given, known = snapshot.signature, running.snapshot.signature
+        given, known = snapshot.signature, self._signatures.believed(running.snapshot)
         if given is None or (known is not None and (known == given or known.issued_at > given.issued_at)):
             return running
         await self._keep(snapshot, Source.PUSH)

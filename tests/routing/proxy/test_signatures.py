@@ -180,6 +180,19 @@ async def test_without_keys_nobody_looks_at_signatures_and_a_file_is_believed_wi
     assert (await refused(of_a_file, dump_snapshot(BODY, 2).document))[0] == "$.signature"
 
 
+@pytest.mark.parametrize(
+    "what",
+    [document(key=STRANGER, issued_at=NOW + 60), changed(document(6, issued_at=NOW + 60), revision=7)],
+    ids=["another's key", "altered"],
+)
+async def test_what_a_file_claims_of_its_signature_is_not_believed(what: bytes) -> None:
+    taker = store()
+    await taker.start(what)
+    assert taker.signature == {"state": "unsigned", "key": None, "expires_at": None}
+    await taker.apply(GOOD, Source.PUSH)  # the same configuration, and signed earlier than the file claims to be
+    assert taker.signature == SIGNED_TOLD
+
+
 def test_keys_are_read_from_the_environment_and_what_is_none_ends_the_start() -> None:
     arguments = ["--control-plane", "http://127.0.0.1:8000"]
     given_keys = f"{public(OURS)}, {public(NEXT)}"
