@@ -21,9 +21,9 @@ class Counts:
         self._past: Families = {}
         self._left_at: dict[str, float] = {}  # when a sample was first seen to have left the configuration
 
-    def bury(self, last_seen: Families, knows: Knows) -> None:
-        """Keep what a worker had counted that has ended."""
-        self.total([], knows)  # which lets go of what left the configuration, whether anybody asks or not
+    def bury(self, last_seen: Families, present: Iterable[Families], knows: Knows) -> None:
+        """Keep what a worker had counted that has ended; ``present`` is what the others have."""
+        self.total([last_seen, *present], knows)  # lets go of what left the configuration, whether anybody asks or not
         add(self._past, last_seen, gauges=False)
 
     def total(self, present: Iterable[Families], knows: Knows) -> Families:

@@ -281,7 +281,8 @@ class Supervisor:
         member.channel.close()
         if member in self._members:
             self._members.discard(member)
-            self.counts.bury(member.figures, self.configuration.knows)
+            present = [it.figures for it in self.members]
+            self.counts.bury(member.figures, present, self.configuration.knows)
             self.sequence.replace(member, None)
         await self._free(member.row)
 

@@ -109,8 +109,8 @@ def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
 
 def test_what_an_ended_worker_counted_stays_and_its_gauges_go() -> None:
     counts = Counts()
-    counts.bury(parse(exposed(7, [0.1])), everything)
-    counts.bury(parse(exposed(5, [0.1])), everything)
+    counts.bury(parse(exposed(7, [0.1])), [], everything)
+    counts.bury(parse(exposed(5, [0.1])), [], everything)
     alone = values(counts.total([], everything))
     assert alone["warmpath_router_requests_total"] == 12
     assert alone["warmpath_router_ttft_seconds_count"] == 2
@@ -126,7 +126,7 @@ def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> N
     def knows(key: SeriesKey, *, tried: bool = False) -> bool:
         return key[0] != "old"
 
-    counts.bury(parse(exposed(7, [0.1], pool="old")), everything)
+    counts.bury(parse(exposed(7, [0.1], pool="old")), [], everything)
     present = parse(exposed(2, [], pool="old"))
     assert values(counts.total([present], knows))["warmpath_router_requests_total"] == 9
     now = GRACE_S - 60
@@ -135,6 +135,22 @@ def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> N
     assert values(counts.total([present], knows)) == {}
     assert values(counts.total([], everything)) == {}
     assert counts._left_at == {}
+
+
+def test_a_series_vanishes_whole_whichever_worker_ends_meanwhile() -> None:
+    now = 0.0
+    counts = Counts(lambda: now)
+
+    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
+        return key[0] != "old"
+
+    present, ending = parse(exposed(2, [], pool="old")), parse(exposed(3, []))
+    assert 'pool="old"' in text(counts.total([present, ending], knows))
+    now = GRACE_S - 60
+    counts.bury(ending, [present], knows)
+    assert 'pool="old"' in text(counts.total([present], knows))
+    now = GRACE_S - 10  # before the worker itself lets go of it
+    assert 'pool="old"' not in text(counts.total([present], knows))
 
 
 def test_what_a_dead_worker_counted_of_a_trial_leaves_some_time_after_the_trial() -> None:
@@ -154,7 +170,7 @@ def test_what_a_dead_worker_counted_of_a_trial_leaves_some_time_after_the_trial(
             exposed(1, [0.1]),
         ]
     )
-    counts.bury(parse(text), knows)
+    counts.bury(parse(text), [], knows)
 
     name = f"{PREFIX}{POLICY_TTFT}_count"
     now = 2 * GRACE_S
