@@ -1,8 +1,8 @@
 """Which replicas an opening will be sent to, before it is: what warming a replica goes by.
 
-A strategy that goes by the hash of an opening has a home or a few for each. Under one that goes by what replicas hold,
-whoever is sent an opening is its home from then on, so the home order divides them. Under any other they come
-everywhere.
+A strategy that goes by the hash of an opening has a home or a few for each; what hot ones own under ``affinity_groups``
+is not looked at. Under one that goes by what replicas hold, whoever is sent an opening is its home from then on, so the
+home order divides them. Under any other they come everywhere.
 """
 
 from __future__ import annotations

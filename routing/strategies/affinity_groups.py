@@ -37,12 +37,13 @@ _WORD: Final = (1 << 64) - 1
 class Plan:
     """Which of some replicas are whose."""
 
-    __slots__ = ("due", "owned", "rest", "sizes")
+    __slots__ = ("due", "hot", "owned", "rest", "sizes")
 
     def __init__(
         self, sizes: dict[PrefixHash, int], owned: dict[PrefixHash, Candidates], rest: Candidates | None, due: int
     ) -> None:
         self.sizes = sizes  # replicas of each hot opening, the hottest first
+        self.hot = sum(sizes.values())  # of all hot openings
         self.owned = owned  # these replicas
         self.rest = rest  # those of all other openings; None: all of them
         self.due = due  # the request from which on it is looked at again
@@ -75,7 +76,7 @@ class AffinityGroups:
         plan = self._plan_for(candidates.whole)
         owned = _untried(plan.owned.get(opening), candidates)
         if owned is not None:
-            return self._among(owned, keys)
+            return self._among(owned, plan.hot, keys)
         rest = _untried(plan.rest, candidates)
         return bounded_choice(
             self._ring.walk(opening),
@@ -93,13 +94,13 @@ class AffinityGroups:
         """The replicas of each hot opening, the hottest first, as the latest request's are."""
         return {opening: list(owned) for opening, owned in self._latest.owned.items()}
 
-    def _among(self, owned: Candidates, keys: Keys) -> Choice:
+    def _among(self, owned: Candidates, hot: int, keys: Keys) -> Choice:
         """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
         idlest, conversation = owned.least_loaded(), keys.tier2
         if conversation is None:
             return Choice(idlest, Reason.HOT)
         self._conversations.count(conversation)
-        if self._conversations.share(conversation) * len(owned) > CROWD:
+        if self._conversations.share(conversation) * hot > CROWD:  # counted among those of all hot openings
             return Choice(idlest, Reason.HOT)
         home = owned.members[jump(conversation, len(owned))].replica
         if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:

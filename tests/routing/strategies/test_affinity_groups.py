@@ -117,6 +117,21 @@ def test_what_all_begin_with_is_no_conversation_and_goes_to_the_least_loaded() -
     assert max(running) - min(running) < 60
 
 
+def test_how_much_of_a_replicas_traffic_a_conversation_is_goes_by_the_replicas_of_all_hot_openings() -> None:
+    rig = Rig(9)
+    rig.traffic(3000, dict.fromkeys(range(4), 0.24))
+    reasons = Counter()
+    for number in range(2000):
+        is_part = number % 40 == 0  # 2.5 % of all, which is 20 % of what a replica gets
+        choice = rig.send(number % 4, conversation=5 if is_part else None)
+        if is_part and number >= 1000:  # it has been counted
+            rig.book.dispatch(choice.replica, 100_000)
+            reasons[choice.reason] += 1
+
+    assert len(rig.strategy.plan()[0]) == 2
+    assert set(reasons) == {Reason.HOT}
+
+
 def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() -> None:
     rig = Rig(8)
     holders = rig.candidates.only(rig.names[:3])  # of an adapter
