@@ -145,7 +145,7 @@ class CostRule:
     def _costs(self, members: Sequence[Member], asked: Question) -> list[float]:
         candidates, match = asked.candidates, asked.match
         terms, busy = self._terms(members, match, asked.prompt_tokens, candidates.now_s())
-        busy_ratio = busy / len(terms) if len(candidates) <= MOST_COMPARED else candidates.busy_ratio
+        busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.busy_ratio
         price = self.base + (self.alpha - self.base) * max(busy_ratio**LOOKS, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 

@@ -172,6 +172,21 @@ def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -
     assert busy.choose(tokens).replica != home
 
 
+@pytest.mark.parametrize("count", [12, MOST_COMPARED, MOST_COMPARED + 4])
+def test_what_a_few_are_said_to_cost_is_what_they_cost_among_all(count: int) -> None:
+    fleet = Fleet(count)
+    for name in fleet.names[:8]:
+        fleet.wait(name, 500)
+    rule, match, members = (
+        CostRule(fleet.ring, 2.0, by_rate=False),
+        fleet.residency.match(PROMPT),
+        fleet.candidates.members,
+    )
+
+    among_all = rule.costs(members, match, 1000, fleet.candidates)
+    assert rule.costs(members[:8], match, 1000, fleet.candidates) == among_all[:8]
+
+
 def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
     fleet = Fleet(2, {"replica-1": 2.0})
     light, heavy = fleet.names
