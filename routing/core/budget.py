@@ -35,11 +35,11 @@ class Budget:
         """Take ``amount`` out, whether it is there or not; a negative one gives back what was taken too much."""
         self._level = min(self.capacity, self._level - amount)
 
-    def change(self, per_s: float, capacity: float) -> None:
+    def change(self, per_s: float, capacity: float, now: float) -> None:
         """Go on at another rate, from the present level as far as it fits: a new rate is no new allowance."""
+        self._level = min(capacity, self._refilled(now))
         self.per_s = per_s
         self.capacity = capacity
-        self._level = min(capacity, self._level)
 
     def _refilled(self, now: float) -> float:
         self._level = min(self.capacity, self._level + (now - self._at) * self.per_s)

@@ -76,8 +76,9 @@ class Grant:
 
     def carry_over(self, before: Grant) -> None:
         """Go on with the budgets of the configuration before, which requests that began under it spend from too."""
-        self.requests = _continued(before.requests, self.requests)
-        self.tokens = _continued(before.tokens, self.tokens)
+        now = monotonic()
+        self.requests = _continued(before.requests, self.requests, now)
+        self.tokens = _continued(before.tokens, self.tokens, now)
 
 
 class AccessControl:
@@ -124,11 +125,11 @@ class AccessControl:
         return self._grants.get(hashlib.sha256(bearer[1]).digest()) if bearer else None
 
 
-def _continued(before: Budget | None, now: Budget | None) -> Budget | None:
-    """The budget before, at the rate of now; one of them alone is no continuation."""
-    if before is None or now is None:
-        return now
-    before.change(now.per_s, now.capacity)
+def _continued(before: Budget | None, after: Budget | None, now: float) -> Budget | None:
+    """The budget before, at the rate of the one after; one of them alone is no continuation."""
+    if before is None or after is None:
+        return after
+    before.change(after.per_s, after.capacity, now)
     return before
 
 

@@ -48,5 +48,13 @@ def test_a_new_rate_is_no_new_allowance() -> None:
     for capacity, left in ((100, 3), (2, 2)):
         budget = Budget(1.0, 10, 0.0)
         budget.spend(8)
-        budget.change(1.0, capacity)
+        budget.change(1.0, capacity, 0.0)
         assert budget.left(1.0) == left
+
+
+def test_a_new_rate_holds_from_now_on() -> None:
+    budget = Budget(1.0, 10, 0.0)
+    budget.spend(10)
+    budget.change(100.0, 100, 5.0)
+
+    assert (budget.left(5.0), budget.left(5.5)) == (5, 55)
