@@ -84,12 +84,12 @@ class ChatClient:
                     seen.error = f"http_{response.status}"
                 else:
                     await self._read(response, seen, started_s)
-        except aiohttp.ClientConnectorError:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             seen.error = "connect"
+        except TimeoutError:  # aiohttp's are ClientError as well
+            seen.error = "timeout"
         except (aiohttp.ClientError, ConnectionError):
             seen.error = "broken"
-        except TimeoutError:
-            seen.error = "timeout"
         except (msgspec.DecodeError, UnicodeDecodeError):
             seen.error = "malformed"
         return seen

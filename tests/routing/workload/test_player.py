@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ GOOD = (event(content("one ")), event(content("two")), event(USAGE), event(b"[DO
 async def serving(router: FakeRouter, port: int = 0) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", router.handle)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
@@ -182,6 +182,40 @@ async def test_each_kind_of_failure_has_its_name(answer: Any, kind: str) -> None
 
     assert dict(one.tallies["g"].errors) == {kind: 1}
     assert one.tallies["g"].ok == 0
+
+
+async def silent(_request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def silent_after_a_byte(request: web.Request) -> web.StreamResponse:
+    await stream_of(event(content("one")))(request)
+    return await silent(request)
+
+
+@pytest.mark.parametrize("answer", [silent, silent_after_a_byte])
+async def test_a_router_that_falls_silent_is_a_timeout(answer: Any) -> None:
+    async with serving(FakeRouter(answer)) as url:
+        assert await error_of(url, sock_read=0.1) == "timeout"
+        assert await error_of(url, total=0.1) == "timeout"
+
+
+async def test_a_router_that_accepts_nobody_is_one_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as others:
+        for _ in range(3):  # fill its line, so that the next SYN is dropped
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/v1/chat/completions"
+
+        assert await error_of(url, sock_connect=0.2) == "connect"
+
+
+async def error_of(url: str, **limits_s: float) -> str | None:
+    limits = aiohttp.ClientTimeout(**limits_s)
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(timeout=limits) as http:
+        return (await ChatClient(http, url).send(b"{}", {"Content-Type": "application/json"})).error
 
 
 async def test_a_turn_waits_for_the_answer_before_it_and_carries_it() -> None:
