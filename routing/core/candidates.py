@@ -23,6 +23,7 @@ from routing.core.recent import Recent
 from routing.core.types import ReplicaId
 
 WORK_CLASSES: Final = 64  # by the powers of two of their tokens
+MOST_WORK: Final = 2.0**62  # tokens from which on all are of one class: of a replica with next to no weight
 REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
 
 
@@ -262,7 +263,7 @@ class Candidates:
         self._current[replica] = self._stamp
         work = self.work(replica)
         heappush(self._heap, (work, self._stamp, replica))
-        number = int(work).bit_length()
+        number = int(work).bit_length() if work < MOST_WORK else WORK_CLASSES - 1
         if number != self._class.get(replica):
             self._classify(replica, number)
         if len(self._heap) > 4 * len(self.loads) + 64:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from routing.core.candidates import Candidates
 from routing.core.load import JOURNAL_ENTRIES, LoadBook
 from tests.routing.building import names
@@ -72,6 +74,17 @@ def test_the_least_loaded_has_the_least_work_by_weight() -> None:
     book.dispatch(B, 100)
 
     assert candidates.least_loaded() == A
+
+
+@pytest.mark.parametrize("weight", [1e-20, 5e-324])
+def test_whoever_has_next_to_no_weight_has_the_most_work(weight: float) -> None:
+    book = LoadBook()
+    candidates = Candidates({A: weight, B: 1.0}, book, bits={A: 1, B: 2})
+    for name in (A, B, B):
+        book.dispatch(name, 100)
+
+    assert candidates.least_loaded() == B
+    assert candidates.by_work()[-1] == 1
 
 
 def test_a_waiting_prompt_outweighs_a_running_answer() -> None:
