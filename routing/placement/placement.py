@@ -162,10 +162,13 @@ class Placement:
         if pool in self._asks_residency:
             self._residency.insert(target, cut.blocks, self._loads.clock(), cut.tokens)
 
-    def dispatch(self, decision: Decision) -> Ticket:
-        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold."""
+    def dispatch(self, decision: Decision, *, is_retry: bool = False) -> Ticket:
+        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
+
+        Towards its group's share a request counts once, however often it is tried.
+        """
         route = decision.route
-        if route.shares is not None:
+        if route.shares is not None and not is_retry:
             route.shares.count(route.group)
         residency = self._residency if route.pool in self._asks_residency else None
         return count_as_sent(decision.choice, decision.keys, self._loads, residency)

@@ -174,7 +174,7 @@ class Exchange:
             is_described = self._router.openings.takes(decision, request.arrived_at)
             self._record = Record.of(decision, request.request_id, prompt.tokens, weighed=is_described)
             self._router.placed(decision, request, prompt)
-        self._ticket = self._serving.placement.dispatch(decision)
+        self._ticket = self._serving.placement.dispatch(decision, is_retry=self._is_placed)
         self._is_placed = True
         if self._router.breakers.troubled:
             self._is_trial = self._router.breakers.sent(ReplicaId(decision.replica.name))

@@ -194,3 +194,18 @@ async def test_a_group_of_one_replica_is_tried_elsewhere_when_that_fails(two: li
         answer = await harness.chat(asking(), [b"X-Task-Group: red"])
     assert len(own) == 1
     assert (answer.status, answer.replica != own[0]) == (200, True)
+
+
+async def test_a_request_that_is_tried_twice_counts_once_to_its_groups_share(two: list[FakeReplica]) -> None:
+    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
+    red, shares = {"X-Task-Group": "red"}, []
+    for fails in (False, True):
+        async with routed(config(two, groups=groups)) as harness:
+            own = (await explained(harness, asking(), red))["group_replicas"]["replicas"][0]
+            if fails:
+                next(one for one in two if one.name == own).kill()
+            answer = await harness.chat(asking(), [b"X-Task-Group: red"])
+            assert (answer.status, answer.replica == own) == (200, not fails)
+            shares.append((await explained(harness, asking(), red))["group_replicas"]["share_ratio"])
+
+    assert shares[0] == shares[1]
