@@ -1,9 +1,9 @@
 """The seeded mix: four task groups with different prompts, sessions and sharing, endless and reproducible.
 
 * ``chat`` follows the production chat trace of the Mooncake release (first 30 minutes: Poisson arrivals; prompts
-  log-normal with median 7,640 and mean 12,870 tokens; answers of mean 346; every prompt begins with one shared
-  512-token system prompt; 65 % of the requests open a conversation and each turn is followed by another with
-  probability 0.35, median 120 s later), with lengths and pauses divided by ``CHAT_SCALE``.
+  log-normal with median 7,640 and mean 12,870 tokens; answers of mean 346; 65 % of the requests open a conversation
+  and each turn is followed by another with probability 0.35, median 120 s later), with lengths and pauses divided by
+  ``CHAT_SCALE``. Every prompt begins with one shared system prompt, of 32 tokens; the trace's has 512.
 * ``coding-assistant`` has a long tool list for each of some teams, and sessions of many quick turns that grow.
 * ``retrieval`` answers short questions over shared documents, some far more popular than others.
 * ``batch-summaries`` puts ever new texts behind a few long instructions with worked examples.
@@ -29,6 +29,7 @@ DEFAULT_RATE = 5.0  # requests/s of all groups
 # Sessions begun so long before the start are already going on: the rate is right from the first second.
 LEAD_IN_S = 300.0
 CHAT_SCALE = 4
+CHAT_SYSTEM_TOKENS = 32  # so few that hardly anything is shared
 TEAMS = 12  # coding assistants, each with its own tools
 TOOLS_PER_TEAM = 24
 DOCUMENTS = 40
@@ -141,7 +142,7 @@ def _chat(rng: random.Random, number: str) -> Session:
     turns = [_chat_turn(rng, number, 0)]
     while rng.random() < CHAT_GOES_ON:
         turns.append(_chat_turn(rng, number, len(turns)))
-    return Session("chat", f"chat-{number}", tokens_of_text("chat system", 512 // CHAT_SCALE // 4), turns)
+    return Session("chat", f"chat-{number}", tokens_of_text("chat system", CHAT_SYSTEM_TOKENS), turns)
 
 
 def _chat_turn(rng: random.Random, number: str, index: int) -> Turn:
