@@ -48,6 +48,7 @@ from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
 from routing.proxy.serving import Serving, joined_names, placed_names, watched_targets
 from routing.proxy.sockets.tls import Tls
+from routing.proxy.upkeep import Upkeep
 from routing.proxy.warming.warm_ups import WarmUps
 from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
 
@@ -89,6 +90,7 @@ class Router:
         self.all_warm_ups = WarmUps(self)
         self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.watch = Watch(self)
+        self._upkeep = Upkeep(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
         self.openings = OpeningSampler()
@@ -296,7 +298,7 @@ class Router:
         if before:
             for name in joined_names(serving.config, before.config):
                 self._join(name)
-        self.watch.start()
+        self._upkeep.start()
 
     # --- the end ---
 
@@ -317,7 +319,7 @@ class Router:
         for client in list(self.clients):
             client.cut()
         self.checks.close()
-        self.watch.close()
+        self._upkeep.close()
         self.all_warm_ups.close()
         for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
             link.close()

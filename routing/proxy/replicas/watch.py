@@ -1,9 +1,9 @@
-"""What happens by the clock: replicas that hang or crawl are found, those out are tried, shares and lines move on.
+"""Replicas that hang or crawl are found.
 
-Theory of operation. One timer for all, four times a second. It looks only at replicas where requests are, and reads
-what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came. So
-watching costs a request nothing. ``core/silence.py`` says how long no byte is too long, ``core/slowness.py`` when few
-bytes are too few; then the breaker decides, and what waits at the replica goes elsewhere as far as the retry rules
+Theory of operation. A look at all, four times a second (``upkeep.py``), but only at replicas where requests are. It
+reads what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came.
+So watching costs a request nothing. ``core/silence.py`` says how long no byte is too long, ``core/slowness.py`` when
+few bytes are too few; then the breaker decides, and what waits at the replica goes elsewhere as far as the retry rules
 allow. Requests that must stay are asked again with each tick, for the budget fills up; whether the replica is well
 again is seen by those alone that were sent there to try it.
 """
@@ -18,7 +18,6 @@ from routing.core.silence import UNMEASURED_RATE, UsualSilence
 from routing.core.slowness import Look, Slowness, allowed_s, look
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
-from routing.proxy.loop.lasting import Loop, Ticks
 from routing.schema import ReplicaState
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.25
 MOVED = {Cause.STALLED, Cause.SLOW}  # causes for which what waits goes elsewhere
 BRIEF_S = 0.5  # silences shorter than this are not worth remembering
 
@@ -47,33 +45,12 @@ class Watch:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._ticks = Ticks(Loop.WATCH, TICK_S, self._look)
         self._usual: dict[str, UsualSilence] = {}  # by pool
         self._slowness: dict[str, Slowness] = {}  # by pool
         self._seen: dict[str, Silence] = {}  # by replica, while a stream waits there
 
-    def start(self) -> None:
-        """Begin, if that has not happened yet."""
-        self._ticks.start()
-
-    def close(self) -> None:
-        """Look no more."""
-        self._ticks.stop()
-
-    def _look(self) -> None:
-        router = self._router
-        now = router.loop.time()
-        router.retry_budget.tick(now, router.requests)
-        router.breakers.advance()
-        router.slow_starts.advance(now)
-        if router.warm_ups is not None:
-            router.warm_ups.tick(now)
-        if router.gates is not None:
-            router.gates.expire()
-        if router.serving is not None:
-            self._look_at_all(router.serving, now)
-
-    def _look_at_all(self, serving: Serving, now: float) -> None:
+    def look(self, serving: Serving, now: float) -> None:
+        """Look at all, once; ``now`` is loop time."""
         pools = serving.config.pools
         self._usual = {pool.name: self._usual.get(pool.name) or UsualSilence() for pool in pools}
         self._slowness = {pool.name: self._slowness.get(pool.name) or Slowness() for pool in pools}

@@ -249,11 +249,11 @@ async def test_who_waits_is_not_read_again_with_each_look(two: list[FakeReplica]
             return sum(loop.time() - it.sent_at > 0.1 for link in links for it in link.waiting()) == 8
 
         await harness.until(all_are_looked_at, "all to have waited for a while")
-        harness.router.watch._look()
+        harness.router._upkeep._tick()
         looks_s, reads_s = [], []
         for _ in range(5):
             begun = time.perf_counter()
-            harness.router.watch._look()
+            harness.router._upkeep._tick()
             looks_s.append(time.perf_counter() - begun)
             begun = time.perf_counter()
             assert is_stream(body)
@@ -278,7 +278,7 @@ async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica
         links = harness.router.serving.links.values()
         asked = asyncio.create_task(harness.chat(STREAM))
         await harness.until(lambda: any(upstream._answer for it in links for upstream in it._open), "half an error")
-        harness.router.watch._look()
+        harness.router._upkeep._tick()
         goes_on.set()
         assert (await asked).status == 500
         assert harness.router.breakers.opened == {}
