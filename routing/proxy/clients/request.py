@@ -45,10 +45,10 @@ class Head:
     __slots__ = (
         "_anonymous",
         "authorization",
-        "content_length",
         "expects_continue",
         "forwarded",
         "grant",
+        "has_length",
         "http11",
         "judge",
         "keep_alive",
@@ -72,7 +72,7 @@ class Head:
         self.priority: int | None = None  # None: the client asks for none
         self.session_id: str | None = None
         self.task_group: str | None = None
-        self.content_length: int | None = None  # None: none announced
+        self.has_length = False  # which length, each request says for itself
         self.expects_continue = False
         self.authorization = b""  # also where it was given twice
         self.judge: AccessControl | None = None  # who looked at it, and what came of that
@@ -90,7 +90,7 @@ class Head:
     @property
     def is_plain(self) -> bool:
         """Whether the head alone says all about it: nothing is to be answered in between, and its length is known."""
-        return self.content_length is not None and not self.expects_continue
+        return self.has_length and not self.expects_continue
 
 
 def _is_credential(line: bytes) -> bool:
@@ -207,8 +207,8 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
 
 def _read_special(head: Head, special: dict[bytes, list[bytes]], limits: Limits) -> None:
     if b"content-length" in special:
-        head.content_length = int(special[b"content-length"][0])
-        if head.content_length > limits.max_body_bytes:
+        head.has_length = True
+        if int(special[b"content-length"][0]) > limits.max_body_bytes:
             raise body_too_large(limits)
     if b"expect" in special:
         _read_expect(head, special[b"expect"])
