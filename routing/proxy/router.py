@@ -20,9 +20,9 @@ from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.proxy import stopping
 from routing.proxy.clients.access import AccessControl
-from routing.proxy.clients.addresses import Addresses
 from routing.proxy.clients.admission import Admission
 from routing.proxy.clients.client import Client
+from routing.proxy.clients.connection_limit import ConnectionLimit
 from routing.proxy.clients.models import models_answer
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
@@ -97,7 +97,7 @@ class Router:
         self.store = ConfigStore(self.prepare, files, signatures)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()
-        self.addresses = Addresses()
+        self.connection_limit = ConnectionLimit()
         self.unfinished_bytes = 0  # of bodies that are still coming
         self.is_draining = False
         self.requests = 0  # taken, ever
@@ -239,7 +239,7 @@ class Router:
             replica.name: old
             if (old := before.get(replica.name)) and old.address == address
             else self._link(replica.name, address)
-            for replica, address in self._addresses(config)
+            for replica, address in self._replica_addresses(config)
         }
         access = AccessControl(config) if config.access is not None else None
         admission = Admission(config, placement.models, placement.matcher)
@@ -255,7 +255,7 @@ class Router:
             watched=[target for pool in config.pools for target in watched_targets(pool, links)],
         )
 
-    def _addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
+    def _replica_addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
         hides_keys = config.access is not None
         for pool in config.pools:
             for replica in pool.replicas:
@@ -274,7 +274,7 @@ class Router:
 
     def _swap(self, serving: Serving) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
-        self.addresses.limit(serving.limits.max_connections_per_address, self.clients)
+        self.connection_limit.limit(serving.limits.max_connections_per_address, self.clients)
         if before is not None:
             serving.placement.carry_over(before.placement)
         self.request_heads.forget()  # they were read by the limits before

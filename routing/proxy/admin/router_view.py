@@ -132,7 +132,7 @@ class RouterView:
         yield from header("retries_refused_total", "counter", "Further tries for which the budget had no room.")
         yield f"{PREFIX}retries_refused_total {router.retry_budget.refused}"
         yield from header("connections_refused_total", "counter", "Connections over an address's limit.")
-        yield f"{PREFIX}connections_refused_total {router.addresses.refused}"
+        yield f"{PREFIX}connections_refused_total {router.connection_limit.refused}"
 
 
 def _loads(book: LoadBook, replica: ReplicaConfig) -> list[tuple[int, int]]:

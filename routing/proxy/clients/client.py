@@ -111,7 +111,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         router = self._router
-        if router.addresses.most is not None and not router.addresses.enter(self):
+        if router.connection_limit.most is not None and not router.connection_limit.enter(self):
             self.cut()  # cheaper than a word, which would have to be read
             return
         router.clients.add(self)
@@ -140,7 +140,7 @@ class Client(asyncio.Protocol):
         self._is_closing = True
         self._reader.close()
         self._router.clients.discard(self)
-        self._router.addresses.leave(self)
+        self._router.connection_limit.leave(self)
         self._router.deadlines.forget(self)
         self._cancel()
 

@@ -124,7 +124,7 @@ async def test_an_address_has_so_many_connections_and_another_one_its_own(replic
         _, text = await harness.admin("GET", "/metrics")
         assert "warmpath_router_connections_refused_total 1\n" in text
         await harness.push(config([replica]), 3)
-        assert len(harness.router.addresses) == 0
+        assert len(harness.router.connection_limit) == 0
         async with harness.connect(), harness.connect(), harness.connect(), harness.connect():
             await harness.until(lambda: len(harness.router.clients) == 5, "as many as like")
 

@@ -20,7 +20,7 @@ class Connected(Protocol):
     transport: asyncio.Transport
 
 
-class Addresses:
+class ConnectionLimit:
     """The connections of one process, by address."""
 
     def __init__(self) -> None:
