@@ -46,7 +46,7 @@ from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import Address, ReplicaLink
 from routing.proxy.replicas.watch import Watch
-from routing.proxy.serving import Serving, joined_names, placed_names, watched_targets
+from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids
 from routing.proxy.sockets.tls import Tls
 from routing.proxy.upkeep import Upkeep
 from routing.proxy.warming.warm_ups import WarmUps
@@ -251,8 +251,8 @@ class Router:
             admission,
             ConfiguredSeries(config),
             config.limits,
-            placed=frozenset(placed_names(config)),
-            watched=[target for pool in config.pools for target in watched_targets(pool, links)],
+            targets=frozenset(target_ids(config)),
+            checked=[one for pool in config.pools for one in checked_replicas(pool, links)],
         )
 
     def _replica_addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
@@ -286,9 +286,9 @@ class Router:
             self._retired.add(link)
         self._retired = {link for link in self._retired if link.is_in_use}
         self.metrics.prune(self.knows)  # at each scrape too, but there may be none
-        self.loads.forget_all_but(serving.placed)
-        self.residency.forget_all_but(serving.placed)
-        self.checks.watch(serving.watched)
+        self.loads.forget_all_but(serving.targets)
+        self.residency.forget_all_but(serving.targets)
+        self.checks.check_only(serving.checked)
         self.breakers.configure(serving.config.pools)
         self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})
         self.retry_budget.ratio = serving.limits.retry_ratio

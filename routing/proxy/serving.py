@@ -10,7 +10,7 @@ from routing.placement.placement import Placement
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission
 from routing.proxy.metrics.configured import ConfiguredSeries
-from routing.proxy.replicas.health import Target
+from routing.proxy.replicas.health import Checked
 from routing.proxy.replicas.link import ReplicaLink
 from routing.schema import Limits, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 
@@ -26,11 +26,11 @@ class Serving:
     admission: Admission
     series: ConfiguredSeries
     limits: Limits  # what is accepted and how long anything may take
-    placed: frozenset[ReplicaId]  # where its requests may go
-    watched: list[Target]  # whose health is asked for
+    targets: frozenset[ReplicaId]  # where its requests may go
+    checked: list[Checked]  # whose health is asked for
 
 
-def placed_names(config: RouterConfig) -> list[ReplicaId]:
+def target_ids(config: RouterConfig) -> list[ReplicaId]:
     """The targets of all pools: replicas, or their ranks."""
     return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
 
@@ -52,10 +52,10 @@ def _active(config: RouterConfig) -> dict[ReplicaId, str]:
     return {ReplicaId(it.name): it.url for it in replicas if it.state is ReplicaState.ACTIVE}
 
 
-def watched_targets(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Target]:
+def checked_replicas(pool: PoolConfig, links: dict[str, ReplicaLink]) -> list[Checked]:
     """The replicas of a pool whose health is asked for."""
     return [
-        Target(replica.name, links[replica.name].address, pool.health, _asked_for(pool, replica))
+        Checked(replica.name, links[replica.name].address, pool.health, _asked_for(pool, replica))
         for replica in pool.replicas
         if replica.state is not ReplicaState.DISABLED
     ]

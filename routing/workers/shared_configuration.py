@@ -14,7 +14,7 @@ from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import SeriesKey
-from routing.proxy.serving import placed_names
+from routing.proxy.serving import target_ids
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
@@ -58,7 +58,7 @@ class SharedConfiguration:
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
-        columns = assign_columns(placed_names(snapshot.config), self._columns, self._board)
+        columns = assign_columns(target_ids(snapshot.config), self._columns, self._board)
         prepared = await self._prepared(snapshot, columns)
         return partial(self._swap, snapshot, columns, prepared)
 

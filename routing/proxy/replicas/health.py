@@ -58,7 +58,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Checked:
     """Whom to ask, and how."""
 
     name: str
@@ -77,10 +77,10 @@ class HealthChecks:
         self._came_up = came_up  # hears of each replica that was down and is up again
         self._progress_at = progress_at  # when a replica's answers last brought a byte, in loop time
         self._findings: dict[str, Finding] = {}
-        self._targets: dict[str, Target] = {}  # by name, as the findings and the tasks
+        self._targets: dict[str, Checked] = {}  # by name, as the findings and the tasks
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def watch(self, targets: list[Target]) -> None:
+    def check_only(self, targets: list[Checked]) -> None:
         """Ask these replicas from now on, and no others. A replica that moved is a new one."""
         wanted = {target.name: target for target in targets}
         for name in self._targets.keys() - wanted.keys():
@@ -100,7 +100,7 @@ class HealthChecks:
             self._tasks[name] = asyncio.get_running_loop().create_task(asking)
 
     def finding(self, name: str) -> Finding:
-        """What is known of a replica; nothing, for one that is not watched."""
+        """What is known of a replica; nothing, for one that is not checked."""
         return self._findings.get(name) or Finding()
 
     def connect_failed(self, name: str) -> None:
@@ -127,7 +127,7 @@ class HealthChecks:
         self._book.mark(ReplicaId(name), up=True)
         self._book.tell_adapters(ReplicaId(name), None)
 
-    async def _keep_asking(self, target: Target) -> None:
+    async def _keep_asking(self, target: Checked) -> None:
         finding, time = self._findings[target.name], asyncio.get_running_loop().time
         for turn in count():
             finding.ask_now.clear()
@@ -146,12 +146,12 @@ class HealthChecks:
                     await finding.ask_now.wait()
             await asyncio.sleep(began_at + min(AGAIN_S, interval_s) - time())
 
-    async def _learn_adapters(self, target: Target) -> None:
+    async def _learn_adapters(self, target: Checked) -> None:
         held = await held_adapters.held_adapters(target.address, target.adapters, target.check.timeout_s)
         if held is not None:
             self._book.tell_adapters(ReplicaId(target.name), held)
 
-    def _found_good(self, target: Target) -> None:
+    def _found_good(self, target: Checked) -> None:
         finding = self._findings[target.name]
         finding.last_ok_at = datetime.now(UTC)
         finding.failures, finding.successes, finding.reason = 0, finding.successes + 1, None
@@ -161,7 +161,7 @@ class HealthChecks:
                 event(logger, "replica_up", replica=target.name)
                 self._came_up(ReplicaId(target.name))
 
-    def _found_bad(self, target: Target, reason: str, *, findings: int) -> None:
+    def _found_bad(self, target: Checked, reason: str, *, findings: int) -> None:
         finding = self._findings[target.name]
         finding.failures, finding.successes, finding.reason = finding.failures + findings, 0, reason
         if finding.failures >= target.check.failures:
@@ -170,7 +170,7 @@ class HealthChecks:
                 event(logger, "replica_down", level=logging.WARNING, replica=target.name, reason=reason)
 
 
-async def probe(target: Target) -> str | None:
+async def probe(target: Checked) -> str | None:
     """Ask once; why it is not well, or None if it is."""
     try:
         async with asyncio.timeout(target.check.timeout_s):

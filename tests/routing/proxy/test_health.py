@@ -11,7 +11,7 @@ import pytest
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
-from routing.proxy.replicas.health import AGAIN_S, HealthChecks, Target, probe
+from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, probe
 from routing.proxy.replicas.link import Address
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
@@ -38,12 +38,12 @@ async def test_whatever_answers_a_health_check_is_a_finding(answer: bytes, findi
 
     async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        target = Target("a", Address(f"http://127.0.0.1:{port}"), HealthCheck(timeout_s=5.0))
+        target = Checked("a", Address(f"http://127.0.0.1:{port}"), HealthCheck(timeout_s=5.0))
         assert await probe(target) == finding
 
 
 async def test_a_host_without_a_name_to_resolve_is_a_finding() -> None:
-    target = Target("a", Address("http://a..b:80"), HealthCheck())
+    target = Checked("a", Address("http://a..b:80"), HealthCheck())
     assert await probe(target) == "its host name cannot be resolved"
 
 
@@ -52,7 +52,7 @@ async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tup
     """Health checks of one replica, which has answered the first."""
     book = HealthBook()
     checks = HealthChecks(book, lambda _: None, lambda _: 0.0)
-    checks.watch([Target(replica.name, Address(replica.url), check)])
+    checks.check_only([Checked(replica.name, Address(replica.url), check)])
     try:
         await until(lambda: checks.finding(replica.name).is_up is True)
         yield checks, book
