@@ -16,7 +16,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.log import event
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.exposition import Families, parse
-from routing.workers.orders import Orders, Seen, Snapshot, as_plain
+from routing.workers.messages import Orders, Seen, Preparation, as_plain
 from routing.workers.sequence import KeptBook
 
 START_S = 30.0  # in which a worker begins to answer
@@ -79,9 +79,9 @@ class Member:
         self.rows, self.in_flight = seen.replicas, seen.in_flight
         self.first, self.last = seen.first_decision, max(self.last, seen.last_decision)
 
-    async def prepare(self, snapshot: Snapshot) -> None:
+    async def prepare(self, preparation: Preparation) -> None:
         """Let it make a configuration ready."""
-        await self.channel.ask("prepare", as_plain(snapshot), timeout_s=PREPARE_S)
+        await self.channel.ask("prepare", as_plain(preparation), timeout_s=PREPARE_S)
 
     async def commit(self) -> None:
         """Let it put that into force."""

@@ -19,7 +19,7 @@ from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
 from routing.workers.member import Member, or_kill
-from routing.workers.orders import Snapshot
+from routing.workers.messages import Preparation
 
 NO_WORKER = "no worker is running"
 
@@ -53,7 +53,7 @@ class SharedConfiguration:
         """Put into force in a new worker what is in force in the others; the store is locked meanwhile."""
         applied = self.store.applied
         if applied is not None:
-            await member.prepare(Snapshot(applied.snapshot.document, self._columns))
+            await member.prepare(Preparation(applied.snapshot.document, self._columns))
             await member.commit()
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
@@ -67,8 +67,8 @@ class SharedConfiguration:
         members = self._ready()
         if any(member.is_silent for member in members):
             raise NotNowError("a worker does not answer")
-        order = Snapshot(snapshot.document, columns)
-        results = await asyncio.gather(*(member.prepare(order) for member in members), return_exceptions=True)
+        preparation = Preparation(snapshot.document, columns)
+        results = await asyncio.gather(*(member.prepare(preparation) for member in members), return_exceptions=True)
         for result in results:
             if isinstance(result, DeclinedError):
                 reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")

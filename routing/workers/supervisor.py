@@ -30,7 +30,7 @@ from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import Looks
 from routing.workers.member import ANSWER_S, GONE, Member, or_kill
-from routing.workers.orders import Orders
+from routing.workers.messages import Orders
 from routing.workers.sequence import Sequence
 from routing.workers.shared_configuration import SharedConfiguration
 

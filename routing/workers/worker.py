@@ -32,7 +32,7 @@ from routing.proxy.sockets.tls import Tls
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
 from routing.workers.channel import Channel, DeclinedError
-from routing.workers.orders import Orders, Seen, Snapshot, as_plain
+from routing.workers.messages import Orders, Seen, Preparation, as_plain
 from routing.workers.shared_loads import SharedLoads
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Worker:
         self._orders = orders
         self._view = RouterView(self.router, "")
         self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)
-        self._prepared: tuple[Swap, Snapshot] | None = None
+        self._prepared: tuple[Swap, Preparation] | None = None
         self._preparing = asyncio.Lock()  # in the order asked: what a slow one was asked before comes first
         self._listening: dict[int, list[asyncio.Server]] = {}
         self._inherited = list(chain(*orders.listening_fds))
@@ -85,11 +85,11 @@ class Worker:
 
     async def _prepare(self, content: Any) -> None:
         """Make a configuration ready beside the one in force."""
-        snapshot = msgspec.convert(content, Snapshot)
+        preparation = msgspec.convert(content, Preparation)
         try:
             async with self._preparing:
-                loaded = await asyncio.to_thread(load_snapshot, snapshot.document)
-                self._prepared = await self.router.prepare(loaded), snapshot
+                loaded = await asyncio.to_thread(load_snapshot, preparation.document)
+                self._prepared = await self.router.prepare(loaded), preparation
         except ConfigError as error:
             raise DeclinedError(reason=error.reason, path=error.path) from None
         except (ValueError, OSError) as error:

@@ -25,7 +25,7 @@ from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, PATIENCE_S, SILENT_LOOKS, pause_after
 from routing.workers.member import Member
-from routing.workers.orders import Snapshot
+from routing.workers.messages import Preparation
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
@@ -252,7 +252,7 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
     big = structs.replace(small, pools=(structs.replace(small.pools[0], replicas=tuple(members)),))
     async with supervised(tmp_path, None, workers=1) as supervisor:
         (member,) = supervisor.ready
-        late, latest = (Snapshot(dump_snapshot(it, 1).document, {}) for it in (big, small))
+        late, latest = (Preparation(dump_snapshot(it, 1).document, {}) for it in (big, small))
         await asyncio.gather(member.prepare(late), member.prepare(latest))
         await member.commit()
         await member.look()

@@ -24,7 +24,7 @@ class Orders(Struct, frozen=True):
     tls: TlsFiles
 
 
-class Snapshot(Struct, frozen=True):
+class Preparation(Struct, frozen=True):
     """A configuration to make ready."""
 
     document: bytes
