@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from routing.proxy.log import event
 from routing.workers.channel import DeclinedError
 from routing.workers.member import GONE, Member
-from routing.workers.sequence import Sequence
+from routing.workers.sequence import DecisionSequence
 
 LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
 LONGEST_LOOK_S = 5.0  # the same where looking takes long
@@ -30,7 +30,10 @@ class Looks:
     """At all workers of a router."""
 
     def __init__(
-        self, members: Callable[[], list[Member]], sequence: Sequence, silence_changed: Callable[[], Awaitable[None]]
+        self,
+        members: Callable[[], list[Member]],
+        sequence: DecisionSequence,
+        silence_changed: Callable[[], Awaitable[None]],
     ) -> None:
         self._members = members
         self._sequence = sequence

@@ -77,7 +77,7 @@ class Stretch:
         return self.start + max(0, self.book.first - self.first) if self.book else self.end + 1
 
 
-class Sequence:
+class DecisionSequence:
     """One numbering over all books."""
 
     def __init__(self) -> None:

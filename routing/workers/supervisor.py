@@ -31,7 +31,7 @@ from routing.workers.counts import Counts
 from routing.workers.looks import Looks
 from routing.workers.member import ANSWER_S, GONE, Member, or_kill
 from routing.workers.messages import Orders
-from routing.workers.sequence import Sequence
+from routing.workers.sequence import DecisionSequence
 from routing.workers.shared_configuration import SharedConfiguration
 
 LEAVE_S = 1.0  # in which the port closes when all are to accept nothing more, whoever does not answer
@@ -60,7 +60,7 @@ class Supervisor:
         self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
         self.store = self.configuration.store
         self.counts = Counts()
-        self.sequence = Sequence()
+        self.sequence = DecisionSequence()
         self.looks = Looks(lambda: self.members, self.sequence, self._share_sockets)
         self.restarts = 0
         self.is_stopping = False  # not ready any more, though workers are still replaced and accept

@@ -10,7 +10,7 @@ import pytest
 
 from routing.proxy.decisions.ring import DecisionRing
 from routing.workers import sequence as module
-from routing.workers.sequence import KeptBook, Sequence
+from routing.workers.sequence import DecisionSequence, KeptBook
 from tests.routing.proxy.records import record, told
 
 
@@ -27,7 +27,7 @@ class Book:
     def first(self) -> int:
         return max(1, self.last - self.room + 1)
 
-    def decide(self, sequence: Sequence, count: int) -> None:
+    def decide(self, sequence: DecisionSequence, count: int) -> None:
         self.last += count
         sequence.note(self, self.noted)
         self.noted = self.last
@@ -36,7 +36,7 @@ class Book:
         return [{"seq": number, "id": f"{self.name}{number}"} for number in range(max(first, self.first), last + 1)]
 
 
-async def everything(sequence: Sequence, limit: int = 1000) -> tuple[list[str], int]:
+async def everything(sequence: DecisionSequence, limit: int = 1000) -> tuple[list[str], int]:
     """What a reader gets that goes on from where it left off, and how much it is told was dropped."""
     after, ids, dropped = 0, [], 0
     while True:
@@ -54,7 +54,7 @@ async def everything(sequence: Sequence, limit: int = 1000) -> tuple[list[str], 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
 async def test_every_record_is_read_once_in_the_order_it_was_learned_of(limit: int) -> None:
-    sequence, a, b = Sequence(), Book("a"), Book("b")
+    sequence, a, b = DecisionSequence(), Book("a"), Book("b")
     for book, count in ((a, 2), (b, 1), (b, 2), (a, 3), (b, 0)):
         book.decide(sequence, count)
     assert await everything(sequence, limit) == (["a1", "a2", "b1", "b2", "b3", "a3", "a4", "a5"], 0)
@@ -62,7 +62,7 @@ async def test_every_record_is_read_once_in_the_order_it_was_learned_of(limit: i
 
 
 async def test_a_reader_learns_what_it_came_too_late_for() -> None:
-    sequence, a, b = Sequence(), Book("a", room=3), Book("b")
+    sequence, a, b = DecisionSequence(), Book("a", room=3), Book("b")
     a.decide(sequence, 5)
     b.decide(sequence, 2)
     assert await everything(sequence) == (["a3", "a4", "a5", "b1", "b2"], 2)
@@ -71,7 +71,7 @@ async def test_a_reader_learns_what_it_came_too_late_for() -> None:
 
 
 async def test_a_killed_workers_records_count_as_dropped_and_a_retired_ones_stay() -> None:
-    sequence, a, b = Sequence(), Book("a"), Book("b")
+    sequence, a, b = DecisionSequence(), Book("a"), Book("b")
     for book, count in ((a, 2), (b, 2), (a, 1)):
         book.decide(sequence, count)
     sequence.replace(b, None)
@@ -83,7 +83,7 @@ async def test_a_killed_workers_records_count_as_dropped_and_a_retired_ones_stay
 
 
 async def test_a_number_beyond_the_end_or_no_room_at_all_moves_nobody() -> None:
-    sequence, a = Sequence(), Book("a")
+    sequence, a = DecisionSequence(), Book("a")
     assert await sequence.after(7, 10) == {"decisions": [], "next": 0, "dropped": 0}
     a.decide(sequence, 2)
     assert (await sequence.after(9, 10))["next"] == 2
@@ -91,7 +91,7 @@ async def test_a_number_beyond_the_end_or_no_room_at_all_moves_nobody() -> None:
 
 
 async def test_what_is_decided_while_a_reader_waits_is_on_its_next_page_and_not_on_both() -> None:
-    sequence = Sequence()
+    sequence = DecisionSequence()
 
     class Busy(Book):
         async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ async def test_what_is_decided_while_a_reader_waits_is_on_its_next_page_and_not_
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_RECORDS", 10)
-    sequence = Sequence()
+    sequence = DecisionSequence()
     for life in range(50):
         book = Book(f"{life}-")
         book.decide(sequence, 4)
@@ -119,7 +119,7 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_any_life_of_workers_is_read_without_repetition() -> None:
     chance = random.Random(3)
     for _ in range(30):
-        sequence, books, noted = Sequence(), [Book("0", 5)], 0
+        sequence, books, noted = DecisionSequence(), [Book("0", 5)], 0
         for step in range(40):
             book = chance.choice(books)
             count = chance.randrange(4)
