@@ -29,7 +29,7 @@ from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.observer import Observer
 from routing.proxy.control_plane.spool import Spool
 from routing.proxy.log import event, log_to_stderr
-from routing.proxy.loop.lasting import Loop, keep_going
+from routing.proxy.loop.lasting import Background, keep_going
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
 from routing.proxy.single import SingleProcess
@@ -97,8 +97,8 @@ class Server:
         what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
         spool = Spool(self.settings.state_dir, view.boot)
         loops = (
-            keep_going(Loop.EVENTS, Observer(view, spool, __version__).keep_looking),
-            keep_going(Loop.ANNOUNCING, partial(keep_announcing, view, what, spool)),
+            keep_going(Background.EVENTS, Observer(view, spool, __version__).keep_looking),
+            keep_going(Background.ANNOUNCING, partial(keep_announcing, view, what, spool)),
         )
         self._telling = set(map(asyncio.create_task, loops))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from routing.proxy.loop.lasting import Loop, Ticks
+from routing.proxy.loop.lasting import Background, Ticks
 
 if TYPE_CHECKING:
     from routing.proxy.router import Router
@@ -21,7 +21,7 @@ class Upkeep:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._ticks = Ticks(Loop.WATCH, TICK_S, self._tick)
+        self._ticks = Ticks(Background.UPKEEP, TICK_S, self._tick)
 
     def start(self) -> None:
         """Begin, if that has not happened yet."""

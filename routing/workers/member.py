@@ -16,7 +16,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.log import event
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.exposition import Families, parse
-from routing.workers.messages import Orders, Seen, Preparation, as_plain
+from routing.workers.messages import Orders, Preparation, Seen, as_plain
 from routing.workers.sequence import KeptBook
 
 START_S = 30.0  # in which a worker begins to answer

@@ -21,7 +21,7 @@ from typing import Any
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.log import defect, event
-from routing.proxy.loop.lasting import Loop, keep_going
+from routing.proxy.loop.lasting import Background, keep_going
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
 from routing.proxy.stopping import LINGER_S
@@ -124,7 +124,7 @@ class Supervisor:
         self._is_open = True
         await self._note_change()
         await self._share_sockets()
-        self._spawn(keep_going(Loop.WORKERS, self.looks.keep_looking))
+        self._spawn(keep_going(Background.WORKERS, self.looks.keep_looking))
         self._begin_to_roll()
 
     def roll(self) -> None:
@@ -265,7 +265,7 @@ class Supervisor:
         """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""
         born_at = asyncio.get_running_loop().time()
         status = await member.process.wait()
-        await keep_going(Loop.WORKERS, partial(self._let_go, member))
+        await keep_going(Background.WORKERS, partial(self._let_go, member))
         if self._slots[slot] is not member or self.is_draining:
             return
         self._slots[slot] = None
@@ -273,8 +273,8 @@ class Supervisor:
         event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=member.process.pid, status=status)
         lived_s = asyncio.get_running_loop().time() - born_at
         pause_s = 0.0 if lived_s > STABLE_S else self._pauses_s[slot]
-        await keep_going(Loop.WORKERS, self._share_sockets)
-        await keep_going(Loop.WORKERS, partial(self._refill, slot, pause_s))
+        await keep_going(Background.WORKERS, self._share_sockets)
+        await keep_going(Background.WORKERS, partial(self._refill, slot, pause_s))
 
     async def _let_go(self, member: Member) -> None:
         """Keep what an ended worker counted, and let its row be used again."""

@@ -32,7 +32,7 @@ from routing.proxy.sockets.tls import Tls
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
 from routing.workers.channel import Channel, DeclinedError
-from routing.workers.messages import Orders, Seen, Preparation, as_plain
+from routing.workers.messages import Orders, Preparation, Seen, as_plain
 from routing.workers.shared_loads import SharedLoads
 
 logger = logging.getLogger(__name__)

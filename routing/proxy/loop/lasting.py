@@ -21,24 +21,24 @@ LAST_PAUSE_S = 2.0
 logger = logging.getLogger(__name__)
 
 
-class Loop(StrEnum):
+class Background(StrEnum):
     """What goes on beside requests."""
 
     HEALTH = "health"  # asks a replica
-    WATCH = "watch"  # finds those that hang, and what else the clock brings
+    UPKEEP = "upkeep"  # what the clock brings; finds replicas that hang
     EVENTS = "events"  # notices what happens
     ANNOUNCING = "announcing"  # tells the control plane
     WORKERS = "workers"  # looks at workers, and replaces those that ended
     LOADS = "loads"  # exchanges them among workers
 
 
-_failures: Counter[Loop] = Counter()
-_said: set[tuple[Loop, str]] = set()
+_failures: Counter[Background] = Counter()
+_said: set[tuple[Background, str]] = set()
 
 
-def failures() -> Mapping[Loop, int]:
+def failures() -> Mapping[Background, int]:
     """How often each loop has failed in this process."""
-    return {loop: _failures[loop] for loop in Loop}
+    return {what: _failures[what] for what in Background}
 
 
 def pause_s(failures_in_a_row: int) -> float:
@@ -46,7 +46,7 @@ def pause_s(failures_in_a_row: int) -> float:
     return min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures_in_a_row - 1, 20))
 
 
-async def keep_going(loop: Loop, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_going(what: Background, work: Callable[[], Awaitable[None]]) -> None:
     """Do work that has no end, or has none yet: whenever a mistake of ours ends it, anew."""
     time, in_a_row = asyncio.get_running_loop().time, 0
     while True:
@@ -55,7 +55,7 @@ async def keep_going(loop: Loop, work: Callable[[], Awaitable[None]]) -> None:
             await work()
         except Exception as error:  # noqa: BLE001 - the next round must come
             in_a_row = 1 if time() - began_at > LAST_PAUSE_S else in_a_row + 1
-            _failed(loop, error)
+            _failed(what, error)
         else:
             return
         await asyncio.sleep(pause_s(in_a_row))
@@ -64,8 +64,8 @@ async def keep_going(loop: Loop, work: Callable[[], Awaitable[None]]) -> None:
 class Ticks:
     """Something short that is done every ``period_s``, on the event loop itself."""
 
-    def __init__(self, loop: Loop, period_s: float, work: Callable[[], None]) -> None:
-        self._loop = loop
+    def __init__(self, what: Background, period_s: float, work: Callable[[], None]) -> None:
+        self._what = what
         self._period_s = period_s
         self._work = work
         self._in_a_row = 0
@@ -89,14 +89,14 @@ class Ticks:
             self._in_a_row = 0
         except Exception as error:  # noqa: BLE001 - the next tick must come
             self._in_a_row += 1
-            _failed(self._loop, error)
+            _failed(self._what, error)
         delay_s = max(self._period_s, pause_s(self._in_a_row) if self._in_a_row else 0.0)
         self._timer = running.call_at(began_at + delay_s, self._tick)
 
 
-def _failed(loop: Loop, error: Exception) -> None:
-    _failures[loop] += 1
-    kind = (loop, type(error).__name__)
+def _failed(what: Background, error: Exception) -> None:
+    _failures[what] += 1
+    kind = (what, type(error).__name__)
     if kind not in _said:
         _said.add(kind)
-        defect(logger, error, f"{loop} loop")
+        defect(logger, error, f"{what} loop")

@@ -27,7 +27,7 @@ from itertools import count
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
-from routing.proxy.loop.lasting import Loop, keep_going
+from routing.proxy.loop.lasting import Background, keep_going
 from routing.proxy.replicas import held_adapters
 from routing.proxy.replicas.asking import asked
 from routing.proxy.replicas.link import Address
@@ -96,7 +96,7 @@ class HealthChecks:
                     self._forget(name)
             self._targets[name] = target
             self._findings.setdefault(name, Finding())
-            asking = keep_going(Loop.HEALTH, partial(self._keep_asking, target))
+            asking = keep_going(Background.HEALTH, partial(self._keep_asking, target))
             self._tasks[name] = asyncio.get_running_loop().create_task(asking)
 
     def finding(self, name: str) -> Finding:

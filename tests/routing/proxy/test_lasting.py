@@ -15,7 +15,7 @@ from routing.proxy.admin.router_view import RouterView
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import reachable
 from routing.proxy.loop import lasting
-from routing.proxy.loop.lasting import FIRST_PAUSE_S, LAST_PAUSE_S, Loop, Ticks, failures, keep_going, pause_s
+from routing.proxy.loop.lasting import FIRST_PAUSE_S, LAST_PAUSE_S, Background, Ticks, failures, keep_going, pause_s
 from routing.proxy.replicas import health
 from routing.schema import HealthCheck
 from routing.server import Server, running
@@ -59,15 +59,15 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def test_work_that_fails_is_begun_anew_and_said_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
-    before, rounds = failures()[Loop.EVENTS], iter([KeyError, KeyError, OSError, KeyError, None])
+    before, rounds = failures()[Background.EVENTS], iter([KeyError, KeyError, OSError, KeyError, None])
 
     async def work() -> None:
         if (error := next(rounds)) is not None:
             raise error(SECRET_TEXT)
 
     async with asyncio.timeout(DEADLINE_S):
-        await keep_going(Loop.EVENTS, work)
-    assert failures()[Loop.EVENTS] == before + 4
+        await keep_going(Background.EVENTS, work)
+    assert failures()[Background.EVENTS] == before + 4
     told = [record.message for record in caplog.records if record.message.startswith("defect")]
     assert [line.split()[-2] for line in told] == ["error=KeyError", "error=OSError"]
     assert SECRET_TEXT not in caplog.text
@@ -80,7 +80,7 @@ async def test_a_loop_that_is_cancelled_has_ended(caplog: pytest.LogCaptureFixtu
         began.set()
         await asyncio.Event().wait()
 
-    going = asyncio.create_task(keep_going(Loop.HEALTH, work))
+    going = asyncio.create_task(keep_going(Background.HEALTH, work))
     await began.wait()
     going.cancel()
     async with asyncio.timeout(DEADLINE_S):
@@ -91,7 +91,7 @@ async def test_a_loop_that_is_cancelled_has_ended(caplog: pytest.LogCaptureFixtu
 
 async def test_ticks_go_on_and_end_when_they_are_stopped() -> None:
     done = Failing(lambda: None)
-    ticks = Ticks(Loop.LOADS, 0.001, done)
+    ticks = Ticks(Background.LOADS, 0.001, done)
     ticks.start()
     ticks.start()
     await until(lambda: done.calls > 5, "ticks after those that failed")
@@ -113,8 +113,8 @@ async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.Monk
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
         await until(lambda: harness.router.checks.finding(replica.name).is_up is True, "a finding")
         _, text = await harness.admin("GET", "/metrics")
-    assert f'warmpath_router_loop_failures_total{{loop="health"}} {failures()[Loop.HEALTH]}' in text
-    assert failures()[Loop.HEALTH] >= 3
+    assert f'warmpath_router_loop_failures_total{{loop="health"}} {failures()[Background.HEALTH]}' in text
+    assert failures()[Background.HEALTH] >= 3
 
 
 @pytest.mark.plain_python(reason="It puts a mistake into an object of the router.")
