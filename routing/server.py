@@ -32,7 +32,7 @@ from routing.proxy.log import event, log_to_stderr
 from routing.proxy.loop.lasting import Background, keep_going
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
-from routing.proxy.single import SingleProcess
+from routing.proxy.single_process import SingleProcess
 from routing.proxy.sockets.tls import Tls
 from routing.settings import ServeSettings, SettingsError, read_settings
 from routing.signals import heeded
@@ -154,9 +154,9 @@ def _data_side(settings: ServeSettings) -> DataSide:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
         return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
-    from routing.workers.parent import Parent  # noqa: PLC0415 - most routers need nothing of it
+    from routing.workers.several_processes import SeveralProcesses  # noqa: PLC0415 - most routers need nothing of it
 
-    return Parent(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
+    return SeveralProcesses(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
 
 async def serve(settings: ServeSettings) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 from cryptography import x509
 
 from routing.proxy.router import Router
-from routing.proxy.single import SingleProcess
+from routing.proxy.single_process import SingleProcess
 from routing.proxy.sockets.tls import TlsFiles
 from routing.schema import (
     BreakerConfig,

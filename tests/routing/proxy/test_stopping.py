@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from routing.proxy import stopping
-from routing.proxy.single import SingleProcess
+from routing.proxy.single_process import SingleProcess
 from routing.proxy.sockets.tls import TlsFiles
 from routing.proxy.stopping import LAST_WORDS_S, LOOK_S
 from routing.schema import Limits

@@ -10,7 +10,7 @@ from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 
 
-class Parent:
+class SeveralProcesses:
     """The supervisor and what the admin port shows of it."""
 
     def __init__(
