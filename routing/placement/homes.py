@@ -21,7 +21,7 @@ def homes_among(
 ) -> list[ReplicaId]:
     """Those of some targets that an opening calls home, when the fleet is who ``is_there``. A short walk."""
     count = _homes(route, opening)
-    members = set(route.shares.replicas(route.group)) if route.is_shared and route.shares is not None else None
+    members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
     targets = route.fleet.targets
 
     def takes(target: ReplicaId) -> bool:

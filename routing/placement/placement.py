@@ -107,7 +107,7 @@ class Placement:
         if tried is not None and tried.rule.takes(request, served):
             route = tried.route
         candidates = route.fleet.candidates(health, served.adapter)
-        if route.is_shared or excluded:
+        if route.follows_traffic or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
@@ -186,11 +186,11 @@ def count_as_sent(choice: Choice, keys: Keys, loads: LoadBook, residency: Reside
 def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:
     """Those of a pool's or a group's eligible replicas that are its own just now, and not excluded."""
     own = whole
-    if route.is_shared and route.shares is not None:
+    if route.follows_traffic and route.shares is not None:
         own = route.shares.candidates(route.group, route.fleet, whole, adapter)
     if not excluded:
         return own
     tried = [name for replica in excluded for name in route.fleet.ranks(replica)]
-    if route.is_shared and route.shares is not None:
+    if route.follows_traffic and route.shares is not None:
         return route.shares.untried(route.group, route.fleet, whole.without(tried), own)
     return own.without(tried)

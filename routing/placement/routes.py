@@ -36,7 +36,7 @@ class Route:
     fleet: Fleet
     tier1: Tier1  # where tier 1 ends
     shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
-    is_shared: bool  # whether they say which replicas it has
+    follows_traffic: bool  # whether they say which replicas it has
     arm: Arm | None = None  # None: the policy has no trial
     trial: TrialRule | None = None  # of the policy, where this is the revision in force
     tried: Tried | None = None  # who gets some of its requests; None: there is no trial here
@@ -93,7 +93,7 @@ class RouteBuilder:
             fleet,
             tier1_rule(self._pool, group, policy.settings),
             self.shares,
-            is_shared=self.shares is not None and (group is None or group.auto_replicas is not None),
+            follows_traffic=self.shares is not None and (group is None or group.auto_replicas is not None),
         )
 
     def _fleet(self, group: TaskGroupConfig | None) -> Fleet:

@@ -78,7 +78,7 @@ def _as_request(asked: Explained, serving: Serving) -> Request:
 def _group_replicas(decision: Decision) -> dict[str, Any] | None:
     """The set that follows the group's traffic, and its part of that; None where the configuration says the set."""
     route = decision.route
-    if not route.is_shared or route.shares is None:
+    if not route.follows_traffic or route.shares is None:
         return None
     return {"share_ratio": route.shares.share(route.group), "replicas": route.shares.replicas(route.group)}
 
