@@ -103,9 +103,9 @@ class Placement:
         group, matched_by = find(served, request)
         if group is not None:
             route = routes[group.name]
-        tried = route.tried
-        if tried is not None and tried.rule.takes(request, served):
-            route = tried.route
+        trial = route.trial_route
+        if trial is not None and trial.rule.takes(request, served):
+            route = trial.route
         candidates = route.fleet.candidates(health, served.adapter)
         if route.follows_traffic or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
@@ -122,7 +122,7 @@ class Placement:
     def verdict(self, decision: Decision, request: PlacementRequest) -> Verdict | None:
         """Which revision a request that was decided on falls to, and why; None where its policy tries none."""
         _, own, by_group = self._pools[decision.pool]
-        rule = by_group.get(decision.group, own).trial
+        rule = by_group.get(decision.group, own).trial_rule
         return None if rule is None else rule.verdict(request, decision.served)
 
     def homes(self, pool: str, opening: OpeningKey, replica: str, adapter: str, health: HealthBook) -> list[ReplicaId]:
@@ -190,7 +190,7 @@ def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[
         own = route.shares.candidates(route.group, route.fleet, whole, adapter)
     if not excluded:
         return own
-    tried = [name for replica in excluded for name in route.fleet.ranks(replica)]
+    refused = [name for replica in excluded for name in route.fleet.ranks(replica)]
     if route.follows_traffic and route.shares is not None:
-        return route.shares.untried(route.group, route.fleet, whole.without(tried), own)
-    return own.without(tried)
+        return route.shares.untried(route.group, route.fleet, whole.without(refused), own)
+    return own.without(refused)

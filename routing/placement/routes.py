@@ -38,11 +38,11 @@ class Route:
     shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
     follows_traffic: bool  # whether they say which replicas it has
     arm: Arm | None = None  # None: the policy has no trial
-    trial: TrialRule | None = None  # of the policy, where this is the revision in force
-    tried: Tried | None = None  # who gets some of its requests; None: there is no trial here
+    trial_rule: TrialRule | None = None  # of the policy, where this is the revision in force
+    trial_route: TrialRoute | None = None  # who gets some of its requests; None: there is no trial here
 
 
-class Tried(NamedTuple):
+class TrialRoute(NamedTuple):
     """A trial at work: the requests that ``rule`` takes go by ``route``."""
 
     rule: TrialRule
@@ -76,11 +76,11 @@ class RouteBuilder:
         trial, name = policy.trial, group.name if group else ""
         said = said_tier1(self._pool, group)
         rule = TrialRule(policy, trial, self._hasher, said, router=self._router, group=name)
-        in_force = replace(self._placed_by(policy, group), arm=Arm.IN_FORCE, trial=rule)
+        in_force = replace(self._placed_by(policy, group), arm=Arm.IN_FORCE, trial_rule=rule)
         if not rule.is_here:
             return in_force
-        tried = structs.replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
-        return replace(in_force, tried=Tried(rule, replace(self._placed_by(tried, group), arm=Arm.TRIAL)))
+        on_trial = structs.replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
+        return replace(in_force, trial_route=TrialRoute(rule, replace(self._placed_by(on_trial, group), arm=Arm.TRIAL)))
 
     def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
         """The route that one revision makes."""
@@ -133,8 +133,8 @@ def carry_over(routes: Iterable[Route], before: Iterable[Route]) -> None:
 def _with_trials(routes: Iterable[Route]) -> Iterator[Route]:
     for route in routes:
         yield route
-        if route.tried is not None:
-            yield route.tried.route
+        if route.trial_route is not None:
+            yield route.trial_route.route
 
 
 def _identity(route: Route) -> tuple[object, ...]:
