@@ -14,7 +14,7 @@ from routing.strategies.strategy import Keys
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixHash:
+class PrefixHashStrategy:
     """Send a tier-1 prefix to the replica that its hash names, unless that replica is full."""
 
     ring: HashRing
@@ -22,7 +22,7 @@ class PrefixHash:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: PrefixHashSettings, fleet: Fleet, _seed: int) -> PrefixHash:
+    def build(cls, settings: PrefixHashSettings, fleet: Fleet, _seed: int) -> PrefixHashStrategy:
         """The strategy for one group; where the prefix ends is settled by the keys that it is given."""
         return cls(fleet.ring, settings.load_factor, settings.min_bound)
 

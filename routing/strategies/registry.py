@@ -13,7 +13,7 @@ from routing.strategies.least_load import LeastLoad
 from routing.strategies.least_ttft import LeastTtft
 from routing.strategies.lowest_cost import LowestCost
 from routing.strategies.power_of_two import PowerOfTwo
-from routing.strategies.prefix_hash import PrefixHash
+from routing.strategies.prefix_hash import PrefixHashStrategy
 from routing.strategies.random import Random
 from routing.strategies.round_robin import RoundRobin
 from routing.strategies.session_affinity import SessionAffinity
@@ -27,7 +27,7 @@ STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet, int], Strate
     schema.LeastTtftSettings: LeastTtft.build,
     schema.LowestCostSettings: LowestCost.build,
     schema.PowerOfTwoSettings: PowerOfTwo.build,
-    schema.PrefixHashSettings: PrefixHash.build,
+    schema.PrefixHashSettings: PrefixHashStrategy.build,
     schema.RandomSettings: Random.build,
     schema.RoundRobinSettings: RoundRobin.build,
     schema.SessionAffinitySettings: SessionAffinity.build,

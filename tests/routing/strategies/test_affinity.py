@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from routing.core.candidates import Candidates
 from routing.core.load import LoadBook
 from routing.core.ring import HashRing
-from routing.core.types import PrefixHash as Key
-from routing.core.types import Reason
-from routing.strategies.prefix_hash import PrefixHash
+from routing.core.types import PrefixHash, Reason
+from routing.strategies.prefix_hash import PrefixHashStrategy
 from routing.strategies.session_affinity import SessionAffinity
 from routing.strategies.strategy import Strategy
 from tests.routing.building import FixedKeys, names
 
 WEIGHTS = dict.fromkeys(names(5), 1.0)
 RING = HashRing(WEIGHTS)
-BOTH = [SessionAffinity(RING, load_factor=2.0, min_bound=4), PrefixHash(RING, load_factor=2.0, min_bound=4)]
+BOTH = [SessionAffinity(RING, load_factor=2.0, min_bound=4), PrefixHashStrategy(RING, load_factor=2.0, min_bound=4)]
 
 both = pytest.mark.parametrize("strategy", BOTH, ids=lambda strategy: type(strategy).__name__)
 
@@ -34,12 +33,12 @@ def key(strategy: Strategy, value: int) -> FixedKeys:
 def test_a_key_goes_home(strategy: Strategy, value: int) -> None:
     choice = strategy.choose(key(strategy, value), Candidates(WEIGHTS, LoadBook()))
 
-    assert (choice.replica, choice.reason) == (next(RING.walk(Key(value))), Reason.AFFINITY)
+    assert (choice.replica, choice.reason) == (next(RING.walk(PrefixHash(value))), Reason.AFFINITY)
 
 
 @both
 def test_a_home_that_is_away_is_stood_in_for_by_the_next(strategy: Strategy) -> None:
-    first, second, *_ = RING.walk(Key(17))
+    first, second, *_ = RING.walk(PrefixHash(17))
     choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, LoadBook()).without({first}))
 
     assert (choice.replica, choice.reason) == (second, Reason.AFFINITY)
@@ -47,7 +46,7 @@ def test_a_home_that_is_away_is_stood_in_for_by_the_next(strategy: Strategy) -> 
 
 @both
 def test_a_full_home_spills(strategy: Strategy) -> None:
-    first, second, *_ = RING.walk(Key(17))
+    first, second, *_ = RING.walk(PrefixHash(17))
     book = LoadBook()
     for _ in range(4):
         book.dispatch(first, 10)
