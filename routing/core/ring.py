@@ -21,7 +21,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from routing.core.types import PrefixHash, ReplicaId
-from routing.schema.homes import points_of
+from routing.schema.ring import points_of
 
 LONG_WALK: Final = 16  # replicas, after which a walk is remembered, for its key is hot and its first homes are full
 LONG_WALKS: Final = 64  # keys whose walks are remembered
@@ -33,7 +33,7 @@ ARC_POINTS: Final = 4  # on each arc, about
 
 _HASH: Final = (1 << 64) - 1
 _STRIDE: Final = 0xD1B54A32D192ED03  # odd, and its bits in no pattern: one place says nothing of the next
-_INDEX_BITS: Final = 16  # of MAX_ON_RING replicas and ranks, and no pool has more (schema/homes.py)
+_INDEX_BITS: Final = 16  # of MAX_ON_RING replicas and ranks, and no pool has more (schema/ring.py)
 _INDEX: Final = (1 << _INDEX_BITS) - 1
 _PLACE_BITS: Final = 62 - _INDEX_BITS  # of a hash, the upper ones: with an index as much as a compiled int holds
 _DROPPED_BITS: Final = 64 - _PLACE_BITS

@@ -12,10 +12,10 @@ from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConf
 from routing.schema.failures import BreakerConfig, HealthCheck
 from routing.schema.fleet import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
-from routing.schema.homes import moved_by_chance, moved_ratio, points_of
 from routing.schema.limits import Limits
 from routing.schema.models import Adapter, Alias, ModelNames
 from routing.schema.policies import PolicyConfig, Trial
+from routing.schema.ring import moved_by_chance, moved_ratio, points_of
 from routing.schema.signatures import KEY_HEX, Signature, key_id, signed_text
 from routing.schema.snapshot import (
     OLDEST_SCHEMA,

@@ -8,9 +8,9 @@ from routing.schema.access import check_access
 from routing.schema.base import ConfigError
 from routing.schema.fleet import PoolConfig, RouterConfig
 from routing.schema.groups import check_claimed_keys, check_groups
-from routing.schema.homes import MAX_ON_RING
 from routing.schema.models import check_held, check_names
 from routing.schema.policies import check_trial
+from routing.schema.ring import MAX_ON_RING
 from routing.schema.urls import check_base_url
 
 

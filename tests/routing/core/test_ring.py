@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from routing.core.ring import LONG_WALK, LONG_WALKS, HashRing
 from routing.core.shared_rings import shared_ring
 from routing.core.types import PrefixHash, ReplicaId
-from routing.schema.homes import points_of
+from routing.schema.ring import points_of
 from tests.routing.building import names
 
 A, B = names(2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from routing.core.ring import HashRing
 from routing.core.types import PrefixHash, ReplicaId
 from routing.schema import ConfigError, ReplicaConfig, check_config
-from routing.schema.homes import MAX_ON_RING, moved_by_chance, moved_ratio, points_of
+from routing.schema.ring import MAX_ON_RING, moved_by_chance, moved_ratio, points_of
 from tests.routing.building import config, pool
 
 KEYS = 250
