@@ -42,9 +42,10 @@ from routing.proxy.loop.outbox import Outbox
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
+from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks
-from routing.proxy.replicas.link import Address, ReplicaLink
+from routing.proxy.replicas.link import ReplicaLink
 from routing.proxy.replicas.watch import Watch
 from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids
 from routing.proxy.sockets.tls import Tls

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from routing.proxy.replicas.link import Address
+from routing.proxy.replicas.address import Address
 
 
 @asynccontextmanager

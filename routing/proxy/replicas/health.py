@@ -29,8 +29,8 @@ from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.proxy.loop.lasting import Background, keep_going
 from routing.proxy.replicas import held_adapters
+from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.asking import asked
-from routing.proxy.replicas.link import Address
 from routing.proxy.sockets.tls import reason_of
 from routing.schema import HealthCheck
 

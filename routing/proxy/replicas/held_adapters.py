@@ -12,8 +12,8 @@ import re
 import msgspec
 from msgspec import Struct
 
+from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.asking import asked
-from routing.proxy.replicas.link import Address
 
 EVERY = 5  # health checks between two questions
 MAX_BYTES = 1 << 20  # of an answer; a thousand adapters take a quarter of it

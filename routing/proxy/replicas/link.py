@@ -1,17 +1,15 @@
-"""The way to one replica: its address, its kept-alive connections, and the making of new ones."""
+"""The way to one replica: its kept-alive connections, and the making of new ones."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import ssl
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
-from routing.proxy.clients.request import Request
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
+from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.sockets.tls import reason_of
@@ -32,60 +30,6 @@ class Caller(Protocol):
     def connect_failed(self, reason: str, *, ours: bool) -> None:
         """There is none. ``ours``: for a shortage of the router's own, which says nothing about the replica."""
         ...
-
-
-class Address:
-    """Where a replica listens, out of its base URL, and what it is told of who asks.
-
-    With a key of its own the replica gets that one; else the client's, unless ``hides_keys`` because they are ours. A
-    URL with https asks for ``tls``.
-    """
-
-    def __init__(
-        self, url: str, *, api_key: str | None = None, hides_keys: bool = False, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self._identity = (url, api_key, hides_keys, tls)
-        parts = urlsplit(url)
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.base = parts.path.rstrip("/").encode()
-        self.host_header = parts.netloc.encode()
-        self.ssl_context = tls
-        self.authorization = b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
-        self._hides_keys = hides_keys or api_key is not None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Address) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def head(self, request: Request, rank: int | None = None) -> bytes:
-        """The head of a request as this replica gets it: its own Host, our framing, our request id, our rank."""
-        head = request.head
-        lines = head.anonymous + self.authorization if self._hides_keys else head.forwarded
-        if rank is not None:
-            lines = with_rank(lines, rank)
-        length = b"Content-Length: %d\r\n" % len(request.body) if request.body or head.method == b"POST" else b""
-        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
-            head.method,
-            self.base,
-            head.target,
-            self.host_header,
-            lines,
-            request.request_id.encode(),
-            length,
-        )
-
-
-def with_rank(lines: bytes, rank: int) -> bytes:
-    """Header lines that ask for a data-parallel rank, whatever the client asked for."""
-    kept = (line for line in lines.splitlines(keepends=True) if not _is_rank(line))
-    return b"%bX-data-parallel-rank: %d\r\n" % (b"".join(kept), rank)
-
-
-def _is_rank(line: bytes) -> bool:
-    return line.partition(b":")[0].lower().replace(b"_", b"-") == b"x-data-parallel-rank"
 
 
 class ReplicaLink:

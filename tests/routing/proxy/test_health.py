@@ -11,8 +11,8 @@ import pytest
 
 from routing.core.health import HealthBook
 from routing.core.types import ReplicaId
+from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, probe
-from routing.proxy.replicas.link import Address
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
 

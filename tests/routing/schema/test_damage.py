@@ -14,7 +14,7 @@ from routing.core.load import LoadBook
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission
-from routing.proxy.replicas.link import Address
+from routing.proxy.replicas.address import Address
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
 from tests.routing.schema.damage import CONFIG, damage, sealed
 
