@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from routing.proxy.clients.local_answer import LocalAnswer
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -14,16 +16,6 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LocalAnswer:
-    """An answer that needs no replica."""
-
-    status: int
-    body: bytes = b""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    content_type: bytes = b"application/json"
 
 
 @dataclass(slots=True, eq=False)

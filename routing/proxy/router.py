@@ -23,6 +23,7 @@ from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission
 from routing.proxy.clients.client import Client
 from routing.proxy.clients.connection_limit import ConnectionLimit
+from routing.proxy.clients.local_answer import LocalAnswer
 from routing.proxy.clients.models import models_answer
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
@@ -31,7 +32,7 @@ from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.proxy.decisions.openings import OpeningSampler
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import DecisionRing
-from routing.proxy.errors import LocalAnswer, RefusalError
+from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.exchange import Exchange
 from routing.proxy.exchanges.gates import Gates
 from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S

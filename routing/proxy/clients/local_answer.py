@@ -1,11 +1,19 @@
-"""The router's own answers, as bytes."""
+"""The router's own answers, those of errors among them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from http import HTTPStatus
 
-from routing.proxy.errors import LocalAnswer
-from routing.proxy.replicas.answer import connection_line
+
+@dataclass(frozen=True, slots=True)
+class LocalAnswer:
+    """An answer that needs no replica."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
 
 
 def local_bytes(answer: LocalAnswer, *, http11: bool, keep_alive: bool, bodyless: bool, request_id: str) -> bytes:
@@ -20,6 +28,13 @@ def local_bytes(answer: LocalAnswer, *, http11: bool, keep_alive: bool, bodyless
     lines.append(connection_line(http11=http11, keep_alive=keep_alive))
     lines.append(b"\r\n")
     return b"".join(lines) + (b"" if bodyless else answer.body)
+
+
+def connection_line(*, http11: bool, keep_alive: bool) -> bytes:
+    """The Connection header, where the version's default is not what we do."""
+    if not keep_alive:
+        return b"Connection: close\r\n"
+    return b"" if http11 else b"Connection: keep-alive\r\n"
 
 
 def _phrase(status: int) -> bytes:
