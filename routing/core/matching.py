@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from routing.core.inherited import policy_of, tier1_rule
 from routing.core.models import Served
 from routing.core.prefix import PrefixHasher
-from routing.core.prompt import CanonicalPrompt
+from routing.core.request import PlacementRequest
 from routing.core.types import MatchedBy, PrefixHash
 from routing.schema import (
     GroupMatch,
@@ -23,30 +23,6 @@ from routing.schema import (
     TaskGroupConfig,
     Tier1,
 )
-
-
-class PlacementRequest:
-    """What placing a request needs to know of it."""
-
-    __slots__ = ("group", "key", "key_groups", "model", "prompt", "session_key", "tenant")
-
-    def __init__(
-        self,
-        model: str | None,
-        group: str | None,
-        session_key: str | None,
-        prompt: CanonicalPrompt,
-        tenant: str = "",
-        key: str | None = None,
-        key_groups: tuple[str, ...] | None = None,
-    ) -> None:
-        self.model = model
-        self.group = group  # the task group that the client named
-        self.session_key = session_key
-        self.prompt = prompt
-        self.tenant = tenant  # the salt of its API key's tenant; "" without one
-        self.key = key  # the name of its API key
-        self.key_groups = key_groups  # the task groups that the key is good for; None: all
 
 
 class Found(NamedTuple):

@@ -1,6 +1,6 @@
 """A request's body, read only as far as placing it needs.
 
-Theory of operation. msgspec decodes straight into the structs of ``request.py`` and skips every other field, so a body
+Theory of operation. msgspec decodes straight into the structs of ``bodies.py`` and skips every other field, so a body
 costs little more than one pass over its bytes. The engine, not the router, is the judge of a body: a field of an
 unexpected type is kept as it is and becomes part of the canonical prompt. Only what leaves nothing to place is a
 ``BodyError``: no JSON, not an object, nested beyond reason, or a model that is no string.
@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from routing.core.bodies import BODIES, Message, ParsedBody
 from routing.core.nesting import MAX_DEPTH, is_shallow
-from routing.core.request import BODIES, Message, ParsedBody
 from routing.core.types import BodyError
 
 _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BODIES.items()}

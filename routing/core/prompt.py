@@ -27,8 +27,8 @@ from typing import Any, Final, cast
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
+from routing.core.bodies import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.rendering import rendering_of
-from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.types import BodyError
 
 MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes

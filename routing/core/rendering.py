@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from routing.core.request import ChatBody, CompletionBody, EmbeddingBody, ParsedBody, ResponsesBody
+from routing.core.bodies import ChatBody, CompletionBody, EmbeddingBody, ParsedBody, ResponsesBody
 
 LATE: Final = frozenset({"enable_thinking", "thinking"})  # arguments of templates
 

@@ -1,94 +1,29 @@
-"""Request bodies of the four prompt endpoints, with what placing them needs; ``parsing.py`` reads them."""
+"""What placing a request needs to know of it."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec import Struct
+from routing.core.prompt import CanonicalPrompt
 
 
-class Message(Struct, gc=False):
-    """One chat message, with the fields that chat templates render."""
+class PlacementRequest:
+    """A request to be placed."""
 
-    role: Any = None
-    content: Any = None  # text, a list of parts, or null
-    name: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    task: Any = None
-    tools: Any = None  # of a developer's message
+    __slots__ = ("group", "key", "key_groups", "model", "prompt", "session_key", "tenant")
 
-
-class ParsedBody(Struct, gc=False, kw_only=True):
-    """What every endpoint's body may say. ``Any`` is what the client sent, whatever it is."""
-
-    model: str | None = None
-    stream: Any = None
-    prompt_cache_key: Any = None
-    session_id: Any = None  # vLLM's own, from 0.32 on
-    user: Any = None
-    metadata: Any = None
-    cache_salt: Any = None  # vLLM keeps the caches of different salts apart
-    n: Any = None  # from here on: what caps may bound
-    best_of: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    prompt_logprobs: Any = None
-    chat_template: Any = None  # from here on: what ``rendering.py`` reads, each at some of the endpoints
-    chat_template_kwargs: Any = None
-    reasoning_effort: Any = None
-    reasoning: Any = None  # whose ``effort`` is the same at the responses API
-    add_special_tokens: Any = None
-    mm_processor_kwargs: Any = None
-    media_io_kwargs: Any = None
-    truncate_prompt_tokens: Any = None
-    truncation_side: Any = None
-    suffix: Any = None  # of a completion: what follows the gap to fill
-
-
-class ChatBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/chat/completions``."""
-
-    messages: list[Message] | None = None
-    tools: Any = None
-    documents: Any = None  # that templates for retrieval render
-
-
-class CompletionBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/completions``: a text, token ids, or a list of either."""
-
-    prompt: Any = None
-    prompt_embeds: Any = None  # one or several, base64; each is a prompt of its own
-
-
-class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/embeddings``: ``input`` like a completion's prompt, or messages like a chat's."""
-
-    input: Any = None
-    messages: list[Message] | None = None
-
-
-class ResponsesBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/responses``: ``instructions`` is the system prompt, ``input`` a text or a list of items.
-
-    What went before may be given by the id under which an engine stored it, or as messages.
-    """
-
-    instructions: Any = None
-    previous_response_id: Any = None
-    previous_input_messages: Any = None
-    input: Any = None
-    tools: Any = None
-
-
-BODIES: dict[str, type[ParsedBody]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-    "/v1/embeddings": EmbeddingBody,
-    "/v1/responses": ResponsesBody,
-}
+    def __init__(
+        self,
+        model: str | None,
+        group: str | None,
+        session_key: str | None,
+        prompt: CanonicalPrompt,
+        tenant: str = "",
+        key: str | None = None,
+        key_groups: tuple[str, ...] | None = None,
+    ) -> None:
+        self.model = model
+        self.group = group  # the task group that the client named
+        self.session_key = session_key
+        self.prompt = prompt
+        self.tenant = tenant  # the salt of its API key's tenant; "" without one
+        self.key = key  # the name of its API key
+        self.key_groups = key_groups  # the task groups that the key is good for; None: all

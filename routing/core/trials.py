@@ -17,9 +17,9 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.matching import PlacementRequest
 from routing.core.models import Served
 from routing.core.prefix import DEFAULT_TIER1, PrefixHasher
+from routing.core.request import PlacementRequest
 from routing.schema import PolicyConfig, Tier1, Trial
 
 _SPACE: Final = 1 << 64

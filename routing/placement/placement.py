@@ -15,10 +15,11 @@ from routing.core.candidates import Candidates
 from routing.core.group_shares import GroupShares
 from routing.core.health import Health, HealthBook
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import Found, Matcher, PlacementRequest
+from routing.core.matching import Found, Matcher
 from routing.core.models import Models, Served
 from routing.core.openings import Cut, OpeningKey
 from routing.core.prefix import PrefixHasher
+from routing.core.request import PlacementRequest
 from routing.core.residency import Residency
 from routing.core.targets import MARK, targets_of
 from routing.core.trials import Verdict

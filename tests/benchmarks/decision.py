@@ -19,10 +19,10 @@ from typing import get_args
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import PlacementRequest
 from routing.core.parsing import parse_body, session_key
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
+from routing.core.request import PlacementRequest
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.proxy.memory import spare_the_collector

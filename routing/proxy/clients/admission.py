@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from routing.core.bodies import ParsedBody
 from routing.core.caps import check_caps, length_to_add
-from routing.core.matching import Matcher, PlacementRequest
+from routing.core.matching import Matcher
 from routing.core.models import Models
-from routing.core.request import ParsedBody
+from routing.core.request import PlacementRequest
 from routing.core.splice import with_member
 from routing.core.types import UnknownModelError
 from routing.proxy.errors import RefusalError

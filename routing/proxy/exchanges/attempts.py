@@ -16,7 +16,7 @@ from routing.proxy.exchanges.judging import cause_of, is_its_fault
 from routing.proxy.replicas.upstream import Failure
 
 if TYPE_CHECKING:
-    from routing.core.matching import PlacementRequest
+    from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
     from routing.proxy.replicas.answer import AnswerHead

@@ -32,7 +32,7 @@ from routing.proxy.replicas.upstream import Failure, Upstream
 
 if TYPE_CHECKING:
     from routing.core.load import Ticket
-    from routing.core.matching import PlacementRequest
+    from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from routing.core.matching import PlacementRequest
+from routing.core.bodies import BODIES
 from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import CanonicalPrompt, canonical_prompt
-from routing.core.request import BODIES
+from routing.core.request import PlacementRequest
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.errors import RefusalError
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
-from routing.core.matching import PlacementRequest
 from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
+from routing.core.request import PlacementRequest
 from routing.core.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
 from routing.placement.placement import Placement
 from routing.proxy.decisions.record import Record

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from routing.core.bodies import ChatBody, Message
 from routing.core.caps import check_caps, length_to_add
 from routing.core.parsing import parse_body
-from routing.core.request import ChatBody, Message
 from routing.core.types import BodyError
 from routing.schema import Caps
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.core.matching import Matcher, PlacementRequest
+from routing.core.matching import Matcher
 from routing.core.models import Models
 from routing.core.prefix import PrefixHasher
+from routing.core.request import PlacementRequest
 from routing.core.types import MatchedBy
 from routing.schema import (
     Access,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.core.bodies import BODIES, ChatBody, CompletionBody
 from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
-from routing.core.request import BODIES, ChatBody, CompletionBody
 from routing.core.types import BodyError
 from tests.routing.building import CHAT
 

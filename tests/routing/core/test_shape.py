@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.core.bodies import BODIES
 from routing.core.parsing import parse_body, session_key
 from routing.core.prefix import PrefixHasher
 from routing.core.prompt import canonical_prompt
-from routing.core.request import BODIES
 from routing.core.shape import (
     DESCRIBED_BYTES,
     MAX_NUMBERS,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook
-from routing.core.matching import PlacementRequest
+from routing.core.request import PlacementRequest
 from routing.core.residency import Residency
 from routing.core.trials import Arm, ArmReason
 from routing.placement.decision import Decision

@@ -22,9 +22,9 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
 from routing.core.health import HealthBook
 from routing.core.load import LoadBook, Ticket
-from routing.core.matching import PlacementRequest
 from routing.core.parsing import parse_body, session_key
 from routing.core.prompt import canonical_prompt
+from routing.core.request import PlacementRequest
 from routing.core.residency import Residency
 from routing.core.types import ReplicaId
 from routing.placement.placement import Placement
