@@ -54,7 +54,7 @@ def _cut(path: str, members: dict[str, msgspec.Raw], prompt: CanonicalPrompt, en
     if path == _COMPLETIONS:
         text = _cut_prompt(_decoded(members, "prompt"), end)
         return {"prompt": text, "max_tokens": 1} if text else None
-    if path == _RESPONSES and end == prompt.opening_end:
+    if path == _RESPONSES and end == prompt.system_end:
         whole = {"input": DOT, "max_output_tokens": 1, "store": False}
         return whole | ({"instructions": members["instructions"]} if "instructions" in members else {})
     return None
@@ -86,7 +86,7 @@ def _cut_messages(messages: Any, prompt: CanonicalPrompt, end: int) -> list[Any]
 
 def _has_documents(prompt: CanonicalPrompt, end: int) -> bool:
     """Whether there are any before the cut; they stay whole."""
-    return end > prompt.opening_end and _behind_documents(prompt, prompt.opening_end) > prompt.opening_end
+    return end > prompt.system_end and _behind_documents(prompt, prompt.system_end) > prompt.system_end
 
 
 def _behind_documents(prompt: CanonicalPrompt, start: int) -> int:

@@ -75,11 +75,11 @@ class PrefixHasher:
 
         Of a long first message the first ``TIER2_BYTES`` count.
         """
-        opening_end = prompt.opening_end
-        end = next((end for end in prompt.message_ends if end > opening_end), 0)
+        system_end = prompt.system_end
+        end = next((end for end in prompt.message_ends if end > system_end), 0)
         if not end:
             return None
-        data = prompt.data[: min(end, opening_end + TIER2_BYTES)]
+        data = prompt.data[: min(end, system_end + TIER2_BYTES)]
         return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + data))
 
     def session(self, key: str) -> PrefixHash:
@@ -143,12 +143,12 @@ def boundary_end(prompt: CanonicalPrompt, rule: Tier1) -> int:
     """Offset in the canonical prompt at which its tier-1 opening ends; 0 when there is none."""
     boundary = rule.boundary
     if boundary is SYSTEM:
-        return prompt.opening_end
+        return prompt.system_end
     if boundary is MARKER and (end := prompt.data.find(rule.boundary_marker.encode())) >= 0:
         return end if prompt.tools_end or end > prompt.data.find(CONTENT) + 1 else 0  # else only a role is before it
     if boundary is MESSAGES:
         ends = prompt.message_ends
         return ends[min(rule.boundary_messages, len(ends)) - 1] if ends else prompt.tools_end
-    if boundary is not BYTES and prompt.opening_end >= BLOCK_BYTES:  # auto, and a marker that is not there
-        return prompt.opening_end
+    if boundary is not BYTES and prompt.system_end >= BLOCK_BYTES:  # auto, and a marker that is not there
+        return prompt.system_end
     return min(rule.boundary_bytes, len(prompt.data))

@@ -49,9 +49,7 @@ END_OF_IDS: Final = b"\xff\xff\xff\xff"
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
 _FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
-_OPENINGS: Final = {
-    role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")
-}  # of most
+_HEADS: Final = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}  # of most
 _ATTRIBUTION: Final = "x-anthropic-billing-header"  # a line that is new in each request of Claude Code; vLLM drops it
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
@@ -59,13 +57,13 @@ _json: Final = msgspec.json.Encoder(order="deterministic").encode
 class CanonicalPrompt:
     """A prompt as hashes see it. Offsets are into ``data``, ascending."""
 
-    __slots__ = ("data", "message_ends", "opening_end", "rendering", "salt", "tokens", "tools_end")
+    __slots__ = ("data", "message_ends", "rendering", "salt", "system_end", "tokens", "tools_end")
 
     def __init__(
         self,
         data: bytes,
         tools_end: int,
-        opening_end: int,
+        system_end: int,
         message_ends: list[int],
         tokens: int,
         salt: str = "",
@@ -73,7 +71,7 @@ class CanonicalPrompt:
     ) -> None:
         self.data = data
         self.tools_end = tools_end  # 0 without tools
-        self.opening_end = opening_end  # of the tools and the system messages that begin the prompt; 0 without either
+        self.system_end = system_end  # of the tools and the system messages that begin the prompt; 0 without either
         self.message_ends = message_ends
         self.tokens = tokens  # estimate: a quarter of the bytes, or the count of ids; an attachment is its digest
         self.salt = salt  # the client's ``cache_salt``
@@ -81,7 +79,7 @@ class CanonicalPrompt:
 
     def salted(self, salt: str) -> CanonicalPrompt:
         """The same prompt under another salt."""
-        ends = self.tools_end, self.opening_end, self.message_ends
+        ends = self.tools_end, self.system_end, self.message_ends
         return CanonicalPrompt(self.data, *ends, self.tokens, salt, self.rendering)
 
 
@@ -128,27 +126,27 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
 class _Writer:
     """Collects pieces and the offsets at which segments end."""
 
-    __slots__ = ("_ends", "_ids", "_left", "_length", "_opening_end", "_pieces", "_tools_end")
+    __slots__ = ("_ends", "_ids", "_left", "_length", "_pieces", "_system_end", "_tools_end")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._length = 0  # bytes in ``_pieces``
         self._ends: list[int] = []
         self._tools_end = 0
-        self._opening_end = 0
+        self._system_end = 0
         self._ids = 0  # token ids written
         self._left = MAX_PARTS  # that may still come
 
     def finished(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
         tokens = -(-(len(data) - 4 * self._ids) // BYTES_PER_TOKEN) + self._ids
-        return CanonicalPrompt(data, self._tools_end, self._opening_end, self._ends, tokens)
+        return CanonicalPrompt(data, self._tools_end, self._system_end, self._ends, tokens)
 
     def tools(self, tools: Any) -> None:
         """The tool definitions; none is the same as an empty list."""
         if tools:
             self._add(TOOLS + _json(tools))
-            self._tools_end = self._opening_end = self._length
+            self._tools_end = self._system_end = self._length
 
     def messages(self, messages: Any) -> None:
         """Chat messages, or whatever stands in their place."""
@@ -213,9 +211,9 @@ class _Writer:
             text = unattributed(content).encode()
         else:
             text = content.encode()
-        opening = _OPENINGS.get(role) or MESSAGE + role.encode() + CONTENT
-        self._pieces += (opening, text)
-        end = start + len(opening) + len(text)
+        head = _HEADS.get(role) or MESSAGE + role.encode() + CONTENT
+        self._pieces += (head, text)
+        end = start + len(head) + len(text)
         if (
             message.name
             or message.tool_calls
@@ -230,8 +228,8 @@ class _Writer:
             end += len(fields)
         self._length = end
         self._ends.append(end)
-        if start == self._opening_end and role in _SYSTEM_ROLES:
-            self._opening_end = end
+        if start == self._system_end and role in _SYSTEM_ROLES:
+            self._system_end = end
 
     def _token_ids(self, ids: Any) -> bool:
         """Write token ids; False if these are none."""

@@ -98,7 +98,7 @@ def test_an_odd_body_is_placed_all_the_same(body: dict[str, Any]) -> None:
 def test_whatever_a_field_holds_it_has_a_canonical_prompt(path: str, field: str, value: Any) -> None:
     prompt = canonical_prompt(parse_body(path, json.dumps({"model": "llama", field: value}).encode()))
 
-    assert prompt.tools_end <= prompt.opening_end <= len(prompt.data)
+    assert prompt.tools_end <= prompt.system_end <= len(prompt.data)
     assert prompt.message_ends == sorted(prompt.message_ends)
     assert prompt.tokens >= 0
 

@@ -89,18 +89,18 @@ def test_segment_ends_are_kept() -> None:
     segments = [prompt.data[start:end] for start, end in pairwise([0, prompt.tools_end, *prompt.message_ends])]
     assert [b"Be brief." in segment for segment in segments] == [False, True, False, False, False]
     assert prompt.tools_end < prompt.message_ends[0]
-    assert prompt.opening_end == prompt.message_ends[1]
+    assert prompt.system_end == prompt.message_ends[1]
     assert prompt.message_ends[-1] == len(prompt.data)
 
 
 def test_tools_alone_are_an_opening() -> None:
     prompt = chat(("user", "Hi"), tools=[{"name": "search"}])
 
-    assert prompt.opening_end == prompt.tools_end > 0
+    assert prompt.system_end == prompt.tools_end > 0
 
 
 def test_a_prompt_without_tools_and_system_has_no_opening() -> None:
-    assert chat(("user", "Hi"), ("system", "late")).opening_end == 0
+    assert chat(("user", "Hi"), ("system", "late")).system_end == 0
 
 
 def test_an_image_counts_by_its_digest() -> None:
@@ -208,16 +208,16 @@ def test_responses_are_read_as_the_chat_that_they_are() -> None:
 
     for said in (items, "Hi"):
         prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": said})
-        assert (prompt.data, prompt.opening_end) == (as_chat.data, as_chat.opening_end)
+        assert (prompt.data, prompt.system_end) == (as_chat.data, as_chat.system_end)
 
 
 def test_documents_stand_behind_the_opening_and_before_the_conversation() -> None:
     said = [("system", "Be brief."), ("user", "Hi")]
     plain, informed = chat(*said), chat(*said, documents=[{"title": "a", "text": "What is known."}])
 
-    assert informed.opening_end == plain.opening_end
-    assert informed.data[: plain.opening_end] == plain.data[: plain.opening_end]
-    assert informed.data[informed.opening_end :].startswith(b'\xf7[{"text":"What is known.","title":"a"}]\xffuser')
+    assert informed.system_end == plain.system_end
+    assert informed.data[: plain.system_end] == plain.data[: plain.system_end]
+    assert informed.data[informed.system_end :].startswith(b'\xf7[{"text":"What is known.","title":"a"}]\xffuser')
     assert len(informed.message_ends) == 2
     assert informed.tokens > plain.tokens
 
@@ -263,7 +263,7 @@ def test_what_a_response_goes_on_from_stands_between_instructions_and_input(memb
     first, one, other = response(), response(**{member: "a"}), response(**{member: "b"})
 
     assert len({first.data, one.data, other.data}) == 3
-    assert one.data[: one.opening_end] == first.data[: first.opening_end]
+    assert one.data[: one.system_end] == first.data[: first.system_end]
     assert len(one.message_ends) == 3
 
 
