@@ -199,9 +199,9 @@ class Router:
         if self.warm_ups is None or not self.warm_ups.begin(replica):
             self.start_slowly(replica)
 
-    def lets_in(self, missing: NoReplicaError) -> bool:
+    def cuts_warm_ups_short(self, missing: NoReplicaError) -> bool:
         """Whether a replica that can serve what no other can was to warm up first, and takes traffic now."""
-        return self.warm_ups is not None and self.warm_ups.let_in(missing)
+        return self.warm_ups is not None and self.warm_ups.cut_short(missing)
 
     def start_slowly(self, replica: ReplicaId) -> None:
         """Let a replica take traffic, a part of its share at first."""

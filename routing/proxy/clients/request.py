@@ -46,12 +46,12 @@ class Head:
         "_anonymous",
         "authorization",
         "expects_continue",
-        "forwarded",
         "grant",
         "has_length",
         "http11",
         "judge",
         "keep_alive",
+        "lines",
         "method",
         "path",
         "priority",
@@ -67,7 +67,7 @@ class Head:
         self.path = target.partition(b"?")[0]
         self.http11 = http11
         self.keep_alive = False  # known when the parser has come to the message's end
-        self.forwarded = b""  # header lines for the replica, each with its CRLF
+        self.lines = b""  # header lines for the replica, each with its CRLF
         self.request_id = ""  # as the client gave it
         self.priority: int | None = None  # None: the client asks for none
         self.session_id: str | None = None
@@ -80,10 +80,10 @@ class Head:
         self._anonymous: bytes | None = None
 
     @property
-    def anonymous(self) -> bytes:
-        """``forwarded`` without the client's credentials, in whatever header clients carry them."""
+    def anonymous_lines(self) -> bytes:
+        """``lines`` without the client's credentials, in whatever header clients carry them."""
         if self._anonymous is None:
-            lines = self.forwarded.splitlines(keepends=True)
+            lines = self.lines.splitlines(keepends=True)
             self._anonymous = b"".join(line for line in lines if not _is_credential(line))
         return self._anonymous
 
@@ -136,7 +136,7 @@ def read_head(method: bytes, target: bytes, version: str, headers: Sequence[Head
     _read_special(head, special, limits)
     if b"connection" in special:
         forwarded = b"".join(without_named(lines, special[b"connection"]))
-    head.forwarded = forwarded
+    head.lines = forwarded
     return head
 
 

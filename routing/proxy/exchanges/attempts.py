@@ -105,6 +105,6 @@ class Attempts:
         try:
             return decide(self._wanted, health, self._tried)
         except NoReplicaError as missing:
-            if not self._router.lets_in(missing):
+            if not self._router.cuts_warm_ups_short(missing):
                 raise
         return decide(self._wanted, health, self._tried)

@@ -122,7 +122,7 @@ class Exchange:
         return False
 
     @never_raises
-    def admitted(self) -> None:
+    def turn_came(self) -> None:
         """Its turn has come: choose by what the loads are now."""
         self._enter(PLACING)
         self._place()
@@ -139,13 +139,13 @@ class Exchange:
     @never_raises
     def _nobody_up(self, missing: NoReplicaError) -> None:
         """Place it at a replica that was to warm up first, if there is one; the request is as it was admitted."""
-        if self._router.lets_in(missing):
+        if self._router.cuts_warm_ups_short(missing):
             self._place()
         else:
             self._refuse(refusal_of(missing))
 
     @never_raises
-    def not_admitted(self, refusal: RefusalError) -> None:
+    def turned_away(self, refusal: RefusalError) -> None:
         """The line is too long."""
         self._refuse(refusal)
 

@@ -30,11 +30,11 @@ _SAID: Final = {
 class Guest(Protocol):
     """Who wants to be sent to a replica."""
 
-    def admitted(self) -> None:
+    def turn_came(self) -> None:
         """It may be, after it had to wait."""
         ...
 
-    def not_admitted(self, refusal: RefusalError) -> None:
+    def turned_away(self, refusal: RefusalError) -> None:
         """It may not be."""
         ...
 
@@ -85,11 +85,11 @@ class Passage:
     def _go_on(self) -> None:
         self._began = self._loop.time()
         if self._guest is not None and self.go():
-            self._guest.admitted()
+            self._guest.turn_came()
 
     def _tell(self, refusal: RefusalError) -> None:
         if self._guest is not None:
-            self._guest.not_admitted(refusal)
+            self._guest.turned_away(refusal)
 
 
 class Gates:

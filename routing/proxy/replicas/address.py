@@ -37,7 +37,7 @@ class Address:
     def head(self, request: Request, rank: int | None = None) -> bytes:
         """The head of a request as this replica gets it: its own Host, our framing, our request id, our rank."""
         head = request.head
-        lines = head.anonymous + self.authorization if self._hides_keys else head.forwarded
+        lines = head.anonymous_lines + self.authorization if self._hides_keys else head.lines
         if rank is not None:
             lines = _with_rank(lines, rank)
         length = b"Content-Length: %d\r\n" % len(request.body) if request.body or head.method == b"POST" else b""

@@ -169,5 +169,5 @@ class WarmUpCall:
 def request_for(path: str, body: bytes, name: str) -> Request:
     """A request as a client might have sent it."""
     head = Head(b"POST", path.encode(), http11=True)
-    head.forwarded = b"Content-Type: application/json\r\n"
+    head.lines = b"Content-Type: application/json\r\n"
     return Request(head, body, name)

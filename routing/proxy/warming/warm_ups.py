@@ -155,7 +155,7 @@ class WarmUps:
         for warm_up in list(self._running.values()):
             warm_up.look(now)
 
-    def let_in(self, missing: NoReplicaError) -> bool:
+    def cut_short(self, missing: NoReplicaError) -> bool:
         """Let those take traffic, though they are not warm, that can serve what nobody else can; False without any."""
         needed = [warm_up for warm_up in self._running.values() if self._could_serve(missing, warm_up)]
         for warm_up in needed:
