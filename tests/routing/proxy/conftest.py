@@ -25,3 +25,9 @@ async def replica() -> AsyncIterator[FakeReplica]:
 async def two() -> AsyncIterator[list[FakeReplica]]:
     async with fake_replicas(2) as replicas:
         yield replicas
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[list[FakeReplica]]:
+    async with fake_replicas(3) as replicas:
+        yield replicas

@@ -1,37 +1,25 @@
-"""A replica that joins is warm before it takes traffic, whatever goes wrong takes its turn, and nothing leaks."""
+"""A replica that joins is warm before it takes traffic, and whatever goes wrong takes its turn."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from routing.proxy.control_plane import announce
-from routing.proxy.control_plane.announce import Announcement, keep_announcing
-from routing.proxy.control_plane.spool import Spool
 from routing.schema import (
     Access,
     LowestCostSettings,
-    PrefixHashSettings,
     TaskGroupConfig,
     WarmUp,
 )
-from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer, resetting
 from tests.routing.proxy.api_keys import api_key, bearer
-from tests.routing.proxy.harness import Harness, config, routed
+from tests.routing.proxy.harness import routed
 from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.warm_ups import (
-    CANARY,
     OPENINGS,
-    QUICK,
     asked,
     body,
     ended,
@@ -41,26 +29,10 @@ from tests.routing.proxy.warm_ups import (
     opening,
     row,
     sent_to_warm,
+    taught,
     teach,
     warming,
 )
-
-
-@pytest.fixture
-async def three() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(3) as replicas:
-        yield replicas
-
-
-@asynccontextmanager
-async def taught(
-    replicas: list[FakeReplica], warm_up: WarmUp | None = None, **fields: Any
-) -> AsyncIterator[tuple[Harness, FakeReplica]]:
-    """A router whose last replica is not configured yet, after traffic for ``OPENINGS`` openings; and that replica."""
-    *known, new = replicas
-    async with routed(warming(known, warm_up, **fields)) as harness:
-        await teach(harness)
-        yield harness, new
 
 
 async def test_a_new_replica_gets_its_openings_once_and_takes_traffic_then(three: list[FakeReplica]) -> None:
@@ -354,79 +326,6 @@ async def test_what_was_warmed_counts_as_held(three: list[FakeReplica]) -> None:
 
     held = {candidate["replica"]: candidate["hit_tokens"] for candidate in explained["candidates"]}
     assert held[new.name] > 100
-
-
-async def test_without_the_setting_nothing_is_kept_or_sent(three: list[FakeReplica]) -> None:
-    cold = config(three, settings=PrefixHashSettings(), health=QUICK)
-    async with routed(config(three[:2], settings=PrefixHashSettings(), health=QUICK)) as harness:
-        await teach(harness)
-        assert harness.router.warm_ups is None
-        await harness.push(cold, 2)
-        assert (await homes(harness))["replica-2"]  # at once
-        _, text = await harness.admin("GET", "/metrics")
-        assert "warm" not in text.replace("warmpath", "")
-        assert (await row(harness, "replica-2"))["warming"] is None
-
-        await harness.push(warming(three), 3)
-        await teach(harness)
-        await harness.push(cold, 4)
-        assert harness.router.all_warm_ups._openings == {}  # switched off, it lets go of what it had
-        await harness.push(warming(three), 5)
-        assert harness.router.all_warm_ups._openings["chat"].bytes == 0
-    assert not any(map(sent_to_warm, three))
-
-
-async def test_memory_stays_within_its_limit(three: list[FakeReplica]) -> None:
-    small = WarmUp(memory_bytes=1 << 16)
-    async with routed(warming(three[:2], small)) as harness:
-        kept = harness.router.all_warm_ups._openings["chat"]
-        highest = 0
-        for number in range(120):
-            for _ in range(2):
-                await harness.chat(body(number))
-            highest = max(highest, kept.bytes)
-        _, text = await harness.admin("GET", "/metrics")
-
-    assert (1 << 15) < highest <= (1 << 16)
-    assert samples(text)["warmpath_router_warm_up_kept_bytes"] == [({"pool": "chat"}, kept.bytes)]
-
-
-async def test_no_text_of_a_prompt_is_shown_or_logged(
-    three: list[FakeReplica], caplog: pytest.LogCaptureFixture, tmp_path: Any
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    *known, new = three
-    async with routed(warming(known), state_dir=tmp_path) as harness:
-        await teach(harness)
-        new.script = answering(b"{}", status=400)
-        await harness.push(warming(three, WarmUp(concurrency=1)), 2)
-        await joined(harness, new.name)
-        shown = [await harness.admin("GET", path) for path in ("/metrics", "/admin/replicas", "/admin/decisions")]
-        shown.append(await harness.admin("GET", "/admin/config"))
-
-    assert CANARY in str(asked(sent_to_warm(new)))
-    assert "warm_up_ended" in caplog.text
-    assert CANARY not in caplog.text
-    assert CANARY not in json.dumps(shown)
-    assert not any(CANARY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-
-
-async def test_the_control_plane_hears_how_far_it_is(three: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "HEARTBEAT_S", 0.02)
-    async with taught(three) as (harness, new), control_plane([200]) as (url, heard):
-        new.script = Call.wait_gone
-        what = Announcement(url, "http://admin", "http://data", "1.0", None)
-        spool = Spool(Path("/nonexistent"), "boot")
-        task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
-        await harness.until(lambda: bool(heard), "a heartbeat")
-        assert "warming" not in heard[-1]
-        await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)
-        await harness.until(lambda: heard[-1].get("warming"), "news of the warm-up")
-        [(name, progress)] = heard[-1]["warming"].items()
-        task.cancel()
-
-    assert name == new.name
-    assert set(progress) == {"prefixes_done", "prefixes", "tokens_done", "tokens"}
 
 
 async def test_a_group_that_has_its_own_replicas_warms_only_those(three: list[FakeReplica]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from routing.schema import (
     WarmUp,
 )
 from tests.fakes.replica import Call, FakeReplica
-from tests.routing.proxy.harness import Harness, config
+from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.scraped import samples
 
 OPENINGS = 30
@@ -82,3 +83,14 @@ async def ended(harness: Harness, name: str) -> dict[str, float]:
     _, text = await harness.admin("GET", "/metrics")
     lines = samples(text).get("warmpath_router_warm_ups_total", [])
     return {labels["ending"]: value for labels, value in lines if labels["replica"] == name}
+
+
+@asynccontextmanager
+async def taught(
+    replicas: list[FakeReplica], warm_up: WarmUp | None = None, **fields: Any
+) -> AsyncIterator[tuple[Harness, FakeReplica]]:
+    """A router whose last replica is not configured yet, after traffic for ``OPENINGS`` openings; and that replica."""
+    *known, new = replicas
+    async with routed(warming(known, warm_up, **fields)) as harness:
+        await teach(harness)
+        yield harness, new

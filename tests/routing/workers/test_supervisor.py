@@ -21,7 +21,7 @@ from routing.proxy.control_plane.observer import Observer
 from routing.proxy.control_plane.spool import Spool
 from routing.proxy.sockets.listening import bind
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
-from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
+from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.looks import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, PATIENCE_S, SILENT_LOOKS, pause_after
 from routing.workers.member import Member
@@ -370,37 +370,3 @@ async def test_a_successor_that_dies_while_a_configuration_is_taken_has_one_too(
             await until(lambda: successor not in supervisor.members, "its end")
         await until(lambda: len(supervisor.ready) == 2, "a worker in each slot")
         await until(lambda: set(supervisor.ready) <= set(supervisor.members), "workers that are there")
-
-
-async def test_a_channel_says_why_there_is_no_answer() -> None:
-    async def answer(question: str, content: Any) -> Any:
-        if question == "decline":
-            raise DeclinedError(reason="because", path="$")
-        if question == "fail":
-            raise ZeroDivisionError
-        if question == "never":
-            await asyncio.Event().wait()
-        return content
-
-    ends = socket.socketpair()
-    mine, theirs = [await Channel.open(end, answer) for end in ends]
-    running = [asyncio.create_task(channel.run()) for channel in (mine, theirs)]
-    assert await mine.ask("echo", {"a": [1, b"x"]}, timeout_s=5) == {"a": [1, b"x"]}
-    big = b"x" * (8 << 20)
-    assert await asyncio.gather(*(mine.ask("echo", big, timeout_s=5), theirs.ask("echo", 2, timeout_s=5))) == [big, 2]
-    with pytest.raises(DeclinedError) as declined:
-        await mine.ask("decline", timeout_s=5)
-    assert declined.value.facts == {"reason": "because", "path": "$"}
-    with pytest.raises(DeclinedError) as failed:
-        await mine.ask("fail", timeout_s=5)
-    assert failed.value.facts == {"reason": "internal error"}
-    with pytest.raises(TimeoutError):
-        await mine.ask("never", timeout_s=0.01)
-    waiting = asyncio.create_task(mine.ask("never", timeout_s=5))
-    await asyncio.sleep(0)
-    theirs.close()
-    with pytest.raises(ChannelClosedError):
-        await waiting
-    with pytest.raises(ChannelClosedError):
-        await mine.ask("echo", timeout_s=5)
-    await asyncio.wait(running, timeout=5)
