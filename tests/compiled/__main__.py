@@ -13,12 +13,11 @@ from tests.compiled.package import ROOT, NotHereError, compile_router, environme
 
 PARTS = ("core", "strategies", "placement", "proxy", "workers", "simulation/whatif")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
-# What in these folders is about modules that stay plain: processes, sockets, files, certificates, rings. It would take
+# What in these folders is about modules that stay plain: processes, sockets, files, certificates. It would take
 # a third of the time, most of it to start processes, which test_wheel.py does as well.
 LEFT_OUT = [
     f"tests/routing/{name}.py"
     for name in (
-        "core/test_ring",
         "core/test_shape",
         "proxy/test_announce",
         "proxy/test_events",
@@ -26,6 +25,7 @@ LEFT_OUT = [
         "proxy/test_listening",
         "proxy/test_signatures",
         "proxy/test_tls",
+        "workers/test_channel",
         "workers/test_processes",
         "workers/test_signals",
         "workers/test_supervisor",
