@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 MOST_TABS = 90
 FOCUSED = """() => {
@@ -30,6 +30,13 @@ def tab_to(page: Page, name: str, *, most: int = MOST_TABS) -> None:
     pytest.fail(f"{most} tabs did not reach {name!r}")
 
 
+def hold_still(page: Page) -> None:
+    """Pause a live page: what comes in above the focus may push it out of sight, which no key has done."""
+    if page.locator("[data-live='live']").count():
+        page.keyboard.press("p")
+        expect(page.locator("[data-live]")).to_have_attribute("data-state", "paused")
+
+
 def tabs_to_the_end(page: Page, *, most: int = 400) -> list[str]:
     """Press Tab until the focus leaves the page; what had it on the way, each seen. A trap never leaves."""
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
@@ -38,7 +45,7 @@ def tabs_to_the_end(page: Page, *, most: int = 400) -> list[str]:
         page.keyboard.press("Tab")
         focused = page.evaluate(FOCUSED)
         if focused["nowhere"]:
-            assert unseen == [], "these have the focus and do not show it"
+            assert unseen == [], f"these have the focus and do not show it: {unseen}"
             return names
         names.append(focused["name"])
         if not (focused["rings"] and focused["inView"]):

@@ -81,10 +81,11 @@ def resize(page: Page, width: int) -> None:
 
 
 def drawn(page: Page) -> None:
-    """Wait until the page's charts are there."""
+    """Wait until the page's charts are there, and none says any more that it loads."""
     charts = page.locator("[data-chart]").count()
     if charts:
         expect(page.locator(".js-plotly-plot")).to_have_count(charts)
+        expect(page.locator("[data-note]", has_text="Loading")).to_have_count(0)
 
 
 def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:

@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from telemetry.models import Silence
-from tests.end_to_end.keyboard import tab_to, tabs_to_the_end
+from tests.end_to_end.keyboard import FOCUSED, hold_still, tab_to, tabs_to_the_end
+from tests.end_to_end.looking import drawn
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,7 +38,7 @@ def test_from_signing_in_to_the_figures_of_a_replica(site, full, complaints):
     tab_to(page, "last 1h")
     page.keyboard.press("Enter")
     page.wait_for_url("**range=1h")
-    expect(page.locator(".js-plotly-plot")).to_have_count(page.locator("[data-chart]").count())
+    drawn(page)
 
     tab_to(page, "Zoom in")
     page.keyboard.press("Enter")
@@ -96,7 +97,28 @@ def test_no_page_keeps_the_focus_and_each_stop_shows_it(site, full, width):
         f"/policies/{full.policies.get(group=None).pk}/edit/",
     ):
         page.goto(path)
-        expect(page.locator(".js-plotly-plot")).to_have_count(page.locator("[data-chart]").count())
+        drawn(page)
+        hold_still(page)
         names = tabs_to_the_end(page)
         assert names[0] == "Skip to the content"
         assert len(names) > 25
+
+
+REFRESHED = """() => new Promise((done) => {
+    const live = document.querySelector("#live");
+    document.addEventListener("htmx:after:swap", () => done(live.contains(document.activeElement)), { once: true });
+    live.dispatchEvent(new CustomEvent("refresh"));
+})"""
+
+
+def test_a_refresh_takes_the_focus_from_nobody(site, full, complaints):
+    page = site.open(viewport={"width": 360, "height": 800})
+    complaints.listen(page)
+    page.goto("/pools/chat/")
+    drawn(page)
+    page.locator("#live").get_by_role("link").last.focus()
+    before = page.evaluate(FOCUSED)
+    assert before["name"]
+    for _ in range(3):
+        assert page.evaluate(REFRESHED)
+        assert page.evaluate(FOCUSED) == before
