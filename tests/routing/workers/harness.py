@@ -154,6 +154,7 @@ class Load:
     """
 
     def __init__(self, router: Process, clients: int = 4, *, keep: bool = False) -> None:
+        self.clients = clients
         self.outcomes: Counter[str] = Counter()
         self.seen_workers: set[str] = set()
         self._router = router

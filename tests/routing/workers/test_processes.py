@@ -63,7 +63,7 @@ async def test_a_killed_worker_costs_its_own_requests_and_no_connection_is_refus
         async with loaded(router) as load:
             for kills in range(1, 4):
                 before = await total(router, "warmpath_router_requests_total")
-                assert before <= load.outcomes.total()
+                assert before <= load.outcomes.total() + load.clients  # who may not have read their answers yet
                 os.kill(router.workers[0], signal.SIGKILL)
                 await router.line("worker_died", kills)
                 await load.more(50)  # while there may be one worker only
@@ -72,7 +72,7 @@ async def test_a_killed_worker_costs_its_own_requests_and_no_connection_is_refus
                 await load.more(50)
         assert load.outcomes["ConnectionRefusedError"] == 0
         lost = load.outcomes.total() - load.outcomes["200"]
-        assert lost <= 3 * 4, load.outcomes  # at most what the clients had under way at each kill
+        assert lost <= 3 * load.clients, load.outcomes  # at most what they had under way at each kill
         assert await total(router, "warmpath_router_worker_restarts_total") == 3
         assert await router.admin("GET", "/readyz") == (200, {"status": "ready", "revision": 1})
 
@@ -136,7 +136,7 @@ async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no
         assert await reading > 5
     lost = load.outcomes.total() - load.outcomes["200"]
     assert load.outcomes["ConnectionRefusedError"] == 0
-    assert lost == before <= 2 * 4, load.outcomes  # at most what the clients had under way at each death
+    assert lost == before <= 2 * load.clients, load.outcomes  # at most what they had under way at each death
 
 
 async def test_what_a_killed_worker_had_in_flight_is_no_load_any_more(replica: FakeReplica, tmp_path: Path) -> None:
