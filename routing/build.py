@@ -6,7 +6,7 @@ import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from routing.core import breaker
+from routing.core.health import breaker
 
 
 def is_compiled() -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from routing.core.candidates import Candidates
-from routing.core.health import Health
-from routing.core.holdings import Holding
-from routing.core.load import LoadBook
-from routing.core.residency import Residency
-from routing.core.ring import HashRing
-from routing.core.shared_rings import SharedRing, shared_ring
+from routing.core.health.book import Health
+from routing.core.homes.ring import HashRing
+from routing.core.homes.shared_rings import SharedRing, shared_ring
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
+from routing.core.residency.holdings import Holding
+from routing.core.residency.residency import Residency
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.schema import ReplicaConfig, ReplicaState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.core.prompt import CanonicalPrompt
+from routing.core.prompt.canonical import CanonicalPrompt
 
 
 class PlacementRequest:

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
-from routing.core.candidates import Candidates
-from routing.core.load import Load
+from routing.core.loads.book import Load
+from routing.core.loads.candidates import Candidates
 from routing.core.models import Served
 from routing.core.targets import Target
 from routing.core.types import Choice, MatchedBy, PrefixHash, Reason, ReplicaId

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from routing.core.models import Served
-from routing.core.prefix import PrefixHasher, boundary_end
+from routing.core.prompt.prefix import PrefixHasher, boundary_end
+from routing.core.prompt.shape import Shape, shape_of
 from routing.core.request import PlacementRequest
-from routing.core.shape import Shape, shape_of
 from routing.core.types import PrefixHash
 from routing.schema import Tier1
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from routing.core.candidates import Candidates
-from routing.core.group_shares import GroupShares
-from routing.core.health import Health, HealthBook
-from routing.core.load import LoadBook, Ticket
-from routing.core.matching import Found, Matcher
+from routing.core.groups.group_shares import GroupShares
+from routing.core.groups.matching import Found, Matcher
+from routing.core.groups.trials import Verdict
+from routing.core.health.book import Health, HealthBook
+from routing.core.loads.book import LoadBook, Ticket
+from routing.core.loads.candidates import Candidates
 from routing.core.models import Models, Served
-from routing.core.openings import Cut, OpeningKey
-from routing.core.prefix import PrefixHasher
+from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
-from routing.core.residency import Residency
+from routing.core.residency.residency import Residency
 from routing.core.targets import MARK, targets_of
-from routing.core.trials import Verdict
 from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId
+from routing.core.warming.openings import Cut, OpeningKey
 from routing.placement.decision import Decision
 from routing.placement.homes import homes_among
 from routing.placement.keys import RequestKeys

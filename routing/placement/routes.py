@@ -14,12 +14,12 @@ from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from routing.core.fleet import Fleet
-from routing.core.group_shares import GroupShares
-from routing.core.inherited import policy_of, said_tier1, tier1_rule
-from routing.core.load import LoadBook
-from routing.core.prefix import PrefixHasher
-from routing.core.residency import Residency
-from routing.core.trials import Arm, TrialRule
+from routing.core.groups.group_shares import GroupShares
+from routing.core.groups.inherited import policy_of, said_tier1, tier1_rule
+from routing.core.groups.trials import Arm, TrialRule
+from routing.core.loads.book import LoadBook
+from routing.core.prompt.prefix import PrefixHasher
+from routing.core.residency.residency import Residency
 from routing.schema import PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
 from routing.strategies.registry import build_strategy
 from routing.strategies.strategy import CarriesOver, Strategy

@@ -8,13 +8,13 @@ import secrets
 from collections.abc import Iterator
 from typing import Final
 
-from routing.core.breaker import Breakers
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
-from routing.core.prompt import CanonicalPrompt
-from routing.core.residency import Residency
-from routing.core.retry_budget import RetryBudget
-from routing.core.slow_start import SlowStarts
+from routing.core.health.book import HealthBook
+from routing.core.health.breaker import Breakers
+from routing.core.health.slow_start import SlowStarts
+from routing.core.limits.retry_budget import RetryBudget
+from routing.core.loads.book import LoadBook
+from routing.core.prompt.canonical import CanonicalPrompt
+from routing.core.residency.residency import Residency
 from routing.core.types import NoReplicaError, ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from routing.core.bounded_load import Room
-from routing.core.candidates import Candidates, Member
-from routing.core.cost import CostRule, home_key
+from routing.core.cost.rule import CostRule, home_key
+from routing.core.cost.shortlist import lightest
 from routing.core.fleet import Fleet
-from routing.core.residency import Match, Residency
-from routing.core.shortlist import lightest
+from routing.core.homes.bounded_load import Room
+from routing.core.loads.candidates import Candidates, Member
+from routing.core.residency.residency import Match, Residency
 from routing.core.types import Choice, Reason, ReplicaId
 from routing.schema import CacheAwareSettings
 from routing.strategies.strategy import Keys, Weighed

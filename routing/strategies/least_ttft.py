@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.core.cost import CostRule
+from routing.core.cost.rule import CostRule
 from routing.core.fleet import Fleet
 from routing.schema import LeastTtftSettings
 from routing.strategies.lowest_cost import LowestCost

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routing.core.candidates import Candidates
-from routing.core.cost import CostRule, home_key
+from routing.core.cost.rule import CostRule, home_key
 from routing.core.fleet import Fleet
-from routing.core.residency import Residency
+from routing.core.loads.candidates import Candidates
+from routing.core.residency.residency import Residency
 from routing.core.types import Choice, ReplicaId
 from routing.schema import LowestCostSettings
 from routing.strategies.strategy import Keys, Weighed

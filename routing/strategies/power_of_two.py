@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import PowerOfTwoSettings
 from routing.strategies.strategy import Keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import RandomSettings
 from routing.strategies.strategy import Keys

@@ -13,8 +13,8 @@ from heapq import heapify, heapreplace
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason, ReplicaId
 from routing.schema import RoundRobinSettings
 from routing.strategies.strategy import Keys

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routing.core.bounded_load import bounded_choice
-from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
-from routing.core.ring import HashRing
+from routing.core.homes.bounded_load import bounded_choice
+from routing.core.homes.ring import HashRing
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import SessionAffinitySettings
 from routing.strategies.strategy import Keys

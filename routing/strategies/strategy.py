@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from routing.core.candidates import Candidates
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, PrefixHash, ReplicaId
 
 

@@ -14,10 +14,10 @@ from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.bounded_load import bounded_choice
-from routing.core.candidates import Candidates
 from routing.core.fleet import Fleet
-from routing.core.ring import HashRing
+from routing.core.homes.bounded_load import bounded_choice
+from routing.core.homes.ring import HashRing
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
 from routing.schema import TieredSettings
 from routing.strategies.strategy import Keys

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from routing.core.breaker import State
+from routing.core.health.breaker import State
 from routing.proxy.admin.view import about_lines
 from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
 from routing.proxy.errors import RefusalError

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import get_args
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook, Ticket
-from routing.core.parsing import parse_body, session_key
-from routing.core.prefix import PrefixHasher
-from routing.core.prompt import canonical_prompt
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook, Ticket
+from routing.core.prompt.canonical import canonical_prompt
+from routing.core.prompt.parsing import parse_body, session_key
+from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement

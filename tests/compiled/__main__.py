@@ -18,7 +18,7 @@ FOLDERS = [f"tests/routing/{part}" for part in PARTS]
 LEFT_OUT = [
     f"tests/routing/{name}.py"
     for name in (
-        "core/test_shape",
+        "core/prompt/test_shape",
         "proxy/test_announce",
         "proxy/test_events",
         "proxy/test_last_known_good",

@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from routing.core.parsing import parse_body
-from routing.core.prefix import PrefixHasher
-from routing.core.prompt import CanonicalPrompt, canonical_prompt
+from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
+from routing.core.prompt.parsing import parse_body
+from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
 from routing.core.types import Choice, PrefixHash, ReplicaId
 from routing.schema import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from routing.core.breaker import State
-from routing.core.load import LoadBook
+from routing.core.health.breaker import State
+from routing.core.loads.book import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.proxy.admin.explain import explain

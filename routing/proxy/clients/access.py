@@ -14,7 +14,7 @@ import re
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-from routing.core.budget import Budget
+from routing.core.limits.budget import Budget
 from routing.proxy.errors import RefusalError
 from routing.schema import ApiKey, RouterConfig
 

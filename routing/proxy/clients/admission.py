@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from routing.core.bodies import ParsedBody
-from routing.core.caps import check_caps, length_to_add
-from routing.core.matching import Matcher
+from routing.core.groups.matching import Matcher
+from routing.core.limits.caps import check_caps, length_to_add
 from routing.core.models import Models
+from routing.core.prompt.bodies import ParsedBody
+from routing.core.prompt.splice import with_member
 from routing.core.request import PlacementRequest
-from routing.core.splice import with_member
 from routing.core.types import UnknownModelError
 from routing.proxy.errors import RefusalError
 from routing.schema import Caps, RouterConfig

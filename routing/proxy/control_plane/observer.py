@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from routing.core.breaker import State
+from routing.core.health.breaker import State
 from routing.proxy.admin.view import View
 from routing.proxy.configuration.store import Source
 from routing.proxy.control_plane.spool import Spool

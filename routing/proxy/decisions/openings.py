@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from routing.core.parsing import parse_body
+from routing.core.prompt.parsing import parse_body
 from routing.proxy.log import defect
 
 if TYPE_CHECKING:

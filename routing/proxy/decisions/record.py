@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.core.residency import BLOCK_TOKENS
+from routing.core.residency.residency import BLOCK_TOKENS
 from routing.proxy.decisions.sampling import bound
 from routing.proxy.exchanges.sayings import prompt_and_cached
 

@@ -12,7 +12,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from routing.core.parsing import is_stream
+from routing.core.prompt.parsing import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.openings import opening_of
 from routing.proxy.decisions.record import Record
@@ -31,7 +31,7 @@ from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
 
 if TYPE_CHECKING:
-    from routing.core.load import Ticket
+    from routing.core.loads.book import Ticket
     from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from routing.core.gate import Gate, Refused
+from routing.core.limits.gate import Gate, Refused
 from routing.proxy.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.metrics.histogram import Histogram

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from routing.core.bodies import BODIES
-from routing.core.parsing import parse_body, session_key
-from routing.core.prompt import CanonicalPrompt, canonical_prompt
+from routing.core.prompt.bodies import BODIES
+from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
+from routing.core.prompt.parsing import parse_body, session_key
 from routing.core.request import PlacementRequest
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.errors import RefusalError

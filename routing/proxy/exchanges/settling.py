@@ -9,7 +9,7 @@ from routing.proxy.exchanges.attempts import TOO_MANY
 from routing.proxy.metrics.metrics import Outcome
 
 if TYPE_CHECKING:
-    from routing.core.load import Ticket
+    from routing.core.loads.book import Ticket
     from routing.proxy.clients.access import Grant
     from routing.proxy.decisions.record import Record
     from routing.proxy.exchanges.delivery import Delivery

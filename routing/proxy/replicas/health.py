@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 
-from routing.core.health import HealthBook
+from routing.core.health.book import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.proxy.loop.lasting import Background, keep_going

@@ -2,10 +2,10 @@
 
 Theory of operation. A look at all, four times a second (``upkeep.py``), but only at replicas where requests are. It
 reads what connections note anyway: the deadline of a stream moves with every byte, so it tells when the last one came.
-So watching costs a request nothing. ``core/silence.py`` says how long no byte is too long, ``core/slowness.py`` when
-few bytes are too few; then the breaker decides, and what waits at the replica goes elsewhere as far as the retry rules
-allow. Requests that must stay are asked again with each tick, for the budget fills up; whether the replica is well
-again is seen by those alone that were sent there to try it.
+So watching costs a request nothing. ``core/health`` says how long no byte is too long (``silence.py``) and when few
+bytes are too few (``slowness.py``); then the breaker decides, and what waits at the replica goes elsewhere as far as
+the retry rules allow. Requests that must stay are asked again with each tick, for the budget fills up; whether the
+replica is well again is seen by those alone that were sent there to try it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from routing.core.breaker import Cause, State
-from routing.core.silence import UNMEASURED_RATE, UsualSilence
-from routing.core.slowness import Look, Slowness, allowed_s, look
+from routing.core.health.breaker import Cause, State
+from routing.core.health.silence import UNMEASURED_RATE, UsualSilence
+from routing.core.health.slowness import Look, Slowness, allowed_s, look
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.schema import ReplicaState
 
 if TYPE_CHECKING:
-    from routing.core.load import Load
+    from routing.core.loads.book import Load
     from routing.proxy.replicas.link import ReplicaLink
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from routing.core.openings import Cut
 from routing.core.types import ReplicaId
+from routing.core.warming.openings import Cut
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises

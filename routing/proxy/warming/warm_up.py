@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from routing.core.openings import Cut
-from routing.core.splice import with_member
+from routing.core.prompt.splice import with_member
 from routing.core.types import ReplicaId
+from routing.core.warming.openings import Cut
 from routing.proxy.warming.call import WarmUpCall, request_for
 from routing.proxy.warming.tally import Ending
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from routing.core.cutting import cut_body
-from routing.core.openings import Cut, OpeningKey, Openings
-from routing.core.prefix import BLOCK_BYTES
-from routing.core.prompt import BYTES_PER_TOKEN
+from routing.core.prompt.canonical import BYTES_PER_TOKEN
+from routing.core.prompt.prefix import BLOCK_BYTES
 from routing.core.types import NoReplicaError, ReplicaId
+from routing.core.warming.cutting import cut_body
+from routing.core.warming.openings import Cut, OpeningKey, Openings
 from routing.proxy.log import defect, event
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.serving import active_names
@@ -27,7 +27,7 @@ from routing.proxy.warming.warm_up import ReplicaWarmUp
 from routing.schema import PoolConfig, ReplicaState
 
 if TYPE_CHECKING:
-    from routing.core.prompt import CanonicalPrompt
+    from routing.core.prompt.canonical import CanonicalPrompt
     from routing.placement.decision import Decision
     from routing.proxy.clients.request import Request
     from routing.proxy.router import Router

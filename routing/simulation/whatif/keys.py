@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from routing.core.prompt import BYTES_PER_TOKEN
+from routing.core.prompt.canonical import BYTES_PER_TOKEN
 from routing.core.types import PrefixHash
 from routing.schema import Boundary, OpeningSettings, Settings
 from routing.workload.columns import Columns

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from routing.core.fleet import Fleet
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook, Ticket
-from routing.core.residency import RUN_TOKENS, Residency
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook, Ticket
+from routing.core.residency.residency import RUN_TOKENS, Residency
 from routing.core.types import Choice, Reason
 from routing.placement.placement import count_as_sent
 from routing.schema import ReplicaConfig, ResidencySettings, Settings

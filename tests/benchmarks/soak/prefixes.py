@@ -10,12 +10,12 @@ the last.
 
 from __future__ import annotations
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
-from routing.core.parsing import parse_body, session_key
-from routing.core.prompt import canonical_prompt
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
+from routing.core.prompt.canonical import canonical_prompt
+from routing.core.prompt.parsing import parse_body, session_key
 from routing.core.request import PlacementRequest
-from routing.core.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
+from routing.core.residency.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
 from routing.placement.placement import Placement
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_RECORDS, DecisionRing

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import Counter
 
 from routing.core.fleet import Fleet
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
 from routing.core.targets import targets_of
 from routing.core.types import ReplicaId
 from routing.placement.placement import Placement

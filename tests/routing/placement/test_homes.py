@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
 from routing.core.types import NoReplicaError, ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement

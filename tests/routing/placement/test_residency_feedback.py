@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
-from routing.core.residency import Residency
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
+from routing.core.residency.residency import Residency
 from routing.core.types import Reason
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
+from routing.core.groups.trials import Arm, ArmReason
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
 from routing.core.request import PlacementRequest
-from routing.core.residency import Residency
-from routing.core.trials import Arm, ArmReason
+from routing.core.residency.residency import Residency
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.proxy.exchanges.placing import NO_PROMPT

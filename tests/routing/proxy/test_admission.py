@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.core.load import LoadBook
-from routing.core.prefix import PrefixHasher
+from routing.core.loads.book import LoadBook
+from routing.core.prompt.prefix import PrefixHasher
 from routing.placement.keys import RequestKeys
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import Grant

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from routing import __version__
-from routing.core.prompt import CanonicalPrompt
+from routing.core.prompt.canonical import CanonicalPrompt
 from routing.core.request import PlacementRequest
 from routing.proxy.configuration.last_known_good import CURRENT, LastKnownGood
 from routing.proxy.configuration.store import ConfigStore, NackError, Swap

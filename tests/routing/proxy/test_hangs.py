@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from routing.core.parsing import is_stream
+from routing.core.prompt.parsing import is_stream
 from routing.schema import BreakerConfig, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
 from tests.pace import is_within

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from routing.core.health import HealthBook
+from routing.core.health.book import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, probe

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from routing.core.breaker import Breakers
+from routing.core.health.breaker import Breakers
 from routing.proxy.admin.router_view import RouterView
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import reachable

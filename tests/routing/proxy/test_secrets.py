@@ -9,7 +9,7 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from routing.core.load import LoadBook
+from routing.core.loads.book import LoadBook
 from routing.placement.placement import Placement
 from routing.proxy.log import LineFormatter
 from routing.schema import (

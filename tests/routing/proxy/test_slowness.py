@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from routing.core.parsing import is_stream
+from routing.core.prompt.parsing import is_stream
 from routing.schema import BreakerConfig, PrefixHashSettings
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
 from tests.pace import is_within

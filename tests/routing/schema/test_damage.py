@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.core.load import LoadBook
+from routing.core.loads.book import LoadBook
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission

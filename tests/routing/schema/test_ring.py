@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.core.ring import HashRing
+from routing.core.homes.ring import HashRing
 from routing.core.types import PrefixHash, ReplicaId
 from routing.schema import ConfigError, ReplicaConfig, check_config
 from routing.schema.ring import MAX_ON_RING, moved_by_chance, moved_ratio, points_of

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.candidates import Candidates
-from routing.core.load import LoadBook
-from routing.core.ring import HashRing
+from routing.core.homes.ring import HashRing
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import PrefixHash, Reason
 from routing.strategies.prefix_hash import PrefixHashStrategy
 from routing.strategies.session_affinity import SessionAffinity

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.candidates import Candidates
-from routing.core.load import LoadBook
-from routing.core.ring import HashRing
+from routing.core.homes.ring import HashRing
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Reason
 from routing.schema import AffinityGroupsSettings
 from routing.strategies.affinity_groups import PLANS, AffinityGroups, jump

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from routing.core.candidates import Candidates
-from routing.core.cost import CostRule
-from routing.core.load import LoadBook
-from routing.core.residency import Residency
-from routing.core.ring import HashRing
+from routing.core.cost.rule import CostRule
+from routing.core.homes.ring import HashRing
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
+from routing.core.residency.residency import Residency
 from routing.core.types import Reason
 from routing.strategies.cache_aware import CacheAware
 from tests.routing.building import FixedKeys, names

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from routing.core.candidates import Candidates
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Reason
 from routing.placement.placement import Placement
 from routing.schema import (

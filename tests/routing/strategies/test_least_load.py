@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from routing.core.candidates import Candidates
-from routing.core.load import LoadBook
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Reason
 from routing.strategies.least_load import LeastLoad
 from tests.routing.building import FixedKeys, names

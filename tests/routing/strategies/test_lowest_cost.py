@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook
 from routing.core.types import Reason
 from routing.placement.placement import Placement
 from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.candidates import Candidates
-from routing.core.load import LoadBook
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Reason, ReplicaId
 from routing.strategies.round_robin import RoundRobin
 from tests.routing.building import FixedKeys, names

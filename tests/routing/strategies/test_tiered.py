@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.candidates import Candidates
-from routing.core.load import LoadBook
-from routing.core.ring import HashRing
+from routing.core.homes.ring import HashRing
+from routing.core.loads.book import LoadBook
+from routing.core.loads.candidates import Candidates
 from routing.core.types import Reason
 from routing.strategies.tiered import Tiered
 from tests.routing.building import FixedKeys, names

@@ -20,12 +20,12 @@ import msgspec
 from controlplane.models import Pool, Replica, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
-from routing.core.health import HealthBook
-from routing.core.load import LoadBook, Ticket
-from routing.core.parsing import parse_body, session_key
-from routing.core.prompt import canonical_prompt
+from routing.core.health.book import HealthBook
+from routing.core.loads.book import LoadBook, Ticket
+from routing.core.prompt.canonical import canonical_prompt
+from routing.core.prompt.parsing import parse_body, session_key
 from routing.core.request import PlacementRequest
-from routing.core.residency import Residency
+from routing.core.residency.residency import Residency
 from routing.core.types import ReplicaId
 from routing.placement.placement import Placement
 from routing.proxy.decisions.openings import OpeningSampler, opening_of

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from controlplane.models import Router
-from routing.core.prefix import PrefixHasher
-from routing.core.shape import shape_of
+from routing.core.prompt.prefix import PrefixHasher
+from routing.core.prompt.shape import shape_of
 from telemetry.collecting.page import read_page
 from telemetry.collecting.record import Progress, record_page
 from telemetry.lint.openings import Opening

@@ -1,0 +1,1 @@
+"""What a request would cost at each candidate, and the least of it."""

@@ -1,0 +1,1 @@
+"""Request -> task group; what holds for a group, and which replicas serve it."""

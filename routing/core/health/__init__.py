@@ -1,0 +1,1 @@
+"""Which replicas may be asked, and for how much."""

@@ -1,0 +1,1 @@
+"""Key -> the replicas in the order in which they are its home, and how far to follow it."""

@@ -1,0 +1,1 @@
+"""What each replica is doing, how fast, and who may be chosen."""

@@ -1,0 +1,1 @@
+"""What each replica is believed to hold in its cache."""

@@ -1,0 +1,147 @@
+"""What each replica probably still holds in its prefix cache, as this router sent it there.
+
+Theory of operation. Prompts arrive as chains of block hashes and are kept as runs of blocks (``runs.py``). Each
+replica has an LRU of runs (``holdings.py``), bounded by the blocks that its engine has room for and by an age. A
+prompt's runs are entered tail first, so that its tail is evicted before its head, as vLLM does it. All replicas
+together are bounded as well: then they give up their oldest runs in turn. A prompt is entered when it is dispatched,
+before it is there: of a burst that shares a cold prefix only the first request is charged for it. If the request comes
+to nothing its new entries are taken back; if it is answered, the answer is held against what was expected
+(``stay.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from routing.core.residency.holdings import Holding, Holdings
+from routing.core.residency.reuse import Reuse
+from routing.core.residency.runs import Chain, Run, Runs
+from routing.core.residency.stay import Stay
+from routing.core.types import ReplicaId
+
+BLOCK_TOKENS: Final = 64  # of a block of the canonical prompt, as its length is estimated
+RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
+DEFAULT_TOKENS: Final = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
+MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, where no two share one
+TTL_S: Final = 1200.0  # since last used
+
+
+class Match:
+    """How much of a prompt each replica holds, by its longest known opening."""
+
+    __slots__ = ("block_tokens", "levels", "reuse_ratio")
+
+    def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
+        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest opening first
+        self.block_tokens = block_tokens
+        self.reuse_ratio = reuse_ratio  # the residency's
+
+    @property
+    def blocks(self) -> int:
+        """Of the longest opening that anybody holds."""
+        return self.levels[-1][0] if self.levels else 0
+
+    def tokens(self, bit: int, prompt_tokens: int) -> int:
+        """Tokens that the replica with this bit holds, at most the prompt's, whose length is an estimate."""
+        for blocks, mask in reversed(self.levels):
+            if mask & bit:
+                return min(blocks * self.block_tokens, prompt_tokens)
+        return 0
+
+
+class Residency:
+    """Who holds what. Times are seconds of any one clock that never goes back."""
+
+    __slots__ = ("_block_tokens", "_holdings", "_max_entries", "_runs", "_ttl_s", "reuse")
+
+    def __init__(
+        self,
+        block_tokens: int = BLOCK_TOKENS,
+        run_tokens: int = RUN_TOKENS,
+        max_entries: int = MAX_ENTRIES,
+        ttl_s: float = TTL_S,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._runs = Runs(max(1, run_tokens // block_tokens))
+        self._holdings = Holdings(self._runs)
+        self.reuse = Reuse()
+
+    def __len__(self) -> int:
+        """Entries, one for each run and replica that holds it."""
+        return self._runs.entries
+
+    @property
+    def runs(self) -> int:
+        """Distinct runs."""
+        return len(self._runs)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that a block of a chain stands for."""
+        return self._block_tokens
+
+    # --- replicas ---
+
+    def settle(self, replica: ReplicaId, capacity_tokens: int | None = None) -> Holding:
+        """A replica's holding, which begins empty; from now on of this capacity, None where the engine has not told."""
+        tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
+        return self._holdings.settle(replica, max(1, tokens // self._block_tokens))
+
+    def holding(self, replica: ReplicaId) -> Holding | None:
+        """What is believed of a replica; None of one that nobody settled."""
+        return self._holdings.by_replica.get(replica)
+
+    def forget_all_but(self, replicas: Iterable[ReplicaId]) -> None:
+        """Drop all other replicas."""
+        self._holdings.remove_all_but(replicas)
+
+    # --- prompts ---
+
+    def match(self, chain: Chain) -> Match:
+        """How much of a prompt each replica holds. It changes only that ``insert`` walks less."""
+        return Match(self._runs.levels(chain), self._block_tokens, self.reuse.ratio)
+
+    def insert(self, replica: ReplicaId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
+        """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
+        holding = self._holdings.by_replica.get(replica) or self.settle(replica)
+        path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs
+        fresh = known = 0  # runs that it brings, blocks before the first of them
+        leans_on_s, stale_s = now_s, holding.stale_s(now_s)
+        for run in path:
+            if run.mask & bit:
+                if (used_s := runs[run]) < stale_s:
+                    self.reuse.asked_for(run.length)
+                if not fresh:
+                    known += run.length
+                    leans_on_s = used_s
+            else:
+                run.mask |= bit
+                holding.blocks += run.length
+                fresh += 1
+        for run in reversed(path):
+            runs[run] = now_s
+            runs.move_to_end(run)
+        self._runs.entries += fresh
+        self._make_room(holding, now_s)
+        held = known * self._block_tokens
+        ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
+        return Stay(holding, chain, known, now_s, leans_on_s, ratio)
+
+    def _split(self, head: Run, tail: Run) -> None:
+        """A run parted. Its new head counts as used just now, so that the tail goes before it."""
+        for holding in self._holdings.of_mask(tail.mask):
+            holding.runs[head] = holding.runs[tail]
+
+    def _make_room(self, holding: Holding, now_s: float) -> None:
+        """Evict what has no room at this replica, what is too old at the next in turn, and what all have too many."""
+        if (without_room := holding.blocks - holding.capacity) > 0:
+            while holding.blocks > holding.capacity:
+                holding.evict()
+            self.reuse.pushed_out(without_room, self._holdings.capacity)
+        self._holdings.expire(now_s - self._ttl_s)
+        while self._runs.entries > self._max_entries:
+            if (other := self._holdings.next()) and other.runs:
+                other.evict()

@@ -1,0 +1,1 @@
+"""What is worth sending to a replica that joins."""

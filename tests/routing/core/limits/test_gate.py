@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from routing.core.limits.gate import Gate, Refused
+from routing.schema import ConcurrencyConfig
+
+
+@dataclass(eq=False)
+class Guest:
+    priority: int = 0
+    heard: list[str] = field(default_factory=list)
+
+    def let_in(self) -> None:
+        self.heard.append("in")
+
+    def turned_away(self, _: Gate, why: Refused) -> None:
+        self.heard.append(why)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gate(running: int = 1, waiting: int = 2, wait_s: float = 10.0, clock: Clock | None = None) -> Gate:
+    return Gate(ConcurrencyConfig(max_running=running, max_waiting=waiting, max_wait_s=wait_s), clock or Clock())
+
+
+def test_the_next_is_let_in_when_one_is_done_first_come_first_served() -> None:
+    line, guests = gate(), [Guest() for _ in range(3)]
+    assert [line.enter(guest) for guest in guests] == [True, False, False]
+    assert (line.running, line.waiting) == (1, 2)
+    line.leave()
+    assert [guest.heard for guest in guests] == [[], ["in"], []]
+    line.leave()
+    line.leave()
+    assert (line.running, line.waiting) == (0, 0)
+
+
+def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgent() -> None:
+    line = gate()
+    line.enter(Guest())
+    early, late, urgent = Guest(5), Guest(5), Guest(1)
+    for guest in (early, late, urgent):
+        line.enter(guest)
+    assert (early.heard, late.heard, urgent.heard) == ([], [Refused.DISPLACED], [])
+    line.leave()
+    assert (urgent.heard, early.heard) == (["in"], [])
+
+
+@pytest.mark.parametrize("priority", [5, 6, 9])
+def test_a_full_line_refuses_who_is_no_more_urgent_than_all_in_it(priority: int) -> None:
+    line = gate()
+    for guest in (Guest(), Guest(5), Guest(0)):
+        line.enter(guest)
+    late = Guest(priority)
+    assert line.enter(late) is False
+    assert (late.heard, line.waiting, line.refused[Refused.FULL]) == ([Refused.FULL], 2, 1)
+
+
+def test_who_waits_too_long_is_turned_away() -> None:
+    clock = Clock()
+    line = gate(clock=clock)
+    first, second = Guest(3), Guest(0)
+    line.enter(Guest())
+    line.enter(first)
+    clock.now = 5.0
+    line.enter(second)
+    clock.now = 10.0
+    line.expire()
+    assert (first.heard, second.heard, line.waiting) == ([Refused.TIMEOUT], [], 1)
+
+
+def test_who_withdraws_is_forgotten() -> None:
+    line, guest = gate(), Guest()
+    line.enter(Guest())
+    line.enter(guest)
+    assert line.withdraw(guest)
+    assert not line.withdraw(guest)
+    line.leave()
+    assert (guest.heard, line.running, line.waiting) == ([], 0, 0)
+
+
+def test_new_limits_let_in_whom_they_have_room_for() -> None:
+    line, guests = gate(1, 9), [Guest() for _ in range(5)]
+    for guest in guests:
+        line.enter(guest)
+    line.configure(ConcurrencyConfig(max_running=3))
+    assert (line.running, line.waiting) == (3, 2)
+    line.open()
+    assert (line.running, line.waiting) == (5, 0)
+    line.configure(ConcurrencyConfig(max_running=1))
+    assert line.enter(Guest()) is False, "a lower limit takes nobody out, and lets nobody in"
+
+
+def test_the_wait_that_is_told_follows_the_pace() -> None:
+    clock = Clock()
+    line = gate(1, 100, clock=clock)
+    for _ in range(31):
+        line.enter(Guest())
+    assert line.retry_after_s == 1
+    for _ in range(2):
+        clock.now += 0.5
+        line.leave()
+    assert line.retry_after_s == 15  # 0.5 s each for 28 that wait, and one's own
+    clock.now += 1e6
+    line.leave()
+    assert line.retry_after_s == 60
+
+
+def test_the_pace_is_that_of_a_gate_that_is_full() -> None:
+    clock = Clock()
+    line = gate(2, 100, clock=clock)
+    for _ in range(2):
+        for _ in range(6):
+            line.enter(Guest())
+        for _ in range(6):
+            clock.now += 0.5
+            line.leave()
+        for _ in range(3):
+            line.enter(Guest())
+            clock.now += 1000.0
+            line.leave()
+    for _ in range(30):
+        line.enter(Guest())
+
+    assert line.retry_after_s == 15, "0.5 s each for 28 that wait, and one's own"
+
+
+def test_a_share_of_the_limits_is_never_nothing() -> None:
+    line = Gate(ConcurrencyConfig(max_running=10, max_waiting=3), Clock(), share=0.25)
+    assert [line.enter(Guest()) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert line.waiting == 1
+
+
+def test_whatever_happens_the_books_agree() -> None:
+    chance, clock = random.Random(2), Clock()
+    line = gate(4, 6, 3.0, clock)
+    inside: list[Guest] = []
+    waiting: list[Guest] = []
+    for _ in range(20_000):
+        clock.now += chance.random()
+        what = chance.randrange(4)
+        if what == 0 and inside:
+            inside.pop(chance.randrange(len(inside)))
+            line.leave()
+        elif what == 1 and waiting:
+            line.withdraw(waiting.pop(chance.randrange(len(waiting))))
+        elif what == 2:
+            line.expire()
+        else:
+            guest = Guest(chance.randrange(10))
+            if line.enter(guest):
+                inside.append(guest)
+            else:
+                waiting.append(guest)
+        inside += [guest for guest in waiting if guest.heard == ["in"]]
+        waiting = [guest for guest in waiting if not guest.heard]
+        assert (line.running, line.waiting) == (len(inside), len(waiting))
+        assert line.running <= 4
+        assert line.waiting <= 6
+        assert not line.waiting or line.running == 4, "nobody waits while there is room"

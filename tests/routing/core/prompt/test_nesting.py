@@ -1,0 +1,77 @@
+"""Bodies that are nested in more than 64 levels are refused, whatever else is in them, and no others."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.core.prompt.nesting import MAX_DEPTH, is_shallow
+from routing.core.prompt.parsing import parse_body
+from routing.core.types import BodyError
+
+CHAT = "/v1/chat/completions"
+SIBLINGS = [{"a": [1, {}]}] * MAX_DEPTH
+words = st.text(alphabet="ab \\\"'\n", max_size=6)
+bracketed = st.text(alphabet='ab[]{}\\"', max_size=6)
+
+
+def json_with(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    leaves = st.none() | st.integers() | texts
+    return st.recursive(leaves, lambda it: st.lists(it, max_size=4) | st.dictionaries(texts, it, max_size=4))
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+@given(json_with(words), st.integers(0, 6), st.booleans())
+def test_depth_is_told_exactly_where_no_text_holds_brackets(value: Any, most: int, spaced: bool) -> None:
+    body = json.dumps(value, indent=1 if spaced else None).encode()
+
+    assert is_shallow(body, most) == (depth(value) <= most)
+
+
+@given(json_with(bracketed), st.integers(0, 6))
+def test_no_text_makes_a_body_deeper(value: Any, most: int) -> None:
+    if depth(value) <= most:
+        assert is_shallow(json.dumps(value).encode(), most)
+
+
+def nested(levels: int) -> Any:
+    """Lists and objects in turn."""
+    value: Any = "the innermost"
+    for level in range(levels):
+        value = [1, value, "]"] if level % 2 else {"a": "x", "b": value, "c": 2}
+    return value
+
+
+@pytest.mark.parametrize("member", ["messages", "tools", "metadata", "unheard_of"])
+def test_a_body_may_have_64_levels_and_no_more(member: str) -> None:
+    for siblings in ([], SIBLINGS):
+        body = {"model": "m", "siblings": siblings, member: nested(MAX_DEPTH - 1)}
+        parse_body(CHAT, json.dumps(body).encode())
+        with pytest.raises(BodyError, match="nested in more than 64 levels"):
+            parse_body(CHAT, json.dumps(body | {member: nested(MAX_DEPTH)}).encode())
+
+
+@pytest.mark.parametrize("text", ["[" * 500, "]" * 500, "{[" * 300 + '"\\' * 9, "]}" * 300])
+def test_texts_may_hold_what_they_like(text: str) -> None:
+    messages = [{"role": "user", "content": text, "name": "\\"}, *SIBLINGS]
+
+    parse_body(CHAT, json.dumps({"messages": messages}).encode())
+
+
+def test_the_largest_body_is_told_in_a_time_that_is_bounded() -> None:
+    chain = b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
+    body = b'{"x":[' + b",".join([chain] * (8 << 20 >> 7)) + b"]}"
+    begun = time.process_time()
+
+    assert is_shallow(body)
+    assert time.process_time() - begun < 3
