@@ -4,8 +4,8 @@ Theory of operation. A router's figures carry the policy and the revision that p
 told apart by the revision alone. Both are looked at from the moment at which every router ran the present stage, plus
 the warm-up. Where the trial is bound to task groups or routers, the same groups or routers are looked at in the time
 before the trial as well, beside the others: how they differed then is not the trial's doing. Which prefixes a share
-takes in cannot be told from before: there the sides are compared as they are. Nothing is on trial for everything: a
-rollout's last stage puts the revision in force.
+takes in cannot be told from before: there the baseline is weighed until its task groups are mixed as the trial's are.
+Nothing is on trial for everything: a rollout's last stage puts the revision in force.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from controlplane.models import PolicyRevision, Replica, ReplicaState, Rollout, Router
 from controlplane.services.rollouts.plans import Stage, read_stage
 from telemetry.guards.judge import Bin, Measured, Side
+from telemetry.guards.mix import LEAST_REQUESTS, weights
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.storage.trials import Placed, Waited, placed, requests_by_replica, waited
@@ -49,15 +50,17 @@ def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
     history = _whole_bins(rollout.started_at - timedelta(seconds=HISTORY_S), rollout.started_at, step_s)
     tried, live = rollout.revision.number, policy.live()
     now = _Counts(placed(policy.name, window), waited(policy.pool.name, policy.name, window))
-    trial = now.bins(window, lambda row: row.revision == tried)
-    baseline = now.bins(window, lambda row: live is not None and row.revision == live.number)
+    trial = now.only(lambda row: row.revision == tried)
+    baseline = now.only(lambda row: live is not None and row.revision == live.number)
     load = (_load(policy.pool_id, policy.pool.name, window), _load(policy.pool_id, policy.pool.name, history))
     if stage.share < 1:
-        return Measured(Side(trial), Side(baseline), *load)
+        return Measured(Side(trial.bins(window)), Side(baseline.mixed_as(trial).bins(window)), *load)
     reach = _reach(stage)
     before = _Counts(placed(policy.name, history), waited(policy.pool.name, "", history)).placed_by(live)
-    before_in, before_out = (before.bins(history, side) for side in (reach.takes, lambda row: not reach.takes(row)))
-    return Measured(Side(trial, before_in), Side(baseline, before_out), *load)
+    inside, outside = before.only(reach.takes), before.only(lambda row: not reach.takes(row))
+    return Measured(
+        Side(trial.bins(window), inside.bins(history)), Side(baseline.bins(window), outside.bins(history)), *load
+    )
 
 
 def _reach(stage: Stage) -> Reach:
@@ -84,15 +87,44 @@ class _Counts:
         groups = {row.group for row in kept}
         return _Counts(kept, [row for row in self.waited if row.group in groups])
 
-    def bins(self, window: Window, belongs: Callable[[Placed | Waited], bool]) -> list[Bin]:
-        """What belongs to one side, in every bin of a window; empty for a side without a request."""
+    def only(self, belongs: Callable[[Placed | Waited], bool]) -> _Counts:
+        """What belongs to one side."""
+        return _Counts(list(filter(belongs, self.placed)), list(filter(belongs, self.waited)))
+
+    def mixed_as(self, trial: _Counts) -> _Counts:
+        """The same, weighed until its task groups are mixed as the trial's are; what was waited stays as it is."""
+        asked = self._by_group("requests")
+        known = {group for group, requests in asked.items() if requests >= LEAST_REQUESTS}
+        answers, tokens = (
+            weights(trial._by_group(unit), self._by_group(unit), known) for unit in ("answered", "prompt_tokens")
+        )
+        return _Counts([_weighed(row, answers[row.group], tokens[row.group]) for row in self.placed], self.waited)
+
+    def _by_group(self, unit: str) -> Counter[str]:
+        sums: Counter[str] = Counter()
+        for row in self.placed:
+            sums[row.group] += getattr(row, unit)
+        return sums
+
+    def bins(self, window: Window) -> list[Bin]:
+        """Every bin of a window; empty without a request."""
         sums: dict[datetime, Counter[str]] = defaultdict(Counter)
         waits: dict[datetime, list[Buckets]] = defaultdict(list)
-        for row in filter(belongs, self.placed):
+        for row in self.placed:
             sums[row.start].update({name: getattr(row, name) for name in _COUNTED})
-        for wait in filter(belongs, self.waited):
+        for wait in self.waited:
             waits[wait.start].append(wait.ttft)
         return [_bin(start, sums[start], waits[start]) for start in window.starts()] if sums else []
+
+
+def _weighed(row: Placed, answers: float, tokens: float) -> Placed:
+    return replace(
+        row,
+        answered=row.answered * answers,
+        failed=row.failed * answers,
+        prompt_tokens=row.prompt_tokens * tokens,
+        cached_tokens=row.cached_tokens * tokens,
+    )
 
 
 _COUNTED = ("requests", "answered", "failed", "prompt_tokens", "cached_tokens")

@@ -1,10 +1,11 @@
 """What was measured of both sides of a trial -> a verdict on each figure, and on the trial. Pure.
 
 Theory of operation. Each figure compares the requests that the trial placed with those that the revision in force
-placed in the same time. The two sides have other prefixes, groups or routers, so where it is known how they differed
-BEFORE the trial, that difference is taken off first. A figure is *breached* when the trial is surely worse at all and
-by more than allowed as far as can be told; *passed* when it is surely no worse than allowed; *inconclusive* between
-the two, or with too little to go by. One figure that is breached breaches the trial; it passes when all do.
+placed in the same time. The two sides have other prefixes, groups or routers: where it is known how they differed
+BEFORE the trial, that difference is taken off first; where it is not, their groups were mixed alike (``mix``). A figure
+is *breached* when the trial is surely worse at all and by more than allowed as far as can be told; *passed* when it is
+surely no worse than allowed; *inconclusive* between the two, or with too little to go by. One figure that is breached
+breaches the trial; it passes when all do.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """What was counted of one side in one bin of time; None is unknown."""
+    """What was counted of one side in one bin of time, weighed or not; None is unknown."""
 
     start: datetime
     requests: int = 0
-    answered: int = 0  # those that ended well or by our fault: not the client's, not cancelled
-    failed: int = 0  # by a replica's or a router's fault
-    prompt_tokens: int = 0  # of answers that reported their cached tokens (H16)
-    cached_tokens: int = 0
+    answered: float = 0  # those that ended well or by our fault: not the client's, not cancelled
+    failed: float = 0  # by a replica's or a router's fault
+    prompt_tokens: float = 0  # of answers that reported their cached tokens (H16)
+    cached_tokens: float = 0
     ttft: Buckets | None = None  # router's clock
 
 

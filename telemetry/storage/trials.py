@@ -17,17 +17,17 @@ from telemetry.storage.sums import STEP, during, rows_of
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Additions of one router for one task group and revision over one step."""
+    """Additions of one router for one task group and revision over one step; whole numbers until they are weighed."""
 
     start: datetime
     router_id: int
     group: str
     revision: int
     requests: int
-    answered: int  # those that ended well or by our fault: not the client's, not cancelled
-    failed: int  # by a replica's or the router's fault
-    prompt_tokens: int  # of answers that reported their cached tokens (H16)
-    cached_tokens: int
+    answered: float  # those that ended well or by our fault: not the client's, not cancelled
+    failed: float  # by a replica's or the router's fault
+    prompt_tokens: float  # of answers that reported their cached tokens (H16)
+    cached_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

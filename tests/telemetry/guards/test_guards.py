@@ -147,6 +147,38 @@ def test_a_trial_that_does_no_harm_goes_on_when_its_time_is_over(pool, routers, 
     assert pool.policies.get(group=None).live().number == 2
 
 
+def two_groups(router, minute, *, trial_assistant, trial_chat):
+    """A trial that got mostly chat, of which hardly anything hits, beside a baseline that got mostly assistants."""
+    traffic(router, minute, 1, group="assistant", hit_rate=0.9, replicas=(80, 80))
+    traffic(router, minute, 1, group="chat", hit_rate=0.1, replicas=(20, 20))
+    traffic(router, minute, 2, group="assistant", hit_rate=trial_assistant, replicas=(20, 20))
+    traffic(router, minute, 2, group="chat", hit_rate=trial_chat, replicas=(80, 80))
+
+
+def test_groups_that_a_share_got_more_of_are_not_held_against_the_trial(pool, routers, begin, time_machine):
+    rollout = begin(by_share(pool, max_error_ratio=0.05))
+    for minute in range(1, 12):
+        two_groups(routers[0], minute, trial_assistant=0.9, trial_chat=0.1)
+    hits = judged(rollout, time_machine, 9)["hit_rate"]
+    assert hits["verdict"] == Verdict.PASSED
+    assert hits["trial"] == pytest.approx(hits["baseline"]) == pytest.approx(0.2 * 0.9 + 0.8 * 0.1, abs=0.01)
+    judged(rollout, time_machine, 11)
+    assert rollout.stage == 1
+
+
+def test_groups_that_a_share_got_more_of_hide_no_harm(pool, routers, begin, time_machine):
+    """As a whole the trial hits 54 %, no less than the baseline's 54 %; each group hits less than its own."""
+    rollout = begin(by_share(pool))
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 1, group="assistant", hit_rate=0.98, replicas=(25, 25))
+        traffic(routers[0], minute, 1, group="chat", hit_rate=0.4, replicas=(75, 75))
+        traffic(routers[0], minute, 2, group="assistant", hit_rate=0.68, replicas=(75, 75))
+        traffic(routers[0], minute, 2, group="chat", hit_rate=0.15, replicas=(25, 25))
+    hits = judged(rollout, time_machine, 8)["hit_rate"]
+    assert (hits["verdict"], rollout.state) == (Verdict.BREACHED, RolloutState.ROLLED_BACK)
+    assert hits["baseline"] == pytest.approx(0.75 * 0.98 + 0.25 * 0.4, abs=0.01)
+
+
 def test_too_little_traffic_holds_when_the_time_is_over_and_a_pause_is_watched_too(
     pool, routers, begin, time_machine, admin_user
 ):
