@@ -13,7 +13,7 @@ from routing.core.loads.candidates import Candidates
 from routing.core.residency.holdings import Holding
 from routing.core.residency.residency import Residency
 from routing.core.targets import targets_of
-from routing.core.types import ReplicaId
+from routing.core.types import ReplicaId, TargetId
 from routing.schema import ReplicaConfig, ReplicaState
 
 
@@ -33,13 +33,13 @@ class Fleet:
         self.seed = seed
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
-        self._ring: SharedRing | None = None  # from here on: made when they are first asked for
-        self._by_replica: dict[str, list[ReplicaId]] | None = None
-        self._bits: dict[ReplicaId, int] | None = None
+        self._ring: SharedRing[TargetId] | None = None  # from here on: made when they are first asked for
+        self._by_replica: dict[ReplicaId, list[TargetId]] | None = None
+        self._bits: dict[TargetId, int] | None = None
         self._holders: dict[str, Candidates] = {}  # of them, those that hold an adapter, by its name
 
     @property
-    def ring(self) -> HashRing:
+    def ring(self) -> HashRing[TargetId]:
         """Home order of all configured replicas."""
         if self._ring is None:
             self._ring = shared_ring({name: target.replica.weight for name, target in self.targets.items()})
@@ -68,23 +68,23 @@ class Fleet:
         yield
         yield from self.candidates(health).prepare()
 
-    def ranks(self, replica: str) -> list[ReplicaId]:
+    def ranks(self, replica: ReplicaId) -> list[TargetId]:
         """The targets of one of its replicas; none of any other."""
         ranks = self._by_replica
         if ranks is None:
             ranks = self._by_replica = {}
             for name, target in self.targets.items():
-                ranks.setdefault(target.replica.name, []).append(name)
+                ranks.setdefault(ReplicaId(target.replica.name), []).append(name)
         return ranks.get(replica, [])
 
     def present(
         self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
-    ) -> list[list[ReplicaId]]:
+    ) -> list[list[TargetId]]:
         """The targets, replica by replica, of the first ``limit`` replicas that have any among candidates."""
         there = ([name for name in self.ranks(replica) if name in candidates] for replica in replicas)
         return list(islice((found for found in there if found), limit))
 
-    def holds(self, name: ReplicaId, adapter: str, health: Health) -> bool:
+    def holds(self, name: TargetId, adapter: str, health: Health) -> bool:
         """Whether a target holds an adapter: as the configuration says of its replica, else as the replica told."""
         replica = self.targets[name].replica
         held = replica.adapters
@@ -103,13 +103,13 @@ class Fleet:
                     shares[name] = share
         return Candidates(weights, self.loads, self.seed, self._settle(), shares)
 
-    def _settle(self) -> dict[ReplicaId, int]:
+    def _settle(self) -> dict[TargetId, int]:
         """Each target's bit in the residency, in which it has its holding from now on."""
         if self._bits is None:
             self._bits = {name: self._settled(name, target.replica).bit for name, target in self.targets.items()}
         return self._bits
 
-    def _settled(self, name: ReplicaId, replica: ReplicaConfig) -> Holding:
+    def _settled(self, name: TargetId, replica: ReplicaConfig) -> Holding:
         """A target's holding, with the room that its engine told of."""
         told = replica.capacity_blocks is not None and replica.block_tokens is not None
         tokens = (replica.capacity_blocks or 0) * (replica.block_tokens or 0) if told else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 from routing.schema import ReplicaConfig
 
 MARK: Final = "#"  # between a replica's name, in which it cannot stand, and a rank
@@ -19,7 +19,7 @@ MARK: Final = "#"  # between a replica's name, in which it cannot stand, and a r
 class Target(NamedTuple):
     """Where a request can go."""
 
-    id: ReplicaId
+    id: TargetId
     replica: ReplicaConfig
     rank: int | None  # None: the replica has only one
 
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 def targets_of(replica: ReplicaConfig) -> Iterator[Target]:
     """A replica's ranks, or itself."""
     if replica.data_parallel_size == 1:
-        yield Target(ReplicaId(replica.name), replica, None)
+        yield Target(TargetId(replica.name), replica, None)
         return
     for rank in range(replica.data_parallel_size):
-        yield Target(ReplicaId(f"{replica.name}{MARK}{rank}"), replica, rank)
+        yield Target(TargetId(f"{replica.name}{MARK}{rank}"), replica, rank)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, TypeVar
 
-ReplicaId = NewType("ReplicaId", str)  # a replica's stable name, its identity on every ring
+ReplicaId = NewType("ReplicaId", str)  # a replica's stable name: what is up, out of order, joined
+TargetId = NewType("TargetId", str)  # where a request goes: a replica, or one of its ranks; its identity on every ring
+Name = TypeVar("Name", bound=str)  # of what is on a ring: a ReplicaId or a TargetId
 PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening, or of a session
 
 
@@ -45,9 +47,9 @@ class Choice:
 
     def __init__(
         self,
-        replica: ReplicaId,
+        replica: TargetId,
         reason: Reason,
-        refused: tuple[ReplicaId, ...] = (),
+        refused: tuple[TargetId, ...] = (),
         bound: int | None = None,
         hit_tokens: int | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from routing.core.loads.book import Load
 from routing.core.loads.candidates import Candidates
 from routing.core.models import Served
 from routing.core.targets import Target
-from routing.core.types import Choice, MatchedBy, PrefixHash, Reason, ReplicaId
+from routing.core.types import Choice, MatchedBy, PrefixHash, Reason, TargetId
 from routing.placement.keys import RequestKeys
 from routing.placement.routes import Route
 from routing.schema import PolicyConfig, ReplicaConfig
@@ -126,7 +126,7 @@ class Decision:
         loads = self.candidates.loads
         return CandidateCosts([loads[name] for name in names], weighed)
 
-    def _shown(self, limit: int | None) -> Collection[ReplicaId]:
+    def _shown(self, limit: int | None) -> Collection[TargetId]:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return loads.keys()

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from routing.core.types import PrefixHash, ReplicaId
+from routing.core.types import PrefixHash, TargetId
 from routing.placement.routes import Route
 from routing.schema import OpeningSettings, ResidencySettings, TieredSettings
 from routing.strategies.affinity_groups import AffinityGroups
 
 
 def homes_among(
-    route: Route, opening: PrefixHash, some: Collection[ReplicaId], is_there: Callable[[ReplicaId], bool]
-) -> list[ReplicaId]:
+    route: Route, opening: PrefixHash, some: Collection[TargetId], is_there: Callable[[TargetId], bool]
+) -> list[TargetId]:
     """Those of some targets that an opening calls home, when the fleet is who ``is_there``. A short walk."""
     count = _homes(route, opening)
     members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
     targets = route.fleet.targets
 
-    def takes(target: ReplicaId) -> bool:
+    def takes(target: TargetId) -> bool:
         return is_there(target) and (members is None or targets[target].replica.name in members)
 
     if count is None:

@@ -22,7 +22,7 @@ from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
 from routing.core.residency.residency import Residency
 from routing.core.targets import MARK, targets_of
-from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId
+from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId, TargetId
 from routing.core.warming.openings import Cut, OpeningKey
 from routing.placement.decision import Decision
 from routing.placement.homes import homes_among
@@ -126,7 +126,7 @@ class Placement:
         rule = by_group.get(decision.group, own).trial_rule
         return None if rule is None else rule.verdict(request, decision.served)
 
-    def homes(self, pool: str, opening: OpeningKey, replica: str, adapter: str, health: HealthBook) -> list[ReplicaId]:
+    def homes(self, pool: str, opening: OpeningKey, replica: str, adapter: str, health: HealthBook) -> list[TargetId]:
         """Those of a replica's targets that a task group's opening will call home, once the replica takes traffic."""
         group, prefix = opening
         _, own, by_group = self._pools[pool]
@@ -135,7 +135,7 @@ class Placement:
             return []
         fleet = route.fleet
 
-        def is_there(target: ReplicaId) -> bool:
+        def is_there(target: TargetId) -> bool:
             configured = fleet.targets[target].replica
             return (
                 configured.state is ReplicaState.ACTIVE
@@ -153,12 +153,12 @@ class Placement:
         holds = any(not adapter or fleet.holds(target, adapter, health) for target in targets)
         return holds and health.will_be_up(ReplicaId(replica))
 
-    def rank(self, target: ReplicaId) -> int | None:
+    def rank(self, target: TargetId) -> int | None:
         """The data-parallel rank that a target is; None where its replica has only one."""
         name, mark, rank = target.partition(MARK)
         return int(rank) if mark and name in self.targets else None
 
-    def warmed(self, pool: str, target: ReplicaId, cut: Cut) -> None:
+    def warmed(self, pool: str, target: TargetId, cut: Cut) -> None:
         """A target has prefilled an opening: it holds that, where the pool asks."""
         if pool in self._asks_residency:
             self._residency.insert(target, cut.blocks, self._loads.clock(), cut.tokens)

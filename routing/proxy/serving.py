@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routing.core.targets import targets_of
-from routing.core.types import ReplicaId
+from routing.core.types import ReplicaId, TargetId
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission
@@ -26,11 +26,11 @@ class Serving:
     admission: Admission
     series: ConfiguredSeries
     limits: Limits  # what is accepted and how long anything may take
-    targets: frozenset[ReplicaId]  # where its requests may go
+    targets: frozenset[TargetId]  # where its requests may go
     checked: list[Checked]  # whose health is asked for
 
 
-def target_ids(config: RouterConfig) -> list[ReplicaId]:
+def target_ids(config: RouterConfig) -> list[TargetId]:
     """The targets of all pools: replicas, or their ranks."""
     return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
 

@@ -23,7 +23,7 @@ from routing.core.groups.shares import Shares
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
+from routing.core.types import Choice, PrefixHash, Reason, TargetId
 from routing.schema import AffinityGroupsSettings
 from routing.strategies.strategy import Keys
 
@@ -52,7 +52,7 @@ class Plan:
 class AffinityGroups:
     """Divide the replicas among hot openings and the rest."""
 
-    def __init__(self, ring: HashRing, settings: AffinityGroupsSettings) -> None:
+    def __init__(self, ring: HashRing[TargetId], settings: AffinityGroupsSettings) -> None:
         self._ring = ring
         self._settings = settings
         self._shares = Shares(settings.half_life)
@@ -90,7 +90,7 @@ class AffinityGroups:
         self._shares, self._conversations = before._shares, before._conversations
         self._requests, self._latest = before._requests, before._latest
 
-    def plan(self) -> dict[PrefixHash, list[ReplicaId]]:
+    def plan(self) -> dict[PrefixHash, list[TargetId]]:
         """The replicas of each hot opening, the hottest first, as the latest request's are."""
         return {opening: list(owned) for opening, owned in self._latest.owned.items()}
 
@@ -125,7 +125,7 @@ class AffinityGroups:
         due = self._requests + REVIEW
         if before is not None and sizes == before.sizes:
             return Plan(sizes, before.owned, before.rest, due)
-        taken: set[ReplicaId] = set()
+        taken: set[TargetId] = set()
         owned = {}
         for opening, size in sizes.items():
             mine = [replica for replica in self._ring.walk(opening) if replica in candidates and replica not in taken]

@@ -18,7 +18,7 @@ from routing.core.fleet import Fleet
 from routing.core.homes.bounded_load import Room
 from routing.core.loads.candidates import Candidates, Member
 from routing.core.residency.residency import Match, Residency
-from routing.core.types import Choice, Reason, ReplicaId
+from routing.core.types import Choice, Reason, TargetId
 from routing.schema import CacheAwareSettings
 from routing.strategies.strategy import Keys, Weighed
 
@@ -45,7 +45,7 @@ class CacheAware:
         match = self.residency.match(chain)
         key = home_key(chain, match, None if chain else keys.tier1)
         room = Room(candidates, self.load_factor, self.min_bound)
-        refused: list[ReplicaId] = []
+        refused: list[TargetId] = []
         for member, hit_tokens in self._preferred(match, key, keys.prompt_tokens, candidates):
             replica = member.replica
             if room.at(replica):
@@ -55,7 +55,7 @@ class CacheAware:
         reason = Reason.SPILL if refused else Reason.COLD
         return Choice(other.replica, reason, tuple(refused), hit_tokens=other.hit_tokens)
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt."""
         match = self.residency.match(keys.chain)
         return [Weighed(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in replicas]

@@ -9,7 +9,7 @@ from routing.core.cost.rule import CostRule, home_key
 from routing.core.fleet import Fleet
 from routing.core.loads.candidates import Candidates
 from routing.core.residency.residency import Residency
-from routing.core.types import Choice, ReplicaId
+from routing.core.types import Choice, TargetId
 from routing.schema import LowestCostSettings
 from routing.strategies.strategy import Keys, Weighed
 
@@ -36,7 +36,7 @@ class LowestCost:
         key = home_key(chain, match, None if chain else keys.tier1)
         return self.rule.choose(match, key, keys.prompt_tokens, candidates)
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt, and its cost."""
         match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
         members = [candidates.by_name[name] for name in replicas]

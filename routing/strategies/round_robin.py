@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.fleet import Fleet
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, Reason, ReplicaId
+from routing.core.types import Choice, Reason, TargetId
 from routing.schema import RoundRobinSettings
 from routing.strategies.strategy import Keys
 
@@ -23,12 +23,12 @@ from routing.strategies.strategy import Keys
 class RoundRobin:
     """Give the candidates their turns."""
 
-    def __init__(self, seed: int = 0, names: Collection[ReplicaId] = ()) -> None:
+    def __init__(self, seed: int = 0, names: Collection[TargetId] = ()) -> None:
         self._seed = seed
         self._names = names  # all that are configured
         self._candidates: Candidates | None = None
-        self._turns: list[tuple[float, int, ReplicaId]] = []  # heap of (turn, order of the last one, replica)
-        self._known: dict[ReplicaId, tuple[float, int]] = {}  # the same by replica, also of those that are away
+        self._turns: list[tuple[float, int, TargetId]] = []  # heap of (turn, order of the last one, replica)
+        self._known: dict[TargetId, tuple[float, int]] = {}  # the same by replica, also of those that are away
         self._count = 0
 
     @classmethod

@@ -8,7 +8,7 @@ from routing.core.fleet import Fleet
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, Reason
+from routing.core.types import Choice, Reason, TargetId
 from routing.schema import SessionAffinitySettings
 from routing.strategies.strategy import Keys
 
@@ -17,7 +17,7 @@ from routing.strategies.strategy import Keys
 class SessionAffinity:
     """Send a session to the replica that its key names, unless that replica is full."""
 
-    ring: HashRing
+    ring: HashRing[TargetId]
     load_factor: float  # ratio to the mean load that still counts as room, >= 1
     min_bound: int  # requests that a replica may always hold
 

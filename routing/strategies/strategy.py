@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, PrefixHash, ReplicaId
+from routing.core.types import Choice, PrefixHash, TargetId
 
 
 class Keys(Protocol):
@@ -57,7 +57,7 @@ class Weighed(NamedTuple):
 class Weighs(Protocol):
     """A strategy that compares candidates by figures, and can show them."""
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[ReplicaId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
         """The figures of some of the candidates, as ``choose`` computes them at this moment. Changes nothing."""
         ...
 

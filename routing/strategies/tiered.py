@@ -18,7 +18,7 @@ from routing.core.fleet import Fleet
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
+from routing.core.types import Choice, PrefixHash, Reason, TargetId
 from routing.schema import TieredSettings
 from routing.strategies.strategy import Keys
 
@@ -27,7 +27,7 @@ from routing.strategies.strategy import Keys
 class Tiered:
     """Send an opening to its replicas, and a conversation to one of them."""
 
-    ring: HashRing
+    ring: HashRing[TargetId]
     replicas: int  # that share one opening, >= 1
     load_factor: float  # ratio to the mean load that still counts as room, >= 1
     min_bound: int  # requests that a replica may always hold
@@ -47,7 +47,7 @@ class Tiered:
 
     def _order(
         self, opening: PrefixHash, conversation: PrefixHash | None, candidates: Candidates
-    ) -> Iterator[ReplicaId]:
+    ) -> Iterator[TargetId]:
         homes = (replica for replica in self.ring.walk(opening) if replica in candidates)
         group = list(islice(homes, self.replicas))
         if conversation is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 from routing.proxy.loop.lasting import Background, Ticks
 from routing.proxy.router import Router
 from routing.workers.board import Board, first_cell
@@ -24,12 +24,12 @@ class SharedLoads:
         self._router = router
         self._mine = board.row(row)
         self._others = [board.row(number) for number in range(board.rows) if number != row]
-        self._columns: dict[ReplicaId, int] = {}
-        self._names: dict[int, ReplicaId] = {}
+        self._columns: dict[TargetId, int] = {}
+        self._names: dict[int, TargetId] = {}
         self._seen: list[memoryview[int]] = []  # each other row, as last read
         self._sums: list[int] = []  # of those, cell by cell
         self._position: int | None = None  # in the load book's journal; None: write everything
-        self._waiting: set[ReplicaId] = set()  # replicas where a prompt of ours is being prefilled
+        self._waiting: set[TargetId] = set()  # replicas where a prompt of ours is being prefilled
         self._ticks = Ticks(Background.LOADS, PERIOD_S, self.exchange)
         self.use({})
 
@@ -39,7 +39,7 @@ class SharedLoads:
             if columns.get(replica) != column:
                 self._mine[first_cell(column)] = self._mine[first_cell(column) + 1] = 0
                 self._router.loads.tell_elsewhere(replica, 0, 0)
-        self._columns = {ReplicaId(name): column for name, column in columns.items()}
+        self._columns = {TargetId(name): column for name, column in columns.items()}
         self._names = {column: name for name, column in self._columns.items()}
         width = first_cell(1 + max(self._names, default=-1))
         blank = memoryview(bytes(8 * width)).cast("q")
@@ -77,7 +77,7 @@ class SharedLoads:
                 self._waiting.add(replica)
         cells[0] = self._router.in_flight
 
-    def _changed(self) -> set[ReplicaId]:
+    def _changed(self) -> set[TargetId]:
         changes = None if self._position is None else self._router.loads.changes_since(self._position)
         return set(self._columns) if changes is None else self._waiting | {load.replica for load in changes}
 

@@ -36,7 +36,7 @@ from routing.core.loads.candidates import Candidates, Member
 from routing.core.loads.recent import WORTH
 from routing.core.residency.residency import Match
 from routing.core.residency.runs import EVERYBODY
-from routing.core.types import Choice, PrefixHash, Reason, ReplicaId
+from routing.core.types import Choice, PrefixHash, Reason, TargetId
 
 LOOKS: Final = 3  # replicas that a next request is taken to choose among
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
@@ -70,7 +70,7 @@ class CostRule:
 
     __slots__ = ("alpha", "base", "by_rate", "ring")
 
-    def __init__(self, ring: HashRing, alpha: float, *, by_rate: bool) -> None:
+    def __init__(self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool) -> None:
         self.ring = ring
         self.alpha = alpha  # of a token to prefill, beside one that waits, where that costs others most
         self.base = min(1.0, alpha)  # the same where it costs nobody else anything
@@ -221,7 +221,7 @@ class CostRule:
                 return member
         return _preferred(tied, asked.key)
 
-    def _home(self, asked: Question) -> ReplicaId | None:
+    def _home(self, asked: Question) -> TargetId | None:
         """The key's home among the candidates, if one is near."""
         return self.ring.nearest(asked.key, asked.candidates.by_name)
 

@@ -21,7 +21,7 @@ from routing.core.groups.shares import Shares
 from routing.core.homes.shared_rings import shared_ring
 from routing.core.loads.candidates import Candidates
 from routing.core.prompt.prefix import PrefixHasher
-from routing.core.types import ReplicaId
+from routing.core.types import ReplicaId, TargetId
 from routing.schema import AutoReplicas, PoolConfig, ReplicaState
 
 REVIEW: Final = 64  # requests between two looks at sizes; as many count at the start as if all groups sent alike
@@ -83,7 +83,7 @@ class GroupShares:
         """The same where some of ``whole`` refused the request and ``rest`` are left."""
         return rest.only(self._chosen(group, fleet, rest), whole)
 
-    def _chosen(self, group: str, fleet: Fleet, candidates: Candidates) -> list[ReplicaId]:
+    def _chosen(self, group: str, fleet: Fleet, candidates: Candidates) -> list[TargetId]:
         """The group's set among candidates, and the next in its order for each one missing."""
         own = self._sets[group]
         there = fleet.present(own, candidates)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from routing.core.loads.candidates import Candidates
-from routing.core.types import Choice, Reason, ReplicaId
+from routing.core.types import Choice, Reason, TargetId
 
 
 class Room:
@@ -27,23 +27,23 @@ class Room:
         self._min_bound = min_bound
         self._per_weight = load_factor * (candidates.running + 1) / candidates.weight
 
-    def at(self, replica: ReplicaId) -> bool:
+    def at(self, replica: TargetId) -> bool:
         """Whether a candidate has room."""
         running = self._loads[replica].running
         return running < self._min_bound or running < self._per_weight * self._weights[replica]
 
-    def bound(self, replica: ReplicaId) -> int:
+    def bound(self, replica: TargetId) -> int:
         """Requests that a candidate may hold, this one included."""
         return max(self._min_bound, math.ceil(self._per_weight * self._weights[replica]))
 
 
 def bounded_choice(
-    home_order: Iterable[ReplicaId], candidates: Candidates, load_factor: float, min_bound: int
+    home_order: Iterable[TargetId], candidates: Candidates, load_factor: float, min_bound: int
 ) -> Choice:
     """The first home with room; ``home_order`` may name replicas that are no candidates."""
     loads, weights, all_weights = candidates.loads, candidates.weights, candidates.weight
     requests = load_factor * (candidates.running + 1)
-    refused: list[ReplicaId] = []
+    refused: list[TargetId] = []
     for replica in home_order:
         load = loads.get(replica)
         if load is None:

@@ -8,22 +8,23 @@ no object of a compiled class can be referred to weakly.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Generic
 from weakref import WeakValueDictionary
 
 from routing.core.homes.ring import HashRing
-from routing.core.types import ReplicaId
+from routing.core.types import Name
 
 
-class SharedRing:
+class SharedRing(Generic[Name]):
     """A ring, for everyone who holds this."""
 
     __slots__ = ("__weakref__", "ring")
 
-    def __init__(self, weights: Mapping[ReplicaId, float]) -> None:
+    def __init__(self, weights: Mapping[Name, float]) -> None:
         self.ring = HashRing(weights)
 
 
-def shared_ring(weights: Mapping[ReplicaId, float]) -> SharedRing:
+def shared_ring(weights: Mapping[Name, float]) -> SharedRing[Name]:
     """The ring of these replicas, the same object for everyone who holds it at the time."""
     key = tuple(sorted(weights.items()))
     shared = _rings.get(key)
@@ -32,4 +33,4 @@ def shared_ring(weights: Mapping[ReplicaId, float]) -> SharedRing:
     return shared
 
 
-_rings: WeakValueDictionary[tuple[tuple[ReplicaId, float], ...], SharedRing] = WeakValueDictionary()
+_rings: WeakValueDictionary[tuple[tuple[str, float], ...], SharedRing[Any]] = WeakValueDictionary()

@@ -28,7 +28,7 @@ from typing import Final
 
 from routing.core.loads.rates import PrefillRate
 from routing.core.residency.stay import Stay
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 
 JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
 ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
@@ -43,7 +43,7 @@ Clock = Callable[[], float]  # seconds, never going back
 class Load:
     """Outstanding work at one replica."""
 
-    replica: ReplicaId
+    replica: TargetId
     running: int = 0  # requests sent and not ended, from everywhere
     waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
     waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
@@ -150,7 +150,7 @@ class LoadBook:
         self._weighed_since_s = clock()  # when a request counted 1
         self._weighed_until_s = self._weighed_since_s  # until when it counts what it does now
         self._prefill = PrefillRate()  # of all replicas together
-        self._loads: dict[ReplicaId, Load] = {}
+        self._loads: dict[TargetId, Load] = {}
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
         self.position = 0  # how many changes there have been: where a reader that is up to date stands
@@ -158,14 +158,14 @@ class LoadBook:
     def __len__(self) -> int:
         return len(self._loads)
 
-    def load(self, replica: ReplicaId) -> Load:
+    def load(self, replica: TargetId) -> Load:
         """A replica's load, which begins at zero."""
         load = self._loads.get(replica)
         if load is None:
             load = self._loads[replica] = Load(replica, prefill=PrefillRate(self._prefill))
         return load
 
-    def dispatch(self, replica: ReplicaId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
+    def dispatch(self, replica: TargetId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
         """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
         load = self.load(replica)
         now_s = self.clock()
@@ -181,7 +181,7 @@ class LoadBook:
         self.changed(load)
         return ticket
 
-    def tell_elsewhere(self, replica: ReplicaId, running: int, waiting_tokens: int) -> None:
+    def tell_elsewhere(self, replica: TargetId, running: int, waiting_tokens: int) -> None:
         """What other processes have at a replica now: requests, and tokens of theirs that still wait."""
         load = self.load(replica)
         load.running += running - load.elsewhere_running
@@ -189,12 +189,12 @@ class LoadBook:
         load.elsewhere_running, load.elsewhere_tokens = running, waiting_tokens
         self.changed(load)
 
-    def forget_all_but(self, replicas: Iterable[ReplicaId]) -> None:
+    def forget_all_but(self, replicas: Iterable[TargetId]) -> None:
         """Drop the loads of other replicas, once nothing runs at them."""
         kept = set(replicas)
         self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
 
-    def audit(self, tickets: Iterable[Ticket] = ()) -> dict[ReplicaId, tuple[int, int]]:
+    def audit(self, tickets: Iterable[Ticket] = ()) -> dict[TargetId, tuple[int, int]]:
         """Replicas whose load differs from the sum of these tickets, by how much; empty when all is well.
 
         ``tickets`` are those of all requests under way; the book itself keeps none.

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from routing.core.loads.book import Load, LoadBook
 from routing.core.loads.recent import Recent
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 
 WORK_CLASSES: Final = 64  # by the powers of two of their tokens
 MOST_WORK: Final = 2.0**62  # tokens from which on all are of one class: of a replica with next to no weight
@@ -30,7 +30,7 @@ REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a ste
 class Member(NamedTuple):
     """One candidate with what its cost is made of."""
 
-    replica: ReplicaId
+    replica: TargetId
     load: Load
     weight: float
     bit: int  # in the residency's masks; 0 where nothing is known of it
@@ -42,32 +42,32 @@ class Candidates:
 
     def __init__(
         self,
-        weights: Mapping[ReplicaId, float],
+        weights: Mapping[TargetId, float],
         book: LoadBook,
         seed: int = 0,
-        bits: Mapping[ReplicaId, int] | None = None,
-        shares: Mapping[ReplicaId, float] | None = None,
+        bits: Mapping[TargetId, int] | None = None,
+        shares: Mapping[TargetId, float] | None = None,
     ) -> None:
         self.weights = weights  # relative capacity, > 0
         self.weight = sum(weights.values())
-        self.loads: Mapping[ReplicaId, Load] = {name: book.load(name) for name in weights}
-        self.bits: Mapping[ReplicaId, int] = {} if bits is None else bits  # in the residency's masks
-        self._shares: Mapping[ReplicaId, float] = {} if shares is None else shares  # of weights, where below 1
+        self.loads: Mapping[TargetId, Load] = {name: book.load(name) for name in weights}
+        self.bits: Mapping[TargetId, int] = {} if bits is None else bits  # in the residency's masks
+        self._shares: Mapping[TargetId, float] = {} if shares is None else shares  # of weights, where below 1
         self._whole: Candidates | None = None
         self._book = book
         self._seed = seed
         self._position = book.position
-        self._counted: dict[ReplicaId, int] = {}  # of each, as counted: twice its requests, and 1 if any waits
+        self._counted: dict[TargetId, int] = {}  # of each, as counted: twice its requests, and 1 if any waits
         self._running = 0
         self._busy = 0
-        self._heap: list[tuple[float, int, ReplicaId]] = []  # (work, stamp, replica); empty until it is asked for
-        self._current: dict[ReplicaId, int] = {}  # stamp of each replica's entry that counts
+        self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, replica); empty until it is asked for
+        self._current: dict[TargetId, int] = {}  # stamp of each replica's entry that counts
         self._stamp = 0
         self._by_work = [0] * WORK_CLASSES  # masks of those that are in the heap
-        self._class: dict[ReplicaId, int] = {}
+        self._class: dict[TargetId, int] = {}
         self._members: list[Member] | None = None  # from here on: made when they are first asked for
         self._cumulative: list[float] | None = None
-        self._by_name: dict[ReplicaId, Member] | None = None
+        self._by_name: dict[TargetId, Member] | None = None
         self._by_bit: dict[int, Member] | None = None
         self._mask: int | None = None
         self._greatest_weight: float | None = None
@@ -81,10 +81,10 @@ class Candidates:
     def __contains__(self, replica: object) -> bool:
         return replica in self.loads
 
-    def __iter__(self) -> Iterator[ReplicaId]:
+    def __iter__(self) -> Iterator[TargetId]:
         return iter(self.loads)
 
-    def without(self, excluded: Collection[ReplicaId]) -> Candidates:
+    def without(self, excluded: Collection[TargetId]) -> Candidates:
         """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
         kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
         rest = Candidates(kept, self._book, self._seed, self.bits, self._shares)
@@ -129,7 +129,7 @@ class Candidates:
         return self.members[min(at, len(self.members) - 1)]
 
     @property
-    def by_name(self) -> dict[ReplicaId, Member]:
+    def by_name(self) -> dict[TargetId, Member]:
         """The same by name."""
         by_name = self._by_name
         if by_name is None:
@@ -168,7 +168,7 @@ class Candidates:
             is_even = self._is_even = self.greatest_weight == min(self.weights.values())
         return is_even
 
-    def only(self, names: Collection[ReplicaId], whole: Candidates | None = None) -> Candidates:
+    def only(self, names: Collection[TargetId], whole: Candidates | None = None) -> Candidates:
         """Some of them, in this order. O(names). ``whole``: those that they are left of, if some refused a request."""
         weights = {name: self.weights[name] for name in names}
         some = Candidates(weights, self._book, self._seed, self.bits, self._shares)
@@ -195,7 +195,7 @@ class Candidates:
         self._catch_up()
         return self._busy / len(self.loads)
 
-    def work(self, replica: ReplicaId) -> float:
+    def work(self, replica: TargetId) -> float:
         """Outstanding work, in tokens by the replica's weight."""
         load = self.loads[replica]
         return (load.waiting_tokens + REQUEST_TOKENS * load.running) / self.weights[replica]
@@ -204,7 +204,7 @@ class Candidates:
         """The load book's time."""
         return self._book.clock()
 
-    def least_loaded(self) -> ReplicaId:
+    def least_loaded(self) -> TargetId:
         """The replica with the least work; of several, the one whose load changed longest ago."""
         self._catch_up()
         if not self._heap:
@@ -257,7 +257,7 @@ class Candidates:
         for name in sorted(self.loads, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed + self._stamp)):
             self._push(name)
 
-    def _push(self, replica: ReplicaId) -> None:
+    def _push(self, replica: TargetId) -> None:
         """Enter a replica's present work; its older entry no longer counts."""
         self._stamp += 1
         self._current[replica] = self._stamp
@@ -270,7 +270,7 @@ class Candidates:
             self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
             heapify(self._heap)
 
-    def _classify(self, replica: ReplicaId, number: int) -> None:
+    def _classify(self, replica: TargetId, number: int) -> None:
         """Count a replica to another class of work."""
         bit, by_work, before = self.bits.get(replica, 0), self._by_work, self._class.get(replica)
         if before is not None:

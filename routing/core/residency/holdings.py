@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from routing.core.residency.runs import Chain, Run, Runs
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 
 FULL_RATIO: Final = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
 
@@ -30,7 +30,7 @@ class Holding:
         "suspect_s",
     )
 
-    def __init__(self, replica: ReplicaId, bit: int, index: Runs) -> None:
+    def __init__(self, replica: TargetId, bit: int, index: Runs) -> None:
         self.replica = replica
         self.bit = bit
         self._index = index
@@ -77,7 +77,7 @@ class Holdings:
 
     def __init__(self, index: Runs) -> None:
         self._index = index
-        self.by_replica: dict[ReplicaId, Holding] = {}  # to read; settle and remove write it
+        self.by_replica: dict[TargetId, Holding] = {}  # to read; settle and remove write it
         self._by_number: list[Holding | None] = []
         self._free: list[int] = []  # numbers that nobody has
         self._turn = 0  # whose number it is
@@ -112,7 +112,7 @@ class Holdings:
             while (runs := holding.runs) and next(iter(runs.values())) < used_s:
                 holding.evict()
 
-    def settle(self, replica: ReplicaId, blocks: int) -> Holding:
+    def settle(self, replica: TargetId, blocks: int) -> Holding:
         """A replica's, which begins empty, with this capacity from now on."""
         holding = self.by_replica.get(replica)
         if holding is None:
@@ -125,7 +125,7 @@ class Holdings:
         holding.capacity = blocks
         return holding
 
-    def remove(self, replica: ReplicaId) -> None:
+    def remove(self, replica: TargetId) -> None:
         """Let go of a replica and all that it holds. O(its own runs)."""
         holding = self.by_replica.pop(replica, None)
         if holding is None:
@@ -136,7 +136,7 @@ class Holdings:
         self._by_number[number] = None
         self._free.append(number)
 
-    def remove_all_but(self, replicas: Iterable[ReplicaId]) -> None:
+    def remove_all_but(self, replicas: Iterable[TargetId]) -> None:
         """Let go of all others."""
         for replica in self.by_replica.keys() - set(replicas):
             self.remove(replica)

@@ -18,7 +18,7 @@ from routing.core.residency.holdings import Holding, Holdings
 from routing.core.residency.reuse import Reuse
 from routing.core.residency.runs import Chain, Run, Runs
 from routing.core.residency.stay import Stay
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 
 BLOCK_TOKENS: Final = 64  # of a block of the canonical prompt, as its length is estimated
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
@@ -85,16 +85,16 @@ class Residency:
 
     # --- replicas ---
 
-    def settle(self, replica: ReplicaId, capacity_tokens: int | None = None) -> Holding:
+    def settle(self, replica: TargetId, capacity_tokens: int | None = None) -> Holding:
         """A replica's holding, which begins empty; from now on of this capacity, None where the engine has not told."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
         return self._holdings.settle(replica, max(1, tokens // self._block_tokens))
 
-    def holding(self, replica: ReplicaId) -> Holding | None:
+    def holding(self, replica: TargetId) -> Holding | None:
         """What is believed of a replica; None of one that nobody settled."""
         return self._holdings.by_replica.get(replica)
 
-    def forget_all_but(self, replicas: Iterable[ReplicaId]) -> None:
+    def forget_all_but(self, replicas: Iterable[TargetId]) -> None:
         """Drop all other replicas."""
         self._holdings.remove_all_but(replicas)
 
@@ -104,7 +104,7 @@ class Residency:
         """How much of a prompt each replica holds. It changes only that ``insert`` walks less."""
         return Match(self._runs.levels(chain), self._block_tokens, self.reuse.ratio)
 
-    def insert(self, replica: ReplicaId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
+    def insert(self, replica: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
         """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
         holding = self._holdings.by_replica.get(replica) or self.settle(replica)
         path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs

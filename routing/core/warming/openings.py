@@ -16,7 +16,7 @@ from heapq import nlargest
 from typing import Final, NamedTuple, Protocol
 
 from routing.core.prompt.canonical import BYTES_PER_TOKEN
-from routing.core.types import PrefixHash, ReplicaId
+from routing.core.types import PrefixHash, TargetId
 
 KEPT: Final = 512  # openings counted at least
 AGAIN: Final = 2  # times an opening comes until its body is kept
@@ -118,8 +118,8 @@ class Openings:
             self._make_room()
 
     def chosen(
-        self, homes: Callable[[OpeningKey, Cut], list[ReplicaId]], max_prefixes: int, max_tokens: int
-    ) -> Iterator[tuple[Cut, ReplicaId]]:
+        self, homes: Callable[[OpeningKey, Cut], list[TargetId]], max_prefixes: int, max_tokens: int
+    ) -> Iterator[tuple[Cut, TargetId]]:
         """The worthiest that have ``homes``, each with each of them, the worthiest first, as the limits have room."""
         kept = sorted(self._seen.items(), key=lambda item: item[1].worth, reverse=True)
         for key, opening in kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from routing.core.types import ReplicaId
+from routing.core.types import TargetId
 from routing.core.warming.openings import Cut
 from routing.proxy.clients.request import Head, Request
 from routing.proxy.log import defect
@@ -53,7 +53,7 @@ class WarmUpCall:
     _rank: int | None
     _limits: Limits
 
-    def __init__(self, owner: Owner, cut: Cut, target: ReplicaId, request: Request, *, with_priority: bool) -> None:
+    def __init__(self, owner: Owner, cut: Cut, target: TargetId, request: Request, *, with_priority: bool) -> None:
         self.cut = cut
         self.target = target
         self._owner = owner

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from routing.core.prompt.splice import with_member
-from routing.core.types import ReplicaId
+from routing.core.types import ReplicaId, TargetId
 from routing.core.warming.openings import Cut
 from routing.proxy.warming.call import WarmUpCall, request_for
 from routing.proxy.warming.tally import Ending
@@ -50,7 +50,7 @@ class ReplicaWarmUp:
         self._settings = settings
         self._until = router.loop.time() + settings.time_limit_s
         self._priority = settings.priority
-        self._pending: deque[tuple[Cut, ReplicaId]] | None = None  # None: it is not known to be up yet
+        self._pending: deque[tuple[Cut, TargetId]] | None = None  # None: it is not known to be up yet
         self._calls: set[WarmUpCall] = set()
         self._failures = 0  # in a row
 

@@ -16,7 +16,7 @@ import msgspec
 
 from routing.core.prompt.canonical import BYTES_PER_TOKEN
 from routing.core.prompt.prefix import BLOCK_BYTES
-from routing.core.types import NoReplicaError, ReplicaId
+from routing.core.types import NoReplicaError, ReplicaId, TargetId
 from routing.core.warming.cutting import cut_body
 from routing.core.warming.openings import Cut, OpeningKey, Openings
 from routing.proxy.log import defect, event
@@ -130,13 +130,13 @@ class WarmUps:
         warm_up.look(self._router.loop.time())
         return True
 
-    def chosen(self, warm_up: ReplicaWarmUp) -> Iterator[tuple[Cut, ReplicaId]]:
+    def chosen(self, warm_up: ReplicaWarmUp) -> Iterator[tuple[Cut, TargetId]]:
         """What a replica is to be sent, and which of its targets."""
         pool, serving = self._pools[warm_up.pool], self._router.serving
         if serving is None or pool.warm_up is None:
             return iter(())
 
-        def homes(opening: OpeningKey, cut: Cut) -> list[ReplicaId]:
+        def homes(opening: OpeningKey, cut: Cut) -> list[TargetId]:
             health = self._router.health
             return serving.placement.homes(pool.name, opening, warm_up.replica, cut.adapter, health)
 
@@ -144,7 +144,7 @@ class WarmUps:
         limits = -(-pool.warm_up.max_prefixes // share), pool.warm_up.max_tokens // share
         return self._openings[pool.name].chosen(homes, *limits)
 
-    def sent(self, warm_up: ReplicaWarmUp, cut: Cut, target: ReplicaId, *, ok: bool) -> None:
+    def sent(self, warm_up: ReplicaWarmUp, cut: Cut, target: TargetId, *, ok: bool) -> None:
         """One opening has been sent."""
         self._tally.sent(warm_up.pool, warm_up.replica, cut.tokens, ok=ok)
         if ok and self._router.serving is not None:
