@@ -136,11 +136,11 @@ async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(fou
         async with going(load):
             made[0].between_s = 3.0
             await is_out(harness, "replica-0", FOUND_S)
-            taken, tried = made[0].taken, harness.router.breakers.opened["chat", "replica-0", "slow"] + 2
-            await harness.until(
-                lambda: harness.router.breakers.opened["chat", "replica-0", "slow"] >= tried, "trials to fail"
-            )
-            assert 2 <= made[0].taken - taken <= 8, "one at a time, though its first bytes are quick"
+            taken, opened = made[0].taken, harness.router.breakers.opened
+            before = opened["chat", "replica-0", "slow"]
+            await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "trials to fail")
+            tried = opened["chat", "replica-0", "slow"] - before  # a busy machine looks late; its share is 15 a second
+            assert 2 <= made[0].taken - taken <= 8 + 3 * tried, "one at a time, though its first bytes are quick"
             made[0].between_s = 0.02
             await harness.until(lambda: harness.router.breakers.state("replica-0") == "closed", "it to prove well")
             assert harness.router.health.share("replica-0") < 1.0
