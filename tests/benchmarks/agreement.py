@@ -17,7 +17,7 @@ from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay
 from routing.simulation.whatif.routed import Routed
 from routing.workload.columns import Columns
-from routing.workload.synthetic import chat
+from tests.synthetic_traces import chat
 
 REQUESTS = 4000
 REPLICAS = 8

@@ -32,7 +32,8 @@ from routing.simulation.whatif.report import report
 from routing.simulation.whatif.routed import Routed
 from routing.strategies.registry import STRATEGIES
 from routing.workload.columns import Columns
-from routing.workload.synthetic import (
+from routing.workload.trace import read_columns
+from tests.synthetic_traces import (
     SMALL_BLOCK_TOKENS,
     agents,
     bursts,
@@ -49,7 +50,6 @@ from routing.workload.synthetic import (
     small_groups,
     tides,
 )
-from routing.workload.trace import read_columns
 
 REPLICAS = (4, 8, 16)
 BLOCKS = (600, 4000, 16_000)

@@ -20,7 +20,7 @@ from routing.schema import ApiKey, RouterConfig
 
 if TYPE_CHECKING:
     from routing.proxy.clients.request import Head
-    from routing.proxy.exchanges.usage import Usage
+    from routing.proxy.exchanges.answer_json import Usage
 
 SALT_HEX: Final = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
 

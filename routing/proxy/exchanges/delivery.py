@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from routing.proxy.clients.framing import chunked, outgoing, plain
 from routing.proxy.errors import RefusalError, error_event
+from routing.proxy.exchanges.answer_json import Said, Usage
 from routing.proxy.exchanges.tail import Tail
-from routing.proxy.exchanges.usage import Said, Usage
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.answer import AnswerHead, Framing
 from routing.proxy.replicas.upstream import Sink

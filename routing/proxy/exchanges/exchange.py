@@ -17,11 +17,11 @@ from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.openings import opening_of
 from routing.proxy.decisions.record import Record
 from routing.proxy.errors import RefusalError
+from routing.proxy.exchanges.answer_reading import is_given_up, said_by, was_aborted
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
-from routing.proxy.exchanges.sayings import is_given_up, said_by, was_aborted
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
 from routing.proxy.log import defect
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client
     from routing.proxy.clients.request import Request
+    from routing.proxy.exchanges.answer_json import Said
     from routing.proxy.exchanges.gates import Gates, Passage
-    from routing.proxy.exchanges.usage import Said
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
 

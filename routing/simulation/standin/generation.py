@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from routing.simulation.driver_real import RealTimeEngine
+from routing.simulation.real_time import RealTimeEngine
 from routing.simulation.sequence import Sequence, Siblings
 from routing.simulation.standin.requests import Ask
 from routing.simulation.standin.text import Babble, block_keys, count_tokens
@@ -26,7 +26,7 @@ class Choice:
         self.on_advance: Callable[[Choice, int], None] | None = None
 
     def advance(self, generated_tokens: int, finish_reason: str | None) -> None:
-        """The engine's word: see ``driver_real.Listener``."""
+        """The engine's word: see ``real_time.Listener``."""
         before, self.generated, self.finish_reason = self.generated, generated_tokens, finish_reason
         if self.on_advance is not None:
             self.on_advance(self, before)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from routing.simulation.driver_real import RealTimeEngine
 from routing.simulation.engine import Engine
+from routing.simulation.real_time import RealTimeEngine
 from routing.simulation.standin.errors import ApiError, queue_full
 from routing.simulation.standin.exposition import render
 from routing.simulation.standin.faults import CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow

@@ -23,7 +23,6 @@ from routing.schema import (
     RoundRobinSettings,
     Settings,
 )
-from routing.simulation.driver_virtual import replay, replay_in_order
 from routing.simulation.engine import Engine, EngineConfig
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
 from routing.simulation.whatif.engine import EngineModel
@@ -32,6 +31,7 @@ from routing.simulation.whatif.replay import replay as replay_fast
 from routing.simulation.whatif.report import quantile, report
 from routing.simulation.whatif.routed import Routed
 from routing.workload.trace import BLOCK_TOKENS, TraceRequest, read_columns, read_trace
+from tests.routing.simulation.stepwise import replay, replay_in_order
 
 NAME = "mooncake_conversation_first30min.jsonl.gz"
 FOLDERS = (os.environ.get("WARMPATH_TRACES"), Path(__file__).parents[4] / "shared" / "traces")

@@ -10,12 +10,12 @@ from statistics import mean, median
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from routing.simulation.driver_virtual import replay
 from routing.simulation.engine import EngineConfig
 from routing.simulation.standin.settings import DEFAULT_BLOCKS
 from routing.simulation.standin.text import Babble, block_keys, count_tokens, render_chat
 from routing.workload.job import Job
 from routing.workload.mix import CHAT_SCALE, DEFAULT_RATE, GROUPS, Mix
+from tests.routing.simulation.stepwise import replay
 
 BABBLE = Babble(0)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.simulation.driver_virtual import replay as replay_steps
 from routing.simulation.engine import EngineConfig
 from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import DoesNotFitError, replay
+from tests.routing.simulation.stepwise import replay as replay_steps
 from tests.routing.simulation.whatif.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 
 

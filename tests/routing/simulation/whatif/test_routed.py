@@ -15,8 +15,8 @@ from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report
 from routing.simulation.whatif.routed import Routed
 from routing.strategies.registry import STRATEGIES
-from routing.workload import synthetic
 from routing.workload.columns import Columns
+from tests import synthetic_traces as synthetic
 
 MODEL = EngineModel(48_000, block_tokens=synthetic.SMALL_BLOCK_TOKENS)
 REPLICAS = 8

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.simulation.driver_virtual import Replay, replay, replay_in_order
 from routing.simulation.engine import Engine, EngineConfig
+from tests.routing.simulation.stepwise import Replay, replay, replay_in_order
 
 CONFIG = EngineConfig(blocks=40, block_tokens=4, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=32)
 

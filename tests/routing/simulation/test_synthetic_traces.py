@@ -9,8 +9,8 @@ import pytest
 
 from routing.simulation.whatif.clairvoyant import pooled_hit_rate
 from routing.simulation.whatif.forest import Forest
-from routing.workload import synthetic
 from routing.workload.columns import Columns
+from tests import synthetic_traces as synthetic
 
 MAKERS = (
     synthetic.chat,

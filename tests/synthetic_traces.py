@@ -41,7 +41,7 @@ class _Blocks:
 
 def chat(requests: int, seed: int, rate: float = CHAT_RATE) -> Columns:
     """A chat service's traffic; 10 us a request."""
-    rng = random.Random(f"{seed} chat")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} chat")
     columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
     system = blocks.fresh(1)
     # A heap of (time, number, tokens so far, ids of their whole blocks).
@@ -78,7 +78,7 @@ def _message(rng: random.Random) -> int:
 
 def hot_prefix(requests: int, seed: int) -> Columns:
     """80 requests/s: 80 % have one hot prefix, 15 % one of 320 rare ones, 5 % their own; and bursts of 40 hot ones."""
-    rng = random.Random(f"{seed} hot prefix")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} hot prefix")
     prompts = _Prefixed()
     hot, *rare = (prompts.prefix() for _ in range(321))
     burst_s, at_s = 15.0, 0.0
@@ -95,7 +95,7 @@ def hot_prefix(requests: int, seed: int) -> Columns:
 
 def session_pool(requests: int, seed: int) -> Columns:
     """137 requests/s: 98 % have one of 1,600 prefixes, each as often as the others, 2 % one of their own."""
-    rng = random.Random(f"{seed} session pool")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} session pool")
     prompts = _Prefixed()
     pool = [prompts.prefix() for _ in range(1600)]
     for at_s in _poisson(rng, 137.0, requests):
@@ -125,7 +125,7 @@ class _Prefixed:
 
 def nothing_shared(requests: int, seed: int) -> Columns:
     """Prompts of which no two begin alike, of very different lengths."""
-    rng = random.Random(f"{seed} nothing shared")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} nothing shared")
     prompts = _Prefixed()
     for at_s in _poisson(rng, 10.0, requests):
         prompts.ask(at_s, prompts.prefix(0), int(min(60_000.0, rng.lognormvariate(math.log(1500), 1.2))), 100)
@@ -134,7 +134,7 @@ def nothing_shared(requests: int, seed: int) -> Columns:
 
 def bursts(requests: int, seed: int) -> Columns:
     """Every few seconds an agent asks 5 to 40 questions at once about something of 8,000 tokens that is new."""
-    rng = random.Random(f"{seed} bursts")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} bursts")
     prompts = _Prefixed()
     at_s = 0.0
     while len(prompts.columns) < requests:
@@ -147,7 +147,7 @@ def bursts(requests: int, seed: int) -> Columns:
 
 def agents(requests: int, seed: int) -> Columns:
     """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, behind one of 12 tool lists of 6,000 tokens."""
-    rng = random.Random(f"{seed} agents")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} agents")
     prompts = _Prefixed()
     tools = [prompts.prefix(6000) for _ in range(12)]
     for start_s in _poisson(rng, 1.0, -(-requests // 20)):
@@ -163,7 +163,7 @@ def agents(requests: int, seed: int) -> Columns:
 
 def mixed_lengths(requests: int, seed: int) -> Columns:
     """Short questions about 200 shared documents of 3,000 tokens; every tenth request 50,000 tokens of its own."""
-    rng = random.Random(f"{seed} mixed lengths")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} mixed lengths")
     prompts = _Prefixed()
     documents = [prompts.prefix(3000) for _ in range(200)]
     for at_s in _poisson(rng, 10.0, requests):
@@ -176,7 +176,7 @@ def mixed_lengths(requests: int, seed: int) -> Columns:
 
 def jobs(requests: int, seed: int) -> Columns:
     """Every 2 s a job asks 2 to 60 questions about a new document of 500 to 30,000 tokens, at once or within 5 s."""
-    rng = random.Random(f"{seed} jobs")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} jobs")
     prompts = _Prefixed()
     at_s = 0.0
     while len(prompts.columns) < requests:
@@ -189,7 +189,7 @@ def jobs(requests: int, seed: int) -> Columns:
 
 def tides(requests: int, seed: int) -> Columns:
     """300 documents of 2,000 to 10,000 tokens, the first ones most; 10 s of every 40 at eighteen times the pace."""
-    rng = random.Random(f"{seed} tides")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} tides")
     prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(2000, 10_000)) for _ in range(300)]
     at_s = 0.0
@@ -201,7 +201,7 @@ def tides(requests: int, seed: int) -> Columns:
 
 def drifting(requests: int, seed: int) -> Columns:
     """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, asked for by a power law of their age."""
-    rng = random.Random(f"{seed} drifting")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} drifting")
     prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(1000, 8000)) for _ in range(200 + requests // 20)]
     for number, at_s in enumerate(_poisson(rng, 10.0, requests)):
@@ -212,7 +212,7 @@ def drifting(requests: int, seed: int) -> Columns:
 
 def small_groups(requests: int, seed: int) -> Columns:
     """3,000 groups with openings of 200 to 3,000 tokens, of Zipf's frequencies."""
-    rng = random.Random(f"{seed} small groups")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} small groups")
     prompts = _Prefixed()
     openings = [prompts.prefix(rng.randint(200, 3000)) for _ in range(3000)]
     asked = rng.choices(openings, [number**-0.9 for number in range(1, 3001)], k=requests)
@@ -223,7 +223,7 @@ def small_groups(requests: int, seed: int) -> Columns:
 
 def giant_group(requests: int, seed: int) -> Columns:
     """All behind one prompt of 6,000 tokens, with some hundred tokens of their own, at most 30,000."""
-    rng = random.Random(f"{seed} giant group")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} giant group")
     prompts = _Prefixed()
     opening = prompts.prefix(6000)
     for at_s in _poisson(rng, 10.0, requests):
@@ -233,7 +233,7 @@ def giant_group(requests: int, seed: int) -> Columns:
 
 def families(requests: int, seed: int) -> Columns:
     """Short questions behind 20 openings, each of which goes on in 12 ways of 1,000 to 4,000 tokens, by Zipf's law."""
-    rng = random.Random(f"{seed} families")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} families")
     prompts = _Prefixed()
     shared = [prompts.prefix(512) for _ in range(20)]
     variants = [[opening + prompts.prefix(rng.randint(1000, 4000)) for _ in range(12)] for opening in shared]
@@ -246,7 +246,7 @@ def families(requests: int, seed: int) -> Columns:
 
 def heavy_tails(requests: int, seed: int) -> Columns:
     """600 documents and questions about them, both with lengths of a Pareto distribution (1.1)."""
-    rng = random.Random(f"{seed} heavy tails")  # noqa: S311 -- traffic, not secrets
+    rng = random.Random(f"{seed} heavy tails")
     prompts = _Prefixed()
     documents = [prompts.prefix(min(60_000, int(500 * rng.paretovariate(1.1)))) for _ in range(600)]
     for at_s in _poisson(rng, 10.0, requests):
