@@ -177,9 +177,9 @@ class Router:
 
     # --- what becomes of replicas ---
 
-    def failed(self, replica: str, reason: str, *, was_trial: bool) -> None:
+    def failed(self, replica: str, reason: str, *, was_probe: bool) -> None:
         """A replica failed a request in a way that its health check does not see."""
-        if self.breakers.failed(ReplicaId(replica), reason, was_trial=was_trial):
+        if self.breakers.failed(ReplicaId(replica), reason, was_probe=was_probe):
             event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
 
     def _returned(self, replica: ReplicaId) -> None:

@@ -2,10 +2,10 @@
 
 Theory of operation. A breaker is closed while requests go to its replica. ``failures`` bad ends in a row, or one
 finding that the engine hangs or crawls, open it: the replica is no candidate. After ``open_s`` it is half open: one
-request at a time may go there, as its trial. A first byte is a success, or a whole answer where the replica was slow;
-``successes`` of them in a row close the breaker, a failure opens it again. Only a trial's own: requests that were sent
+request at a time may go there, as its probe. A first byte is a success, or a whole answer where the replica was slow;
+``successes`` of them in a row close the breaker, a failure opens it again. Only a probe's own: requests that were sent
 before may fail as late as at their deadlines, and tell nothing of what the replica is now. One whose health check had
-failed and is well again is tried at once. A trial that nobody hears of again is given up after ``open_s``.
+failed and is well again is tried at once. A probe that nobody hears of again is given up after ``open_s``.
 
 A replica is taken out only where, with it, no more than ``max_out_ratio`` of the pool's active replicas are out or
 down: beyond that a failing replica is likelier to be one that all share the fault of, and better than none. Connections
@@ -39,7 +39,7 @@ class Cause(StrEnum):
     FAILURES = "failures"
     STALLED = "stalled"
     SLOW = "slow"
-    TRIAL = "trial"  # it failed the trial
+    PROBE = "probe"  # it failed the probe
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Breaker:
     successes: int = 0  # in a row, while half open
     reason: str | None = None  # of the latest failure
     cause: Cause | None = None  # of its having opened
-    until_s: float = 0.0  # when it goes on by itself: from open to a trial, from a trial to the next
+    until_s: float = 0.0  # when it goes on by itself: from open to a probe, from a probe to the next
     tried_since_s: float = 0.0  # since when it is half open
     is_trying: bool = False  # half open, and a request is on its way
 
@@ -108,14 +108,14 @@ class Breakers:
 
     # --- what requests and watchers report ---
 
-    def failed(self, replica: ReplicaId, reason: str, *, was_trial: bool = False) -> bool:
+    def failed(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> bool:
         """A request failed there, in a way that health checks do not see; True if that took the replica out."""
         breaker = self._of(replica)
-        if breaker is None or (breaker.state is State.HALF_OPEN and not was_trial):
+        if breaker is None or (breaker.state is State.HALF_OPEN and not was_probe):
             return False
         breaker.reason = reason
         if breaker.state is State.HALF_OPEN:
-            return self._open(replica, breaker, Cause.TRIAL)
+            return self._open(replica, breaker, Cause.PROBE)
         breaker.failures += 1
         return breaker.failures >= breaker.settings.failures and self._take_out(replica, breaker, Cause.FAILURES)
 
@@ -130,7 +130,7 @@ class Breakers:
         return self._take_out(replica, breaker, cause)
 
     def sent(self, replica: ReplicaId) -> bool:
-        """A request goes there; True if it is a trial: then no other one does meanwhile."""
+        """A request goes there; True if it is a probe: then no other one does meanwhile."""
         breaker = self.troubled.get(replica)
         if breaker is None or breaker.state is not State.HALF_OPEN:
             return False
@@ -139,31 +139,31 @@ class Breakers:
         self._health.take_out(replica, out=True)
         return True
 
-    def refused(self, replica: ReplicaId, reason: str, *, was_trial: bool = False) -> None:
-        """A connection could not be made: only a trial counts that."""
-        if was_trial and self.state(replica) is State.HALF_OPEN:
-            self.failed(replica, reason, was_trial=True)
+    def refused(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> None:
+        """A connection could not be made: only a probe counts that."""
+        if was_probe and self.state(replica) is State.HALF_OPEN:
+            self.failed(replica, reason, was_probe=True)
 
     def answered(self, replica: ReplicaId) -> bool:
-        """The first byte of a trial's answer came from there that is no failure; True if that ends the trial."""
+        """The first byte of a probe's answer came from there that is no failure; True if that ends the probe."""
         breaker = self.troubled.get(replica)
         if breaker is None or not breaker.is_trying or breaker.cause is Cause.SLOW:
             return False
         self._succeeded(replica, breaker)
         return True
 
-    def completed(self, replica: ReplicaId, *, was_trial: bool = False) -> None:
+    def completed(self, replica: ReplicaId, *, was_probe: bool = False) -> None:
         """An answer came from there, whole: failures before it are forgotten."""
         breaker = self.troubled.get(replica)
         if breaker is None:
             return
         if breaker.state is State.CLOSED:
             self.troubled.pop(replica, None)
-        elif was_trial and breaker.is_trying and breaker.cause is Cause.SLOW:
+        elif was_probe and breaker.is_trying and breaker.cause is Cause.SLOW:
             self._succeeded(replica, breaker)
 
     def withdrawn(self, replica: ReplicaId) -> None:
-        """A request ended there that proves nothing: if it was a trial, the next one may be."""
+        """A request ended there that proves nothing: if it was a probe, the next one may be."""
         breaker = self.troubled.get(replica)
         if breaker is not None and breaker.is_trying:
             self._try(replica, breaker)
@@ -216,7 +216,7 @@ class Breakers:
         return True
 
     def _succeeded(self, replica: ReplicaId, breaker: Breaker) -> None:
-        """A trial ended well."""
+        """A probe ended well."""
         breaker.successes += 1
         if breaker.successes >= breaker.settings.successes:
             self._close(replica)

@@ -14,7 +14,7 @@ answers prompts of ``FULLER`` times as many tokens, they wait for room, and the 
 
 One stream proves nothing: ``FEWEST`` must agree, for a grammar to compile, an image to fetch or a tool call that is
 held back are one request's own affair. Without a peer that works nobody is slow, and what all suffer from is
-nobody's fault. A replica on trial is judged by its one request, and is nobody's measure.
+nobody's fault. A replica that is probed is judged by its one request, and is nobody's measure.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SMOOTHING: Final = 0.5  # what the latest look counts of a pace
 class Look(NamedTuple):
     """One replica at one moment, in seconds."""
 
-    late_s: float = 0.0  # that ``FEWEST`` streams are late at least, or one on trial
+    late_s: float = 0.0  # that ``FEWEST`` streams are late at least, or the one of a probe
     pace_s: float | None = None  # None: too few streams to tell
     measure_s: float | None = None  # the same for others to be measured by, whatever the number; None: nothing moves
     prefill_s: float = 0.0  # that what waits there takes
-    on_trial: bool = False
+    is_probed: bool = False
 
 
 def look(
@@ -54,17 +54,17 @@ def look(
     prefill_s: float = 0.0,
     *,
     ended_s: float = inf,
-    on_trial: bool = False,
+    is_probed: bool = False,
 ) -> Look:
     """Of each stream that waits, how late it is; of each one under way, how long it has been silent.
 
     ``ended_s``: since an answer there was complete. Where that is under ``RECENT_S`` and nothing is under way, answers
     come and go between two looks.
     """
-    fewest = 1 if on_trial else FEWEST
+    fewest = 1 if is_probed else FEWEST
     late_s = sorted(lates_s, reverse=True)[fewest - 1] if len(lates_s) >= fewest else 0.0
     measure_s = median(silences_s) if silences_s else 0.0 if ended_s < RECENT_S else None
-    return Look(max(0.0, late_s), measure_s if len(silences_s) >= fewest else None, measure_s, prefill_s, on_trial)
+    return Look(max(0.0, late_s), measure_s if len(silences_s) >= fewest else None, measure_s, prefill_s, is_probed)
 
 
 class Slowness:
@@ -80,12 +80,12 @@ class Slowness:
     ) -> Iterator[tuple[ReplicaId, str]]:
         """Who is too slow, and why. O(replicas); where somebody might be, they are put in order once."""
         self._remember(looks, now_s)
-        measures = [replica for replica, seen in looks.items() if not seen.on_trial]
+        measures = [replica for replica, seen in looks.items() if not seen.is_probed]
         paces = _Peers([replica for replica in measures if replica in self._paces], self._paces.__getitem__)
         lates = _Peers(measures, lambda replica: self._faded_s(replica, now_s))
         fullness = _Peers(measures, held)
         for replica, seen in looks.items():
-            if len(measures) == (0 if seen.on_trial else 1):
+            if len(measures) == (0 if seen.is_probed else 1):
                 continue
             if self._trickles(replica, seen, paces, now_s) >= stall_s:
                 yield replica, f"its streams get a byte in {2 * self._paces[replica]:.1f} s"

@@ -2,7 +2,7 @@
 
 Theory of operation. Each kind of failure of the replica that has the request is a method. It tells health checks and
 breaker what they have to know, and gives the decision for another replica: None where none may do better
-(``judging.py``), none is left, or the limit or the budget is reached, and the client has to be told. ``was_trial``: the
+(``judging.py``), none is left, or the limit or the budget is reached, and the client has to be told. ``was_probe``: the
 request tried a replica that was out.
 """
 
@@ -46,17 +46,17 @@ class Attempts:
         already, self._retried_stale = self._retried_stale, True
         return not already
 
-    def not_reached(self, reason: str, *, ours: bool, was_trial: bool) -> Decision | None:
+    def not_reached(self, reason: str, *, ours: bool, was_probe: bool) -> Decision | None:
         """It cannot be connected to. ``ours``: for a shortage of the router's own, which says nothing about it."""
         if not ours:
             self._router.checks.connect_failed(self._record.replica)
-            self._router.breakers.refused(ReplicaId(self._record.replica), reason, was_trial=was_trial)
+            self._router.breakers.refused(ReplicaId(self._record.replica), reason, was_probe=was_probe)
         return self._next(Failure.CONNECT)
 
-    def broken_off(self, failure: Failure, *, was_trial: bool) -> Decision | None:
+    def broken_off(self, failure: Failure, *, was_probe: bool) -> Decision | None:
         """Its answer will not come, or not its rest."""
         self._router.checks.suspect(self._record.replica)
-        self._router.failed(self._record.replica, failure, was_trial=was_trial)
+        self._router.failed(self._record.replica, failure, was_probe=was_probe)
         return None if failure is Failure.BAD_ANSWER else self._next(failure)
 
     def given_up(self) -> Decision | None:
@@ -73,11 +73,11 @@ class Attempts:
         self.held += data
         return last or len(self.held) > HELD_BYTES
 
-    def answered(self, answer: AnswerHead, *, was_trial: bool) -> Decision | None:
+    def answered(self, answer: AnswerHead, *, was_probe: bool) -> Decision | None:
         """It answered with the error that is held."""
         cause = cause_of(answer, self.held)
         if is_its_fault(answer.status, cause):
-            self._router.failed(self._record.replica, cause or f"status_{answer.status}", was_trial=was_trial)
+            self._router.failed(self._record.replica, cause or f"status_{answer.status}", was_probe=was_probe)
         if answer.status == TOO_MANY:  # of several, only the first is a reason to go elsewhere
             cause, self._retried_busy = (None if self._retried_busy else cause), True
         return None if cause is None else self._next(cause)

@@ -54,9 +54,9 @@ class Exchange:
         "_delivery",
         "_group",
         "_is_placed",
+        "_is_probe",
+        "_is_probe_over",
         "_is_stream",
-        "_is_trial",
-        "_is_trial_over",
         "_passage",
         "_pool",
         "_record",
@@ -85,8 +85,8 @@ class Exchange:
         self._state = PLACING
         self._is_placed = False
         self._is_stream: bool | None = None  # None: nobody has asked
-        self._is_trial = False  # of a replica that was out
-        self._is_trial_over = False  # what comes of the request now is no success more
+        self._is_probe = False  # of a replica that was out
+        self._is_probe_over = False  # what comes of the request now is no success more
         self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
         self._upstream: Upstream | None = None
@@ -177,7 +177,7 @@ class Exchange:
         self._ticket = self._serving.placement.dispatch(decision, is_retry=self._is_placed)
         self._is_placed = True
         if self._router.breakers.troubled:
-            self._is_trial = self._router.breakers.sent(ReplicaId(decision.replica.name))
+            self._is_probe = self._router.breakers.sent(ReplicaId(decision.replica.name))
         upstream = self._serving.links[decision.target.replica.name].take_idle()
         if upstream is None:
             self._connect()
@@ -217,7 +217,7 @@ class Exchange:
         """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
         if self._state is DONE:
             return
-        if not self._goes_on(self._failed().not_reached(reason, ours=ours, was_trial=self._is_trial)):
+        if not self._goes_on(self._failed().not_reached(reason, ours=ours, was_probe=self._is_probe)):
             self._refuse(unreachable(self._record.replica, reason))
 
     # --- from a replica ---
@@ -251,12 +251,12 @@ class Exchange:
         """The answer ends here, though it is not complete."""
         self._upstream = None
         if self._state is STREAMING:
-            self._router.failed(self._record.replica, failure, was_trial=self._is_trial)
+            self._router.failed(self._record.replica, failure, was_probe=self._is_probe)
             self._finish(REPLICA_ERROR)
             self._delivery.break_off(no_answer(self._record.replica, failure))
         elif stale and self._failed().reconnects():
             self._connect()
-        elif not self._goes_on(self._failed().broken_off(failure, was_trial=self._is_trial)):
+        elif not self._goes_on(self._failed().broken_off(failure, was_probe=self._is_probe)):
             self._refuse(no_answer(self._record.replica, failure))
 
     def _judge(self, answer: AnswerHead, data: bytes, last: bool) -> None:
@@ -264,7 +264,7 @@ class Exchange:
         if self._state is AWAITING:
             self._enter(JUDGING)
         attempts = self._failed()
-        if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer, was_trial=self._is_trial)):
+        if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer, was_probe=self._is_probe)):
             self._begin(answer, attempts.held, last=last)
 
     # --- from whoever watches the replica ---
@@ -324,8 +324,8 @@ class Exchange:
         self._record.first_byte(answer.status, monotonic() - request.arrived_at)
         if not last:
             self._ticket.first_byte()  # its end implies it
-        if self._is_trial and answer.status < TOO_MANY:
-            self._is_trial_over = self._router.breakers.answered(ReplicaId(self._record.replica))
+        if self._is_probe and answer.status < TOO_MANY:
+            self._is_probe_over = self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer, said, is_aborted=is_aborted)
         del self._wanted, self._decision
         request.body = b""
@@ -341,7 +341,7 @@ class Exchange:
 
     def _complete(self) -> None:
         outcome = settle(
-            self._router, self._request.grant, self._record, self._ticket, self._delivery, was_trial=self._is_trial
+            self._router, self._request.grant, self._record, self._ticket, self._delivery, was_probe=self._is_probe
         )
         self._finish(outcome)
         self._delivery.end()
@@ -383,15 +383,15 @@ class Exchange:
                 self._leave()
 
     def _leave(self) -> None:
-        """Nothing of it is left at the replica that was chosen; a trial that has shown nothing may be another's."""
+        """Nothing of it is left at the replica that was chosen; a probe that has shown nothing may be another's."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abandon()
         self._ticket.end()
-        if self._is_trial:
-            if not self._is_trial_over:
+        if self._is_probe:
+            if not self._is_probe_over:
                 self._router.breakers.withdrawn(ReplicaId(self._record.replica))
-            self._is_trial = self._is_trial_over = False
+            self._is_probe = self._is_probe_over = False
 
     def _enter(self, state: State) -> None:
         if state not in NEXT[self._state]:

@@ -19,9 +19,9 @@ REPLICA_ERROR: Final = Outcome.REPLICA_ERROR
 
 
 def settle(
-    router: Router, grant: Grant | None, record: Record, ticket: Ticket, delivery: Delivery, *, was_trial: bool
+    router: Router, grant: Grant | None, record: Record, ticket: Ticket, delivery: Delivery, *, was_probe: bool
 ) -> Outcome:
-    """Tell everybody who asked; how the request counts. ``was_trial``: it tried a replica that was out."""
+    """Tell everybody who asked; how the request counts. ``was_probe``: it tried a replica that was out."""
     usage = delivery.usage()
     record.used(usage)
     if grant is not None:
@@ -31,15 +31,15 @@ def settle(
         ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
     outcome = delivery.outcome()
     if router.breakers.troubled or outcome is REPLICA_ERROR:
-        _judge(router, record, outcome, was_trial=was_trial)
+        _judge(router, record, outcome, was_probe=was_probe)
     return outcome
 
 
-def _judge(router: Router, record: Record, outcome: Outcome, *, was_trial: bool) -> None:
+def _judge(router: Router, record: Record, outcome: Outcome, *, was_probe: bool) -> None:
     """Tell the replica's breaker; of errors by status it has heard."""
     if record.status is None or record.status >= TOO_MANY:
         return
     if outcome is REPLICA_ERROR:
-        router.failed(record.replica, "error in an answer of 200", was_trial=was_trial)
+        router.failed(record.replica, "error in an answer of 200", was_probe=was_probe)
     else:
-        router.breakers.completed(ReplicaId(record.replica), was_trial=was_trial)
+        router.breakers.completed(ReplicaId(record.replica), was_probe=was_probe)

@@ -133,7 +133,7 @@ class HealthChecks:
             finding.ask_now.clear()
             was_refused, finding.was_refused = finding.was_refused, False
             began_at = time()
-            reason = await probe(target)
+            reason = await check_once(target)
             if reason is None:
                 if target.adapters and (not turn % held_adapters.EVERY or not finding.is_up):
                     await self._learn_adapters(target)
@@ -170,7 +170,7 @@ class HealthChecks:
                 event(logger, "replica_down", level=logging.WARNING, replica=target.name, reason=reason)
 
 
-async def probe(target: Checked) -> str | None:
+async def check_once(target: Checked) -> str | None:
     """Ask once; why it is not well, or None if it is."""
     try:
         async with asyncio.timeout(target.check.timeout_s):

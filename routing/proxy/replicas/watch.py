@@ -115,10 +115,10 @@ class Watch:
         state = router.breakers.state(name)
         if state is State.OPEN or (state is State.CLOSED and not router.health.is_up(name)):
             return None
-        loads, ended_s, on_trial = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
+        loads, ended_s, is_probed = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
         since = router.breakers.tried_since_s(name)
         if not any(load.running for load in loads):
-            return look((), (), ended_s=ended_s, on_trial=on_trial)
+            return look((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
         lates_s = [
             now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
@@ -126,7 +126,7 @@ class Watch:
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]
         prefill_s = allowed_s(max(load.waiting_tokens for load in loads), rate)
-        return look(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, on_trial=on_trial)
+        return look(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:
         if self._router.breakers.stalled(ReplicaId(link.name), reason, cause):

@@ -48,7 +48,7 @@ async def test_a_replica_that_fails_five_times_is_left_alone_and_comes_back_by_t
         assert 'ejections_total{pool="chat",replica="replica-0",cause="failures"} 1' in text
         assert 'replica_out{pool="chat",replica="replica-0"} 1' in text
         two[0].script = WELL
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a trial")
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a probe")
         for _ in range(8):
             assert (await harness.chat()).status == 200
         _, shown = await harness.admin("GET", "/admin/replicas")
@@ -63,16 +63,16 @@ async def test_while_it_is_tried_no_other_request_goes_there(two: list[FakeRepli
         for _ in range(10):
             await harness.chat()
         two[0].script = hang
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a trial")
-        trial = asyncio.create_task(harness.chat())
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a probe")
+        probe = asyncio.create_task(harness.chat())
         while len(two[0].calls) < 6:
-            await asyncio.wait([trial], timeout=0.01)
-            if trial.done():
-                trial = asyncio.create_task(harness.chat())
+            await asyncio.wait([probe], timeout=0.01)
+            if probe.done():
+                probe = asyncio.create_task(harness.chat())
         for _ in range(6):
             assert (await harness.chat()).replica == "replica-1"
         assert len(two[0].calls) == 6
-        trial.cancel()
+        probe.cancel()
 
 
 async def taken_out(harness: Harness, sick: FakeReplica) -> None:
@@ -83,7 +83,7 @@ async def taken_out(harness: Harness, sick: FakeReplica) -> None:
     harness.router.breakers.came_up(ReplicaId(sick.name))
 
 
-async def on_trial(client: RawClient, sick: FakeReplica) -> None:
+async def probed(client: RawClient, sick: FakeReplica) -> None:
     """Ask until the replica that is tried has the request."""
     before = len(sick.calls)
     while len(sick.calls) == before:
@@ -108,10 +108,10 @@ async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_en
         state = harness.router.breakers.troubled[ReplicaId(two[0].name)]
         two[0].script = begin
         async with harness.connect() as first:
-            await on_trial(first, two[0])
+            await probed(first, two[0])
             await harness.until(lambda: state.successes == 1, "a first byte")
             two[0].script = hang
-            await on_trial(second, two[0])
+            await probed(second, two[0])
             assert state.is_trying
         await harness.until(lambda: harness.router.in_flight == 1, "the first client's end to be heard of")
         assert state.is_trying
@@ -150,7 +150,7 @@ async def test_a_trial_that_shows_nothing_leaves_its_place_to_the_next_request(
     async with routed(config(two, breaker=BreakerConfig(open_s=60))) as harness, harness.connect() as client:
         await taken_out(harness, two[0])
         two[0].script = answering(b"{}", status=status)
-        await on_trial(client, two[0])
+        await probed(client, two[0])
         await harness.at_rest()
         assert not harness.router.breakers.troubled[ReplicaId(two[0].name)].is_trying
 

@@ -96,7 +96,7 @@ async def test_it_comes_back_by_trial_and_starts_slowly(two: list[FakeReplica]) 
         await is_out(harness)
         before = first.taken
         await load.run(1.0)
-        assert first.taken - before <= 3, "while it hangs, it gets one request a trial"
+        assert first.taken - before <= 3, "while it hangs, it gets one request a probe"
         first.runs.set()
         shares = set()
 

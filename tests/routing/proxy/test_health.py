@@ -12,7 +12,7 @@ import pytest
 from routing.core.health.book import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, probe
+from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, check_once
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica
 
@@ -39,12 +39,12 @@ async def test_whatever_answers_a_health_check_is_a_finding(answer: bytes, findi
     async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         target = Checked("a", Address(f"http://127.0.0.1:{port}"), HealthCheck(timeout_s=5.0))
-        assert await probe(target) == finding
+        assert await check_once(target) == finding
 
 
 async def test_a_host_without_a_name_to_resolve_is_a_finding() -> None:
     target = Checked("a", Address("http://a..b:80"), HealthCheck())
-    assert await probe(target) == "its host name cannot be resolved"
+    assert await check_once(target) == "its host name cannot be resolved"
 
 
 @asynccontextmanager

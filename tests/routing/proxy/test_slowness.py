@@ -138,7 +138,7 @@ async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(fou
             await is_out(harness, "replica-0", FOUND_S)
             taken, opened = made[0].taken, harness.router.breakers.opened
             before = opened["chat", "replica-0", "slow"]
-            await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "trials to fail")
+            await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "probes to fail")
             tried = opened["chat", "replica-0", "slow"] - before  # a busy machine looks late; its share is 15 a second
             assert 2 <= made[0].taken - taken <= 8 + 3 * tried, "one at a time, though its first bytes are quick"
             made[0].between_s = 0.02
@@ -170,14 +170,14 @@ async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: li
         crawling = [asyncio.create_task(harness.chat(about(here))) for _ in range(3)]
         async with going(Load(harness, rate=60, body=about(there))):
             await is_out(harness, "replica-0", FOUND_S)
-            await harness.until(lambda: harness.router.health.is_up("replica-0"), "its trial")
-            trial = asyncio.create_task(harness.chat(about(here, stream=False)))
+            await harness.until(lambda: harness.router.health.is_up("replica-0"), "its probe")
+            probe = asyncio.create_task(harness.chat(about(here, stream=False)))
             opened = harness.router.loop.time()
             await harness.until(lambda: harness.router.loop.time() > opened + 1.0, "what was too slow to be found so")
             assert causes(harness) == {"slow"}
             assert harness.router.breakers.state("replica-0") == "half_open"
             released.set()
-            assert (await trial).replica == "replica-0"
+            assert (await probe).replica == "replica-0"
         assert harness.router.breakers.opened == {("chat", "replica-0", "slow"): 1}
         for stream in crawling:
             stream.cancel()

@@ -84,9 +84,9 @@ def test_a_failed_trial_opens_it_again() -> None:
     bench.breakers.sent(A)
     bench.breakers.answered(A)
     bench.breakers.sent(A)
-    bench.breakers.failed(A, "timeout", was_trial=True)
+    bench.breakers.failed(A, "timeout", was_probe=True)
     assert (bench.breakers.state(A), bench.health.is_up(A)) == (State.OPEN, False)
-    assert bench.breakers.opened[("pool", A, Cause.TRIAL)] == 1
+    assert bench.breakers.opened[("pool", A, Cause.PROBE)] == 1
     bench.now += 30
     bench.breakers.advance()
     assert bench.breakers.troubled[A].successes == 0
@@ -129,7 +129,7 @@ def test_a_refused_connection_counts_against_a_trial_only() -> None:
     bench.half_open()
     bench.breakers.refused(A, "refused")
     assert bench.breakers.state(A) is State.HALF_OPEN
-    bench.breakers.refused(A, "refused", was_trial=bench.breakers.sent(A))
+    bench.breakers.refused(A, "refused", was_probe=bench.breakers.sent(A))
     assert bench.breakers.state(A) is State.OPEN
 
 
@@ -182,8 +182,8 @@ def test_a_replica_that_moves_to_another_pool_counts_there_from_then_on() -> Non
     bench = Bench(4)
     bench.half_open()
     bench.configure(4, BreakerConfig(), pool="other")
-    bench.breakers.failed(A, "reset", was_trial=bench.breakers.sent(A))
-    assert bench.breakers.opened == {("pool", A, Cause.FAILURES): 1, ("other", A, Cause.TRIAL): 1}
+    bench.breakers.failed(A, "reset", was_probe=bench.breakers.sent(A))
+    assert bench.breakers.opened == {("pool", A, Cause.FAILURES): 1, ("other", A, Cause.PROBE): 1}
 
 
 def test_whatever_happens_half_of_the_pool_takes_requests_and_books_agree() -> None:
@@ -202,7 +202,7 @@ def test_whatever_happens_half_of_the_pool_takes_requests_and_books_agree() -> N
         elif what == "stalled":
             bench.breakers.stalled(replica, "why")
         else:
-            getattr(bench.breakers, what)(replica, "why", was_trial=chance.random() < 0.5)
+            getattr(bench.breakers, what)(replica, "why", was_probe=chance.random() < 0.5)
         for name in (A, B, C, D):
             breaker = bench.breakers.troubled.get(name)
             is_out = breaker is not None and (breaker.state is State.OPEN or breaker.is_trying)

@@ -132,8 +132,8 @@ def test_two_that_are_slow_do_not_shield_each_other() -> None:
     assert set(replicas.watch(10.0)) == {"a", "peer-0"}
 
 
-def test_a_replica_on_trial_is_nobodys_measure() -> None:
-    replicas = pool(Look(late_s=4.0), (Look(late_s=4.0, on_trial=True), WELL, Look(late_s=4.0, on_trial=True)))
+def test_a_replica_that_is_probed_is_nobodys_measure() -> None:
+    replicas = pool(Look(late_s=4.0), (Look(late_s=4.0, is_probed=True), WELL, Look(late_s=4.0, is_probed=True)))
 
     assert set(replicas.watch(TICK_S)) == {"a", "peer-0", "peer-2"}
 
@@ -143,7 +143,7 @@ def test_a_few_streams_prove_nothing_but_a_trials_one_does() -> None:
 
     assert look(few, few) == Look(measure_s=9.0)
     assert look(many, many) == Look(9.0, 9.0, 9.0)
-    assert look([9.0], [8.0], on_trial=True) == Look(9.0, 8.0, 8.0, on_trial=True)
+    assert look([9.0], [8.0], is_probed=True) == Look(9.0, 8.0, 8.0, is_probed=True)
     assert look([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Look(1.0, 0.2, 0.2, 0.5)
     assert look([-1.0] * 3, []).late_s == 0.0
 
@@ -177,8 +177,8 @@ def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Look) -> 
 
 figures = st.sampled_from([0.0, 0.02, 0.06, 0.4, 0.6, 1.5, 3.0, 3.1, 9.0, 13.0])
 seen = st.builds(
-    lambda late_s, measure_s, is_told, prefill_s, on_trial: Look(
-        late_s, measure_s if is_told else None, measure_s, prefill_s, on_trial
+    lambda late_s, measure_s, is_told, prefill_s, is_probed: Look(
+        late_s, measure_s if is_told else None, measure_s, prefill_s, is_probed
     ),
     figures,
     st.none() | figures,
@@ -196,7 +196,7 @@ def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Look, fl
         looks[name], held[name] = one, tokens
 
     def is_slow(name: ReplicaId) -> bool:
-        peers = [peer for peer in names if peer != name and not looks[peer].on_trial]
+        peers = [peer for peer in names if peer != name and not looks[peer].is_probed]
         paces = [pace_s for peer in peers if (pace_s := looks[peer].measure_s) is not None]
         one = looks[name]
         if peers and paces and one.pace_s is not None:
