@@ -43,17 +43,17 @@ class MatchedBy(StrEnum):
 class Choice:
     """Where a request goes, and the rule that said so."""
 
-    __slots__ = ("bound", "hit_tokens", "reason", "refused", "replica")
+    __slots__ = ("bound", "hit_tokens", "reason", "refused", "target")
 
     def __init__(
         self,
-        replica: TargetId,
+        target: TargetId,
         reason: Reason,
         refused: tuple[TargetId, ...] = (),
         bound: int | None = None,
         hit_tokens: int | None = None,
     ) -> None:
-        self.replica = replica
+        self.target = target
         self.reason = reason
         self.refused = refused  # homes that came earlier and were full, in order
         self.bound = bound  # requests the replica may hold by the bounded-load rule; None: no bound was asked

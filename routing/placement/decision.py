@@ -20,21 +20,21 @@ from routing.strategies.strategy import Weighed, Weighs
 class CandidateLoads:
     """Loads of candidates at one moment; few objects, because one is made for each request."""
 
-    __slots__ = ("replicas", "running", "waiting_tokens")
+    __slots__ = ("running", "targets", "waiting_tokens")
 
     def __init__(self, loads: list[Load]) -> None:
-        self.replicas = [load.replica for load in loads]
+        self.targets = [load.target for load in loads]
         self.running = [load.running for load in loads]
         self.waiting_tokens = [load.waiting_tokens for load in loads]
 
     def __len__(self) -> int:
-        return len(self.replicas)
+        return len(self.targets)
 
     def as_json(self) -> list[dict[str, Any]]:
         """As the admin port shows them."""
         return [
-            {"replica": replica, "running": running, "waiting_tokens": waiting}
-            for replica, running, waiting in zip(self.replicas, self.running, self.waiting_tokens, strict=True)
+            {"replica": target, "running": running, "waiting_tokens": waiting}
+            for target, running, waiting in zip(self.targets, self.running, self.waiting_tokens, strict=True)
         ]
 
 
@@ -130,4 +130,4 @@ class Decision:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return loads.keys()
-        return list(dict.fromkeys((self.choice.replica, *self.choice.refused, *islice(loads, limit))))[:limit]
+        return list(dict.fromkeys((self.choice.target, *self.choice.refused, *islice(loads, limit))))[:limit]

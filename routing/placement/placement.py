@@ -114,7 +114,7 @@ class Placement:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         keys = RequestKeys(request, served, self._hasher, route.tier1, request.prompt.tokens)
         choice = route.strategy.choose(keys, candidates)
-        return Decision(route, matched_by, served, route.fleet.targets[choice.replica], choice, candidates, keys)
+        return Decision(route, matched_by, served, route.fleet.targets[choice.target], choice, candidates, keys)
 
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the hash that would claim a request that was decided on."""
@@ -179,9 +179,9 @@ def count_as_sent(choice: Choice, keys: Keys, loads: LoadBook, residency: Reside
     """Enter a choice's work, and what its replica will hold; None where nobody asks what replicas hold."""
     tokens = keys.prompt_tokens
     if residency is None:
-        return loads.dispatch(choice.replica, tokens)
-    stay = residency.insert(choice.replica, keys.chain, loads.clock(), tokens)
-    return loads.dispatch(choice.replica, max(0, tokens - (choice.hit_tokens or 0)), stay)
+        return loads.dispatch(choice.target, tokens)
+    stay = residency.insert(choice.target, keys.chain, loads.clock(), tokens)
+    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), stay)
 
 
 def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:

@@ -102,7 +102,7 @@ class AffinityGroups:
         self._conversations.count(conversation)
         if self._conversations.share(conversation) * hot > CROWD:  # counted among those of all hot openings
             return Choice(idlest, Reason.HOT)
-        home = owned.members[jump(conversation, len(owned))].replica
+        home = owned.members[jump(conversation, len(owned))].target
         if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:
             return Choice(home, Reason.HOT)
         return Choice(idlest, Reason.SPILL, (home,))
@@ -128,24 +128,24 @@ class AffinityGroups:
         taken: set[TargetId] = set()
         owned = {}
         for opening, size in sizes.items():
-            mine = [replica for replica in self._ring.walk(opening) if replica in candidates and replica not in taken]
+            mine = [target for target in self._ring.walk(opening) if target in candidates and target not in taken]
             taken.update(mine[:size])
             owned[opening] = candidates.only(mine[:size])
         rest = candidates.without(taken) if 0 < len(taken) < len(candidates) else None
         return Plan(sizes, owned, rest, due)
 
-    def _wanted(self, replicas: int, had: dict[PrefixHash, int]) -> dict[PrefixHash, int]:
+    def _wanted(self, targets: int, had: dict[PrefixHash, int]) -> dict[PrefixHash, int]:
         """Replicas of each hot opening, the hottest first; together they leave one for the others, if any come."""
         hot_ratio = self._settings.hot_ratio
         sizes: dict[PrefixHash, int] = {}
         shares = self._shares.above(COOL * hot_ratio)
-        left = replicas if 1.0 - sum(share for _, share in shares) < FEW / replicas else replicas - 1
+        left = targets if 1.0 - sum(share for _, share in shares) < FEW / targets else targets - 1
         for key, share in shares:
             opening = PrefixHash(key)
             before = had.get(opening)
             if left < 1 or (before is None and share < hot_ratio):
                 continue
-            sizes[opening] = min(stepped(before or 0, share * replicas), left)
+            sizes[opening] = min(stepped(before or 0, share * targets), left)
             left -= sizes[opening]
         return sizes
 
@@ -154,7 +154,7 @@ def _untried(part: Candidates | None, candidates: Candidates) -> Candidates | No
     """The part of a plan that is among the candidates: all of it, unless some refused this request before; or None."""
     if part is None or candidates is candidates.whole:
         return part if part is not None and part.loads else None
-    untried = [replica for replica in part if replica in candidates]
+    untried = [target for target in part if target in candidates]
     return part.only(untried) if untried else None
 
 

@@ -47,18 +47,18 @@ class CacheAware:
         room = Room(candidates, self.load_factor, self.min_bound)
         refused: list[TargetId] = []
         for member, hit_tokens in self._preferred(match, key, keys.prompt_tokens, candidates):
-            replica = member.replica
-            if room.at(replica):
-                return Choice(replica, Reason.HIT, tuple(refused), room.bound(replica), hit_tokens)
-            refused.append(replica)
+            target = member.target
+            if room.at(target):
+                return Choice(target, Reason.HIT, tuple(refused), room.bound(target), hit_tokens)
+            refused.append(target)
         other = self.by_load.choose(match, key, keys.prompt_tokens, candidates)
         reason = Reason.SPILL if refused else Reason.COLD
-        return Choice(other.replica, reason, tuple(refused), hit_tokens=other.hit_tokens)
+        return Choice(other.target, reason, tuple(refused), hit_tokens=other.hit_tokens)
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt."""
         match = self.residency.match(keys.chain)
-        return [Weighed(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in replicas]
+        return [Weighed(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in targets]
 
     def _preferred(
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
@@ -72,4 +72,4 @@ class CacheAware:
             members = lightest(holders & unseen, key, candidates)
             unseen &= ~holders
             if members:
-                yield min(members, key=lambda member: candidates.work(member.replica)), hit_tokens
+                yield min(members, key=lambda member: candidates.work(member.target)), hit_tokens

@@ -36,9 +36,9 @@ class LowestCost:
         key = home_key(chain, match, None if chain else keys.tier1)
         return self.rule.choose(match, key, keys.prompt_tokens, candidates)
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt, and its cost."""
         match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
-        members = [candidates.by_name[name] for name in replicas]
+        members = [candidates.by_name[name] for name in targets]
         costs = self.rule.costs(members, match, tokens, candidates)
         return [Weighed(match.tokens(member.bit, tokens), cost) for member, cost in zip(members, costs, strict=True)]

@@ -32,9 +32,9 @@ class PowerOfTwo:
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The less loaded one of two, which are the same where one has nearly all weight."""
         draw, work = self.rng.random, candidates.work
-        one = other = candidates.drawn(draw()).replica
+        one = other = candidates.drawn(draw()).target
         for _ in range(AGAIN):
-            other = candidates.drawn(draw()).replica
+            other = candidates.drawn(draw()).target
             if other != one:
                 break
         return Choice(other if work(other) < work(one) else one, Reason.LESS_OF_TWO)

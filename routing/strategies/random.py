@@ -25,4 +25,4 @@ class Random:
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """Whoever is drawn."""
-        return Choice(candidates.drawn(self.rng.random()).replica, Reason.RANDOM)
+        return Choice(candidates.drawn(self.rng.random()).target, Reason.RANDOM)

@@ -40,11 +40,11 @@ class RoundRobin:
         """The replica whose turn it is."""
         if candidates is not self._candidates:
             self._line_up(candidates)
-        turn, _, replica = self._turns[0]
-        place = (turn + 1.0 / candidates.weights[replica], self._next_place())
-        self._known[replica] = place
-        heapreplace(self._turns, (*place, replica))
-        return Choice(replica, Reason.ROUND_ROBIN)
+        turn, _, target = self._turns[0]
+        place = (turn + 1.0 / candidates.weights[target], self._next_place())
+        self._known[target] = place
+        heapreplace(self._turns, (*place, target))
+        return Choice(target, Reason.ROUND_ROBIN)
 
     def carry_over(self, before: RoundRobin) -> None:
         """Go on with whose turn it was, of those who are still configured."""

@@ -57,7 +57,7 @@ class Weighed(NamedTuple):
 class Weighs(Protocol):
     """A strategy that compares candidates by figures, and can show them."""
 
-    def weigh(self, keys: Keys, candidates: Candidates, replicas: Sequence[TargetId]) -> list[Weighed]:
+    def weigh(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Weighed]:
         """The figures of some of the candidates, as ``choose`` computes them at this moment. Changes nothing."""
         ...
 

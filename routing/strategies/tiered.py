@@ -48,7 +48,7 @@ class Tiered:
     def _order(
         self, opening: PrefixHash, conversation: PrefixHash | None, candidates: Candidates
     ) -> Iterator[TargetId]:
-        homes = (replica for replica in self.ring.walk(opening) if replica in candidates)
+        homes = (target for target in self.ring.walk(opening) if target in candidates)
         group = list(islice(homes, self.replicas))
         if conversation is not None:
             group.sort(key=lambda name: xxh3_64_intdigest(name.encode(), conversation), reverse=True)

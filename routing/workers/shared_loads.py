@@ -79,7 +79,7 @@ class SharedLoads:
 
     def _changed(self) -> set[TargetId]:
         changes = None if self._position is None else self._router.loads.changes_since(self._position)
-        return set(self._columns) if changes is None else self._waiting | {load.replica for load in changes}
+        return set(self._columns) if changes is None else self._waiting | {load.target for load in changes}
 
     def _read(self) -> None:
         width, sums = len(self._sums), self._sums

@@ -44,7 +44,7 @@ class Two:
     def place(self, job: Job, engines: Sequence[FastEngine], now_s: float) -> int:
         """Put a new prompt to both; one of them places it."""
         if job.index in self._news:
-            one, other = (router.ask(job, now_s).replica for router in self._routers)
+            one, other = (router.ask(job, now_s).target for router in self._routers)
             self.apart += one != other
         router = self._by[job.index] = self._chance.choice(self._routers)
         placed = router.place(job, engines, now_s)

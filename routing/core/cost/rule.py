@@ -94,7 +94,7 @@ class CostRule:
             return None
         if candidates.recent.excess(member) > 0:
             return None
-        return Choice(member.replica, HIT, hit_tokens=hit_tokens)
+        return Choice(member.target, HIT, hit_tokens=hit_tokens)
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost, of equal ones the key's home."""
@@ -107,7 +107,7 @@ class CostRule:
         reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
-        return Choice(chosen.replica, reason, hit_tokens=hit_tokens)
+        return Choice(chosen.target, reason, hit_tokens=hit_tokens)
 
     def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
         """Of each member: tokens by weight, or seconds by rate."""
@@ -217,7 +217,7 @@ class CostRule:
         """The key's home among all candidates; where that costs more, whoever has the highest hash with the key."""
         home = self._home(asked)
         for member in tied:
-            if member.replica == home:
+            if member.target == home:
                 return member
         return _preferred(tied, asked.key)
 
@@ -240,7 +240,7 @@ class CostRule:
 
 def _preferred(members: list[Member], key: int) -> Member:
     """Whose name has the highest hash with a key."""
-    return max(members, key=lambda member: xxh3_64_intdigest(member.replica, key))
+    return max(members, key=lambda member: xxh3_64_intdigest(member.target, key))
 
 
 def work_ahead(load: Load, now_s: float) -> float:

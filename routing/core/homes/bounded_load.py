@@ -27,14 +27,14 @@ class Room:
         self._min_bound = min_bound
         self._per_weight = load_factor * (candidates.running + 1) / candidates.weight
 
-    def at(self, replica: TargetId) -> bool:
+    def at(self, target: TargetId) -> bool:
         """Whether a candidate has room."""
-        running = self._loads[replica].running
-        return running < self._min_bound or running < self._per_weight * self._weights[replica]
+        running = self._loads[target].running
+        return running < self._min_bound or running < self._per_weight * self._weights[target]
 
-    def bound(self, replica: TargetId) -> int:
+    def bound(self, target: TargetId) -> int:
         """Requests that a candidate may hold, this one included."""
-        return max(self._min_bound, math.ceil(self._per_weight * self._weights[replica]))
+        return max(self._min_bound, math.ceil(self._per_weight * self._weights[target]))
 
 
 def bounded_choice(
@@ -44,13 +44,13 @@ def bounded_choice(
     loads, weights, all_weights = candidates.loads, candidates.weights, candidates.weight
     requests = load_factor * (candidates.running + 1)
     refused: list[TargetId] = []
-    for replica in home_order:
-        load = loads.get(replica)
+    for target in home_order:
+        load = loads.get(target)
         if load is None:
             continue
-        share = requests * weights[replica] / all_weights
+        share = requests * weights[target] / all_weights
         if load.running < share or load.running < min_bound:  # running + 1 <= max(min_bound, ceil(share))
             reason = Reason.SPILL if refused else Reason.AFFINITY
-            return Choice(replica, reason, tuple(refused), max(min_bound, math.ceil(share)))
-        refused.append(replica)
+            return Choice(target, reason, tuple(refused), max(min_bound, math.ceil(share)))
+        refused.append(target)
     return Choice(candidates.least_loaded(), Reason.ALL_FULL, tuple(refused))

@@ -43,7 +43,7 @@ Clock = Callable[[], float]  # seconds, never going back
 class Load:
     """Outstanding work at one replica."""
 
-    replica: TargetId
+    target: TargetId
     running: int = 0  # requests sent and not ended, from everywhere
     waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
     waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
@@ -158,16 +158,16 @@ class LoadBook:
     def __len__(self) -> int:
         return len(self._loads)
 
-    def load(self, replica: TargetId) -> Load:
+    def load(self, target: TargetId) -> Load:
         """A replica's load, which begins at zero."""
-        load = self._loads.get(replica)
+        load = self._loads.get(target)
         if load is None:
-            load = self._loads[replica] = Load(replica, prefill=PrefillRate(self._prefill))
+            load = self._loads[target] = Load(target, prefill=PrefillRate(self._prefill))
         return load
 
-    def dispatch(self, replica: TargetId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
+    def dispatch(self, target: TargetId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
         """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
-        load = self.load(replica)
+        load = self.load(target)
         now_s = self.clock()
         ticket = Ticket(self, load, stay, load.remaining_tokens(now_s) if load.waiting_tokens else 0.0)
         load.waiting[ticket] = uncached_tokens
@@ -181,17 +181,17 @@ class LoadBook:
         self.changed(load)
         return ticket
 
-    def tell_elsewhere(self, replica: TargetId, running: int, waiting_tokens: int) -> None:
+    def tell_elsewhere(self, target: TargetId, running: int, waiting_tokens: int) -> None:
         """What other processes have at a replica now: requests, and tokens of theirs that still wait."""
-        load = self.load(replica)
+        load = self.load(target)
         load.running += running - load.elsewhere_running
         load.waiting_tokens += waiting_tokens - load.elsewhere_tokens
         load.elsewhere_running, load.elsewhere_tokens = running, waiting_tokens
         self.changed(load)
 
-    def forget_all_but(self, replicas: Iterable[TargetId]) -> None:
+    def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Drop the loads of other replicas, once nothing runs at them."""
-        kept = set(replicas)
+        kept = set(targets)
         self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
 
     def audit(self, tickets: Iterable[Ticket] = ()) -> dict[TargetId, tuple[int, int]]:
@@ -200,12 +200,12 @@ class LoadBook:
         ``tickets`` are those of all requests under way; the book itself keeps none.
         """
         off = {
-            load.replica: [load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens]
+            load.target: [load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens]
             for load in self._loads.values()
         }
         for ticket in tickets:
             running, waiting_tokens = ticket.share
-            difference = off.setdefault(ticket.load.replica, [0, 0])
+            difference = off.setdefault(ticket.load.target, [0, 0])
             difference[0] -= running
             difference[1] -= waiting_tokens
         return {name: (running, tokens) for name, (running, tokens) in off.items() if running or tokens}

@@ -30,7 +30,7 @@ REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a ste
 class Member(NamedTuple):
     """One candidate with what its cost is made of."""
 
-    replica: TargetId
+    target: TargetId
     load: Load
     weight: float
     bit: int  # in the residency's masks; 0 where nothing is known of it
@@ -78,8 +78,8 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.loads)
 
-    def __contains__(self, replica: object) -> bool:
-        return replica in self.loads
+    def __contains__(self, target: object) -> bool:
+        return target in self.loads
 
     def __iter__(self) -> Iterator[TargetId]:
         return iter(self.loads)
@@ -133,7 +133,7 @@ class Candidates:
         """The same by name."""
         by_name = self._by_name
         if by_name is None:
-            by_name = self._by_name = {member.replica: member for member in self.members}
+            by_name = self._by_name = {member.target: member for member in self.members}
         return by_name
 
     @property
@@ -195,10 +195,10 @@ class Candidates:
         self._catch_up()
         return self._busy / len(self.loads)
 
-    def work(self, replica: TargetId) -> float:
+    def work(self, target: TargetId) -> float:
         """Outstanding work, in tokens by the replica's weight."""
-        load = self.loads[replica]
-        return (load.waiting_tokens + REQUEST_TOKENS * load.running) / self.weights[replica]
+        load = self.loads[target]
+        return (load.waiting_tokens + REQUEST_TOKENS * load.running) / self.weights[target]
 
     def now_s(self) -> float:
         """The load book's time."""
@@ -234,16 +234,16 @@ class Candidates:
             return
         counted = self._counted
         for load in changes if not self._heap else reversed(dict.fromkeys(reversed(changes))):
-            before = counted.get(load.replica)
+            before = counted.get(load.target)
             if before is None:
                 continue
             now = 2 * load.running + (load.waiting_tokens > 0)
             if now != before:
                 self._running += now // 2 - before // 2
                 self._busy += now % 2 - before % 2
-                counted[load.replica] = now
+                counted[load.target] = now
             if self._heap:
-                self._push(load.replica)
+                self._push(load.target)
 
     def _start_over(self) -> None:
         """Sum anew, because too much has changed to look at each change."""
@@ -257,23 +257,23 @@ class Candidates:
         for name in sorted(self.loads, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed + self._stamp)):
             self._push(name)
 
-    def _push(self, replica: TargetId) -> None:
+    def _push(self, target: TargetId) -> None:
         """Enter a replica's present work; its older entry no longer counts."""
         self._stamp += 1
-        self._current[replica] = self._stamp
-        work = self.work(replica)
-        heappush(self._heap, (work, self._stamp, replica))
+        self._current[target] = self._stamp
+        work = self.work(target)
+        heappush(self._heap, (work, self._stamp, target))
         number = int(work).bit_length() if work < MOST_WORK else WORK_CLASSES - 1
-        if number != self._class.get(replica):
-            self._classify(replica, number)
+        if number != self._class.get(target):
+            self._classify(target, number)
         if len(self._heap) > 4 * len(self.loads) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
             heapify(self._heap)
 
-    def _classify(self, replica: TargetId, number: int) -> None:
+    def _classify(self, target: TargetId, number: int) -> None:
         """Count a replica to another class of work."""
-        bit, by_work, before = self.bits.get(replica, 0), self._by_work, self._class.get(replica)
+        bit, by_work, before = self.bits.get(target, 0), self._by_work, self._class.get(target)
         if before is not None:
             by_work[before] ^= bit
         by_work[number] ^= bit
-        self._class[replica] = number
+        self._class[target] = number

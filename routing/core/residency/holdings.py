@@ -25,13 +25,13 @@ class Holding:
         "blocks",
         "capacity",
         "misses",
-        "replica",
         "runs",
         "suspect_s",
+        "target",
     )
 
-    def __init__(self, replica: TargetId, bit: int, index: Runs) -> None:
-        self.replica = replica
+    def __init__(self, target: TargetId, bit: int, index: Runs) -> None:
+        self.target = target
         self.bit = bit
         self._index = index
         self.capacity = 0  # blocks
@@ -73,11 +73,11 @@ class Holding:
 class Holdings:
     """Everybody's, by replica and by bit."""
 
-    __slots__ = ("_by_number", "_free", "_index", "_turn", "by_replica", "capacity")
+    __slots__ = ("_by_number", "_free", "_index", "_turn", "by_target", "capacity")
 
     def __init__(self, index: Runs) -> None:
         self._index = index
-        self.by_replica: dict[TargetId, Holding] = {}  # to read; settle and remove write it
+        self.by_target: dict[TargetId, Holding] = {}  # to read; settle and remove write it
         self._by_number: list[Holding | None] = []
         self._free: list[int] = []  # numbers that nobody has
         self._turn = 0  # whose number it is
@@ -112,22 +112,22 @@ class Holdings:
             while (runs := holding.runs) and next(iter(runs.values())) < used_s:
                 holding.evict()
 
-    def settle(self, replica: TargetId, blocks: int) -> Holding:
+    def settle(self, target: TargetId, blocks: int) -> Holding:
         """A replica's, which begins empty, with this capacity from now on."""
-        holding = self.by_replica.get(replica)
+        holding = self.by_target.get(target)
         if holding is None:
             if not self._free:
                 self._free.append(len(self._by_number))
                 self._by_number.append(None)
             number = self._free.pop()
-            holding = self.by_replica[replica] = self._by_number[number] = Holding(replica, 1 << number, self._index)
+            holding = self.by_target[target] = self._by_number[number] = Holding(target, 1 << number, self._index)
         self.capacity += blocks - holding.capacity
         holding.capacity = blocks
         return holding
 
-    def remove(self, replica: TargetId) -> None:
+    def remove(self, target: TargetId) -> None:
         """Let go of a replica and all that it holds. O(its own runs)."""
-        holding = self.by_replica.pop(replica, None)
+        holding = self.by_target.pop(target, None)
         if holding is None:
             return
         holding.evict_until(inf)
@@ -136,7 +136,7 @@ class Holdings:
         self._by_number[number] = None
         self._free.append(number)
 
-    def remove_all_but(self, replicas: Iterable[TargetId]) -> None:
+    def remove_all_but(self, targets: Iterable[TargetId]) -> None:
         """Let go of all others."""
-        for replica in self.by_replica.keys() - set(replicas):
-            self.remove(replica)
+        for target in self.by_target.keys() - set(targets):
+            self.remove(target)

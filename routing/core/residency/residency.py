@@ -85,18 +85,18 @@ class Residency:
 
     # --- replicas ---
 
-    def settle(self, replica: TargetId, capacity_tokens: int | None = None) -> Holding:
+    def settle(self, target: TargetId, capacity_tokens: int | None = None) -> Holding:
         """A replica's holding, which begins empty; from now on of this capacity, None where the engine has not told."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        return self._holdings.settle(replica, max(1, tokens // self._block_tokens))
+        return self._holdings.settle(target, max(1, tokens // self._block_tokens))
 
-    def holding(self, replica: TargetId) -> Holding | None:
+    def holding(self, target: TargetId) -> Holding | None:
         """What is believed of a replica; None of one that nobody settled."""
-        return self._holdings.by_replica.get(replica)
+        return self._holdings.by_target.get(target)
 
-    def forget_all_but(self, replicas: Iterable[TargetId]) -> None:
+    def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Drop all other replicas."""
-        self._holdings.remove_all_but(replicas)
+        self._holdings.remove_all_but(targets)
 
     # --- prompts ---
 
@@ -104,9 +104,9 @@ class Residency:
         """How much of a prompt each replica holds. It changes only that ``insert`` walks less."""
         return Match(self._runs.levels(chain), self._block_tokens, self.reuse.ratio)
 
-    def insert(self, replica: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
+    def insert(self, target: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
         """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
-        holding = self._holdings.by_replica.get(replica) or self.settle(replica)
+        holding = self._holdings.by_target.get(target) or self.settle(target)
         path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs
         fresh = known = 0  # runs that it brings, blocks before the first of them
         leans_on_s, stale_s = now_s, holding.stale_s(now_s)

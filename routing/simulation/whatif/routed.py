@@ -70,7 +70,7 @@ class Routed:
         choice = self.ask(job, now_s)
         self.reasons[choice.reason] += 1
         job.ticket = count_as_sent(choice, self._keys.of(job.index), self.book, self._asked)
-        return self._number[choice.replica]
+        return self._number[choice.target]
 
     def ask(self, job: Job, now_s: float) -> Choice:
         """Where the strategy would send a request now."""

@@ -43,4 +43,4 @@ class Fleet:
     def home_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
         """Where a prompt that nobody holds goes while all are idle."""
         match, rule = self.residency.match([key]), CostRule(self.ring, 2.0, by_rate=False)
-        return rule.choose(match, key, 100, candidates or self.candidates).replica
+        return rule.choose(match, key, 100, candidates or self.candidates).target

@@ -72,12 +72,12 @@ def test_loads_of_candidates_begin_with_the_choice_and_the_homes_that_refused() 
         book.dispatch(home, 10)
     decision = placement.decide(request(), HealthBook())
 
-    chosen = decision.choice.replica
+    chosen = decision.choice.target
     assert decision.reason is Reason.SPILL
     shown = decision.candidate_loads(2)
-    assert (shown.replicas, shown.running, shown.waiting_tokens) == ([chosen, home], [0, 4], [0, 40])
-    assert decision.candidate_loads(1).replicas == [chosen]
-    assert set(decision.candidate_loads().replicas) == set(names(4))
+    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, home], [0, 4], [0, 40])
+    assert decision.candidate_loads(1).targets == [chosen]
+    assert set(decision.candidate_loads().targets) == set(names(4))
 
 
 def test_the_prefix_is_the_same_whatever_the_strategy() -> None:
@@ -192,7 +192,7 @@ def test_a_task_group_has_its_own_policy_and_replicas() -> None:
 
     decision = placement.decide(request(group="batch"), HealthBook())
     assert (decision.group, decision.policy, decision.strategy) == ("batch", own, "least_load")
-    assert set(decision.candidate_loads().replicas) == {B, C}
+    assert set(decision.candidate_loads().targets) == {B, C}
 
 
 def test_a_task_group_without_a_policy_follows_its_pools() -> None:

@@ -47,7 +47,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
     ticket.answered(1.0, prompt_tokens, 0)
     ticket.end()
     second, ticket = rig.send()
-    assert (second.reason, second.choice.replica) == (Reason.HIT, first.choice.replica)
+    assert (second.reason, second.choice.target) == (Reason.HIT, first.choice.target)
     assert ticket.load.waiting_tokens == prompt_tokens - second.choice.hit_tokens < 64
 
 
@@ -65,7 +65,7 @@ def test_answers_teach_how_fast_a_replica_prefills() -> None:
     decision, ticket = rig.send()
     ticket.answered(0.5, 5000, 1000)
 
-    assert rig.loads.load(decision.choice.replica).prefill.tokens_per_s == pytest.approx(8000)
+    assert rig.loads.load(decision.choice.target).prefill.tokens_per_s == pytest.approx(8000)
 
 
 @pytest.mark.parametrize("said", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
@@ -93,7 +93,7 @@ def test_everybodys_prompts_are_kept_where_one_task_group_asks() -> None:
 
     assert decision.choice.hit_tokens is None
     again = rig.decide(group="batch")
-    assert (again.reason, again.choice.replica) == (Reason.HIT, decision.choice.replica)
+    assert (again.reason, again.choice.target) == (Reason.HIT, decision.choice.target)
 
 
 def test_what_is_held_outlives_a_configuration() -> None:
@@ -103,13 +103,13 @@ def test_what_is_held_outlives_a_configuration() -> None:
     ticket.end()
     rig.placement = Placement(config(pool(LowestCostSettings(alpha=1.0))), rig.loads, residency=rig.residency)
 
-    assert rig.decide().choice.replica == decision.choice.replica
+    assert rig.decide().choice.target == decision.choice.target
     assert rig.decide().choice.hit_tokens > 4000
 
 
 def test_a_burst_of_one_cold_prefix_stays_together_until_it_costs_too_much() -> None:
     rig = Rig(COSTS)
-    sent = [rig.send(LONG + str(number))[0].choice.replica for number in range(20)]
+    sent = [rig.send(LONG + str(number))[0].choice.target for number in range(20)]
 
     assert len(set(sent)) == 1
 

@@ -33,7 +33,7 @@ def key(strategy: Strategy, value: int) -> FixedKeys:
 def test_a_key_goes_home(strategy: Strategy, value: int) -> None:
     choice = strategy.choose(key(strategy, value), Candidates(WEIGHTS, LoadBook()))
 
-    assert (choice.replica, choice.reason) == (next(RING.walk(PrefixHash(value))), Reason.AFFINITY)
+    assert (choice.target, choice.reason) == (next(RING.walk(PrefixHash(value))), Reason.AFFINITY)
 
 
 @both
@@ -41,7 +41,7 @@ def test_a_home_that_is_away_is_stood_in_for_by_the_next(strategy: Strategy) -> 
     first, second, *_ = RING.walk(PrefixHash(17))
     choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, LoadBook()).without({first}))
 
-    assert (choice.replica, choice.reason) == (second, Reason.AFFINITY)
+    assert (choice.target, choice.reason) == (second, Reason.AFFINITY)
 
 
 @both
@@ -52,7 +52,7 @@ def test_a_full_home_spills(strategy: Strategy) -> None:
         book.dispatch(first, 10)
     choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, book))
 
-    assert (choice.replica, choice.reason, choice.refused) == (second, Reason.SPILL, (first,))
+    assert (choice.target, choice.reason, choice.refused) == (second, Reason.SPILL, (first,))
 
 
 @both
@@ -62,4 +62,4 @@ def test_a_request_without_a_key_goes_to_the_least_loaded(strategy: Strategy) ->
         book.dispatch(name, 10)
     choice = strategy.choose(FixedKeys(), Candidates(WEIGHTS, book))
 
-    assert (choice.replica, choice.reason) == ("replica-4", Reason.NO_KEY)
+    assert (choice.target, choice.reason) == ("replica-4", Reason.NO_KEY)

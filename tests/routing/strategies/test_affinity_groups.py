@@ -40,7 +40,7 @@ class Rig:
             kinds, weights = list(shares), list(shares.values())
             kind = self.rng.choices([*kinds, None], [*weights, 1 - sum(weights)])[0]
             opening = self.rng.getrandbits(64) if kind is None else kind
-            met[kind, self.send(opening).replica] += 1
+            met[kind, self.send(opening).target] += 1
         return met
 
 
@@ -80,7 +80,7 @@ def test_what_cools_down_gives_its_replicas_back() -> None:
 
     rig.traffic(5000, {})
     assert rig.strategy.plan() == {}
-    assert len({rig.send(rig.rng.getrandbits(64)).replica for _ in range(400)}) == 8
+    assert len({rig.send(rig.rng.getrandbits(64)).target for _ in range(400)}) == 8
 
 
 def test_a_share_that_wavers_changes_nothing() -> None:
@@ -98,19 +98,19 @@ def test_a_conversation_stays_on_one_of_the_replicas_until_it_pays_to_move() -> 
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.8})
     first = rig.send(HOT, conversation=5)
-    rig.book.dispatch(first.replica, 10)
-    assert (rig.send(HOT, 5).replica, rig.send(HOT, 5).reason) == (first.replica, Reason.HOT)
+    rig.book.dispatch(first.target, 10)
+    assert (rig.send(HOT, 5).target, rig.send(HOT, 5).reason) == (first.target, Reason.HOT)
 
-    rig.book.dispatch(first.replica, 10_000)
+    rig.book.dispatch(first.target, 10_000)
     moved = rig.send(HOT, 5)
-    assert (moved.reason, moved.refused) == (Reason.SPILL, (first.replica,))
-    assert moved.replica in rig.strategy.plan()[HOT]
+    assert (moved.reason, moved.refused) == (Reason.SPILL, (first.target,))
+    assert moved.target in rig.strategy.plan()[HOT]
 
 
 def test_what_all_begin_with_is_no_conversation_and_goes_to_the_least_loaded() -> None:
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.8})
-    tickets = [rig.book.dispatch(rig.send(HOT, conversation=5).replica, 100) for _ in range(600)]
+    tickets = [rig.book.dispatch(rig.send(HOT, conversation=5).target, 100) for _ in range(600)]
     running = [rig.book.load(replica).running for replica in rig.strategy.plan()[HOT]]
 
     assert sum(running) == len(tickets)
@@ -125,7 +125,7 @@ def test_how_much_of_a_replicas_traffic_a_conversation_is_goes_by_the_replicas_o
         is_part = number % 40 == 0  # 2.5 % of all, which is 20 % of what a replica gets
         choice = rig.send(number % 4, conversation=5 if is_part else None)
         if is_part and number >= 1000:  # it has been counted
-            rig.book.dispatch(choice.replica, 100_000)
+            rig.book.dispatch(choice.target, 100_000)
             reasons[choice.reason] += 1
 
     assert len(rig.strategy.plan()[0]) == 2
@@ -139,7 +139,7 @@ def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() ->
     plan = rig.strategy.plan()
     for _ in range(300):
         rig.traffic(9, {HOT: 0.5})  # with the adapter's 3.6 replicas' worth: few enough for 3, and too many to lose one
-        assert rig.strategy.choose(FixedKeys(tier1=5), holders).replica in holders
+        assert rig.strategy.choose(FixedKeys(tier1=5), holders).target in holders
     rig.traffic(1, {HOT: 1.0})
 
     assert len(plan[HOT]) == 4
@@ -161,7 +161,7 @@ def test_a_retry_goes_to_another_of_its_own_and_the_plan_stays() -> None:
     tried = set()
     for _ in range(8):
         keys = FixedKeys(tier1=HOT, tier2=3)
-        tried.add(rig.strategy.choose(keys, rig.candidates.without(tried)).replica)
+        tried.add(rig.strategy.choose(keys, rig.candidates.without(tried)).target)
         assert (len(tried) > len(plan[HOT])) or tried <= set(plan[HOT])
 
     assert len(tried) == 8
@@ -172,7 +172,7 @@ def test_a_prompt_without_an_opening_goes_to_the_least_loaded() -> None:
     rig = Rig(2)
     rig.book.dispatch(rig.names[0], 10)
 
-    assert rig.strategy.choose(FixedKeys(), rig.candidates).replica == rig.names[1]
+    assert rig.strategy.choose(FixedKeys(), rig.candidates).target == rig.names[1]
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 50))

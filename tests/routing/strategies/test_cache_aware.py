@@ -44,7 +44,7 @@ def test_the_longest_opening_is_followed_and_of_several_holders_the_least_loaded
     rig.hold(8, B, C)
     rig.run(B, 1)
 
-    assert (rig.choose().replica, rig.choose().reason, rig.choose().hit_tokens) == (C, Reason.HIT, 80)
+    assert (rig.choose().target, rig.choose().reason, rig.choose().hit_tokens) == (C, Reason.HIT, 80)
 
 
 def test_where_the_preferred_is_full_the_next_shorter_opening_follows_then_the_least_loaded() -> None:
@@ -52,12 +52,12 @@ def test_where_the_preferred_is_full_the_next_shorter_opening_follows_then_the_l
     rig.hold(8, A)
     rig.hold(5, B)
     rig.run(A, 20)
-    assert (rig.choose().replica, rig.choose().refused, rig.choose().hit_tokens) == (B, (A,), 50)
+    assert (rig.choose().target, rig.choose().refused, rig.choose().hit_tokens) == (B, (A,), 50)
 
     rig.run(B, 20)
     rig.run(C, 1)
     spilled = rig.choose()
-    assert (spilled.replica, spilled.reason, spilled.refused, spilled.hit_tokens) == (D, Reason.SPILL, (A, B), 0)
+    assert (spilled.target, spilled.reason, spilled.refused, spilled.hit_tokens) == (D, Reason.SPILL, (A, B), 0)
 
 
 def test_one_hot_replica_does_not_turn_affinity_off_for_others() -> None:
@@ -65,7 +65,7 @@ def test_one_hot_replica_does_not_turn_affinity_off_for_others() -> None:
     rig.run(A, 1000)
     rig.hold(8, B)
 
-    assert (rig.choose().replica, rig.choose().reason) == (B, Reason.HIT)
+    assert (rig.choose().target, rig.choose().reason) == (B, Reason.HIT)
 
 
 def test_an_opening_that_is_too_short_does_not_count() -> None:
@@ -75,10 +75,10 @@ def test_an_opening_that_is_too_short_does_not_count() -> None:
     choice = rig.choose()
 
     assert choice.reason is Reason.COLD
-    assert choice.replica != A
+    assert choice.target != A
 
 
 def test_a_cold_prompt_goes_to_an_idle_replica_and_two_routers_agree_on_which() -> None:
-    homes = {Rig().choose().replica for _ in range(5)}
+    homes = {Rig().choose().target for _ in range(5)}
 
     assert len(homes) == 1

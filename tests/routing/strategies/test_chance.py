@@ -33,7 +33,7 @@ KEYS = FixedKeys()
 def test_an_idle_fleet_is_drawn_from_by_weight(strategy) -> None:
     candidates = Candidates({A: 1.0, B: 2.0, C: 1.0}, LoadBook())
     drawn = strategy(random.Random(1))
-    counts = Counter(drawn.choose(KEYS, candidates).replica for _ in range(4000))
+    counts = Counter(drawn.choose(KEYS, candidates).target for _ in range(4000))
 
     assert counts[B] == pytest.approx(2000, rel=0.1)
     assert counts[A] == pytest.approx(1000, rel=0.15)
@@ -46,14 +46,14 @@ def test_of_two_the_less_loaded_is_taken() -> None:
     choices = [PowerOfTwo(random.Random(seed)).choose(KEYS, candidates) for seed in range(400)]
 
     assert {choice.reason for choice in choices} == {Reason.LESS_OF_TWO}
-    assert Counter(choice.replica for choice in choices)[B] > 370  # the second is another than the first, nearly always
+    assert Counter(choice.target for choice in choices)[B] > 370  # the second is another than the first, nearly always
 
 
 def test_where_one_has_nearly_all_weight_or_is_alone_the_second_is_not_looked_for_forever() -> None:
     for weights in ({A: 1000.0, B: 0.001}, {A: 1.0}):
         candidates = Candidates(weights, LoadBook())
 
-        assert PowerOfTwo(random.Random(1)).choose(KEYS, candidates).replica == A
+        assert PowerOfTwo(random.Random(1)).choose(KEYS, candidates).target == A
 
 
 def test_two_choices_keep_loads_closer_than_chance() -> None:
@@ -61,7 +61,7 @@ def test_two_choices_keep_loads_closer_than_chance() -> None:
         book = LoadBook()
         candidates = Candidates(dict.fromkeys(names(50), 1.0), book)
         for _ in range(5000):
-            book.dispatch(strategy.choose(KEYS, candidates).replica, 10)
+            book.dispatch(strategy.choose(KEYS, candidates).target, 10)
         running = [load.running for load in candidates.loads.values()]
         return max(running) - min(running)
 
@@ -70,7 +70,7 @@ def test_two_choices_keep_loads_closer_than_chance() -> None:
 
 def test_seeds_set_routers_apart() -> None:
     candidates = Candidates(dict.fromkeys(names(20), 1.0), LoadBook())
-    sequences = {tuple(one.choose(KEYS, candidates).replica for _ in range(5)) for one in map(
+    sequences = {tuple(one.choose(KEYS, candidates).target for _ in range(5)) for one in map(
         Random, map(random.Random, range(10)))}  # fmt: skip
 
     assert len(sequences) == 10
@@ -83,7 +83,7 @@ def of_groups(settings: Settings, seed: int = 7, count: int = 30) -> list[list[s
     """Whom the groups of one pool, and its own requests, choose in turn; nothing of it is sent."""
     placement = Placement(config(pool(settings, replicas(12), GROUPS)), LoadBook(), seed)
     asking = [request(group=it) for it in (None, "chat", "batch", "coding")]
-    rounds = [[placement.decide(it, HealthBook()).choice.replica for it in asking] for _ in range(count)]
+    rounds = [[placement.decide(it, HealthBook()).choice.target for it in asking] for _ in range(count)]
     return [list(chosen) for chosen in zip(*rounds, strict=True)]
 
 
@@ -106,7 +106,7 @@ def test_a_revision_on_trial_draws_apart_from_the_one_in_force() -> None:
     chosen: dict[int, list[str]] = {3: [], 4: []}
     for number in range(200):
         decision = placement.decide(request(f"{number} " * 40), HealthBook())
-        chosen[decision.policy.revision].append(decision.choice.replica)
+        chosen[decision.policy.revision].append(decision.choice.target)
 
     assert chosen[3][:20] != chosen[4][:20]
 
@@ -115,6 +115,6 @@ def test_groups_with_other_replicas_begin_elsewhere_among_idle_ones() -> None:
     shared = [it.name for it in replicas(12)]
     groups = [TaskGroupConfig(name=f"g{n}", replicas=(*shared[:n], *shared[n + 1 :])) for n in range(8)]
     placement = Placement(config(pool(LeastLoadSettings(), replicas(12), groups)), LoadBook(), seed=7)
-    first = [placement.decide(request(group=it.name), HealthBook()).choice.replica for it in groups]
+    first = [placement.decide(request(group=it.name), HealthBook()).choice.target for it in groups]
 
     assert max(Counter(first).values()) < 5

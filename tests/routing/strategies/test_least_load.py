@@ -19,7 +19,7 @@ def test_the_request_goes_where_the_least_work_is() -> None:
     book.dispatch(B, 200)
 
     choice = LeastLoad().choose(KEYS, Candidates(dict.fromkeys(names(3), 1.0), book))
-    assert (choice.replica, choice.reason) == (C, Reason.LEAST_LOAD)
+    assert (choice.target, choice.reason) == (C, Reason.LEAST_LOAD)
 
 
 def test_equal_requests_are_spread_evenly() -> None:
@@ -27,7 +27,7 @@ def test_equal_requests_are_spread_evenly() -> None:
     candidates = Candidates(dict.fromkeys(names(3), 1.0), book)
     met = Counter()
     for _ in range(300):
-        chosen = LeastLoad().choose(KEYS, candidates).replica
+        chosen = LeastLoad().choose(KEYS, candidates).target
         book.dispatch(chosen, 100)
         met[chosen] += 1
 
@@ -39,7 +39,7 @@ def test_a_replica_that_refuses_everything_at_once_does_not_draw_every_request()
     candidates = Candidates(dict.fromkeys(names(3), 1.0), book)
     met = Counter()
     for _ in range(300):
-        chosen = LeastLoad().choose(KEYS, candidates).replica
+        chosen = LeastLoad().choose(KEYS, candidates).target
         ticket = book.dispatch(chosen, 100)
         met[chosen] += 1
         ticket.end()  # whether refused by A or answered quickly by the others

@@ -39,9 +39,7 @@ def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings
             ticket = router.dispatch(router.decide(request(system + text), HealthBook()))
             ticket.answered()
             ticket.end()
-    chosen = {
-        router.decide(request(system + "and now? " * 100), HealthBook()).choice.replica for router in (one, other)
-    }
+    chosen = {router.decide(request(system + "and now? " * 100), HealthBook()).choice.target for router in (one, other)}
 
     assert len(chosen) == 1
 
@@ -49,7 +47,7 @@ def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings
 @costs
 def test_cold_prompts_of_an_idle_fleet_reach_every_replica(settings) -> None:
     (router,) = routers(settings, 1, 8)
-    chosen = {router.decide(request(f"{number} " * 200), HealthBook()).choice.replica for number in range(100)}
+    chosen = {router.decide(request(f"{number} " * 200), HealthBook()).choice.target for number in range(100)}
 
     assert len(chosen) == 8
 
@@ -65,7 +63,7 @@ def test_a_conversation_comes_back_to_where_it_was(settings) -> None:
         ticket.first_byte()
         ticket.answered()
         ticket.end()
-        homes.add(decision.choice.replica)
+        homes.add(decision.choice.target)
         text += "And what then? " * 30
 
     assert len(homes) == 1
@@ -80,10 +78,10 @@ def test_an_explanation_shows_what_was_compared_and_agrees_with_the_choice(setti
     router.dispatch(home).first_byte()
     decision = router.decide(request(text + "What does it say?"), HealthBook())
     explained = decision.explained()
-    shown = dict(zip(explained.replicas, explained.weighed, strict=True))
+    shown = dict(zip(explained.targets, explained.weighed, strict=True))
     assert shown.keys() == {replica.name for replica in replicas(4)}
 
-    chosen = shown.pop(decision.choice.replica)
+    chosen = shown.pop(decision.choice.target)
     assert chosen.hit_tokens == decision.choice.hit_tokens > 1000
     assert {candidate.hit_tokens for candidate in shown.values()} == {0}
     if isinstance(settings, CacheAwareSettings):

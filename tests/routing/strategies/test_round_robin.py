@@ -20,7 +20,7 @@ def among(*replicas: ReplicaId, **weights: float) -> Candidates:
 
 
 def turns(strategy: RoundRobin, candidates: Candidates, count: int) -> list[ReplicaId]:
-    return [strategy.choose(KEYS, candidates).replica for _ in range(count)]
+    return [strategy.choose(KEYS, candidates).target for _ in range(count)]
 
 
 def test_every_replica_has_its_turn_before_any_has_another() -> None:
@@ -70,8 +70,8 @@ def test_refusals_that_change_the_candidates_at_every_request_leave_it_fair() ->
     everybody = among(A, B, C)
     met = Counter()
     for _ in range(300):
-        first = strategy.choose(KEYS, everybody).replica
-        met[strategy.choose(KEYS, everybody.without({first})).replica] += 1
+        first = strategy.choose(KEYS, everybody).target
+        met[strategy.choose(KEYS, everybody.without({first})).target] += 1
 
     assert max(met.values()) - min(met.values()) <= 2
 

@@ -22,7 +22,7 @@ def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
 @given(opening=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
 def test_an_opening_has_its_own_replicas_and_a_conversation_one_of_them(opening, conversations, size: int) -> None:
     candidates = Candidates(WEIGHTS, LoadBook())
-    chosen = {tiered(size).choose(FixedKeys(tier1=opening, tier2=key), candidates).replica for key in conversations}
+    chosen = {tiered(size).choose(FixedKeys(tier1=opening, tier2=key), candidates).target for key in conversations}
     homes = [replica for replica, _ in zip(RING.walk(opening), range(size), strict=False)]
 
     assert chosen <= set(homes)
@@ -38,7 +38,7 @@ def test_where_all_of_them_are_full_the_openings_next_home_follows(opening: int,
             book.dispatch(replica, 10)
     choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, book))
 
-    assert (choice.replica, choice.reason) == (homes[3], Reason.SPILL)
+    assert (choice.target, choice.reason) == (homes[3], Reason.SPILL)
     assert set(choice.refused) == set(homes[:3])
 
 
@@ -48,10 +48,10 @@ def test_where_one_leaves_a_conversation_stays_or_goes_to_the_one_that_takes_its
 ) -> None:
     candidates = Candidates(WEIGHTS, LoadBook())
     keys = FixedKeys(tier1=opening, tier2=conversation)
-    home, newcomer = tiered().choose(keys, candidates).replica, list(RING.walk(opening))[3]
+    home, newcomer = tiered().choose(keys, candidates).target, list(RING.walk(opening))[3]
 
     for other in set(WEIGHTS) - {home}:
-        assert tiered().choose(keys, candidates.without({other})).replica in {home, newcomer}
+        assert tiered().choose(keys, candidates.without({other})).target in {home, newcomer}
 
 
 def test_without_an_opening_the_least_loaded_and_without_a_conversation_the_openings_home() -> None:
@@ -61,5 +61,5 @@ def test_without_an_opening_the_least_loaded_and_without_a_conversation_the_open
     candidates = Candidates(WEIGHTS, book)
 
     assert tiered().choose(FixedKeys(), candidates).reason is Reason.NO_KEY
-    assert tiered().choose(FixedKeys(), candidates).replica == names(8)[7]
-    assert tiered().choose(FixedKeys(tier1=5), candidates).replica == next(RING.walk(5))
+    assert tiered().choose(FixedKeys(), candidates).target == names(8)[7]
+    assert tiered().choose(FixedKeys(tier1=5), candidates).target == next(RING.walk(5))

@@ -50,7 +50,7 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
         return max(0.0, len([at for at, _ in waiting if at == number]) - SHARE * len(waiting) / 4 - FEW)
 
     choice = fleet.choose(tokens, alpha)
-    chosen = fleet.names.index(choice.replica)
+    chosen = fleet.names.index(choice.target)
     least = min(map(cost, range(4)))
     tie = TIE_TOKENS + min(LEEWAY * tokens, MOST_LEEWAY)
     given_up = max(WORTH * too_many(at) for at in range(4) if cost(at) <= least + tie)
@@ -103,7 +103,7 @@ def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking
 
     sole = rule.sole_holder(match, 100, fleet.candidates)
     assert sole is not None
-    assert (sole.replica, sole.reason, sole.hit_tokens) == (fleet.names[0], Reason.HIT, 100)
+    assert (sole.target, sole.reason, sole.hit_tokens) == (fleet.names[0], Reason.HIT, 100)
     fleet.wait(fleet.names[0], 200)
     assert rule.sole_holder(match, 100, fleet.candidates) is None
 
@@ -115,10 +115,10 @@ def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_i
     for name in others:
         fleet.wait(name, 1)
     fleet.wait(a, 1 + int(2 * 100 - TIE_TOKENS) - 1)
-    assert fleet.choose(100).replica == a
+    assert fleet.choose(100).target == a
 
     fleet.wait(a, 1)
-    assert fleet.choose(100).replica != a
+    assert fleet.choose(100).target != a
 
 
 def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_takes() -> None:
@@ -126,7 +126,7 @@ def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_t
     a = fleet.names[0]
     fleet.hold(a, 10)
     fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
-    assert fleet.choose(100).replica != a
+    assert fleet.choose(100).target != a
 
 
 @pytest.mark.parametrize("count", [4, MOST_COMPARED + 4])
@@ -135,9 +135,9 @@ def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_n
     chosen = set()
     for _ in range(12):
         choice = fleet.choose(10_200)
-        fleet.hold(choice.replica, 10)
-        fleet.wait(choice.replica, 10_200 - choice.hit_tokens)
-        chosen.add(choice.replica)
+        fleet.hold(choice.target, 10)
+        fleet.wait(choice.target, 10_200 - choice.hit_tokens)
+        chosen.add(choice.target)
 
     assert 1 < len(chosen) < min(count, 12)
 
@@ -148,28 +148,28 @@ def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle()
     fleet.hold(a, 10)
     fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
     fleet.residency.reuse.ratio = 1.0
-    assert fleet.choose(100).replica == a
+    assert fleet.choose(100).target == a
 
 
 @pytest.mark.parametrize(("requests", "stays"), [(7, True), (20, False)])
 def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_many(requests: int, stays: bool) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    home = idle.choose(8000).replica
+    home = idle.choose(8000).target
     for _ in range(requests):
         busy.book.dispatch(home, 0)
 
-    assert (busy.choose(8000).replica == home) is stays
+    assert (busy.choose(8000).target == home) is stays
     busy.wait(home, 1000)
-    assert busy.choose(8000).replica != home
+    assert busy.choose(8000).target != home
 
 
 @pytest.mark.parametrize("tokens", [100, LONG + 1])
 def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    home = idle.choose(tokens).replica
+    home = idle.choose(tokens).target
     busy.book.dispatch(home, 0)
 
-    assert busy.choose(tokens).replica != home
+    assert busy.choose(tokens).target != home
 
 
 @pytest.mark.parametrize("count", [12, MOST_COMPARED, MOST_COMPARED + 4])
@@ -193,7 +193,7 @@ def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
     fleet.wait(light, 5000)
     fleet.wait(heavy, 9000)
 
-    assert fleet.choose(100).replica == heavy
+    assert fleet.choose(100).target == heavy
 
 
 def test_by_rate_the_faster_replica_bears_more() -> None:
@@ -204,8 +204,8 @@ def test_by_rate_the_faster_replica_bears_more() -> None:
         fleet.book.load(fast).prefill.learn(10_000, 1.0)
     fleet.wait(fast, 5000)
 
-    assert fleet.choose(3000, by_rate=True).replica == fast
-    assert fleet.choose(3000, by_rate=False).replica == slow
+    assert fleet.choose(3000, by_rate=True).target == fast
+    assert fleet.choose(3000, by_rate=False).target == slow
 
 
 @pytest.mark.parametrize(("apart", "chosen"), [(0.01, 2), (0.2, 1)])
@@ -217,7 +217,7 @@ def test_by_rate_equal_replicas_share_although_they_measure_a_little_apart(apart
     rule = CostRule(fleet.ring, 2.0, by_rate=True)
 
     found = {
-        rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).replica
+        rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).target
         for key in range(1, 30)
     }
 
@@ -235,7 +235,7 @@ def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -
             for one in (fleet, other)
         ]
         assert told(choices[0]) == told(choices[1])
-        homes[choices[0].replica] += 1
+        homes[choices[0].target] += 1
 
     assert set(homes) == set(fleet.names)
     assert max(homes.values()) < 150
@@ -271,10 +271,10 @@ def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
         fleet.wait(name, 5000)
     fleet.hold(holder, 10)
     fleet.wait(holder, 500)
-    assert fleet.choose(1000, 10.0).replica == holder
+    assert fleet.choose(1000, 10.0).target == holder
 
     fleet.wait(holder, 50_000)
-    assert fleet.choose(1000, 10.0).replica == idle
+    assert fleet.choose(1000, 10.0).target == idle
 
 
 def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
@@ -284,7 +284,7 @@ def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
         if name != fleet.names[33]:
             fleet.wait(name, 1000)
 
-    assert (fleet.choose(100).replica, fleet.choose(100).hit_tokens) == (fleet.names[33], 100)
+    assert (fleet.choose(100).target, fleet.choose(100).hit_tokens) == (fleet.names[33], 100)
 
 
 @pytest.mark.parametrize(("held", "key"), [(0, 1000), (4, 1004), (10, 1009)])
@@ -311,7 +311,7 @@ def test_by_rate_a_replica_that_starts_slowly_counts_as_slower() -> None:
     rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
 
     def chosen() -> ReplicaId:
-        return rule.choose(match, 1, 1000, candidates).replica
+        return rule.choose(match, 1, 1000, candidates).target
 
     book.dispatch(b, 2500)
     assert chosen() == b

@@ -48,7 +48,7 @@ def test_of_many_holders_the_one_with_nothing_to_do_is_found_whoever_it_is() -> 
             if number != idle:
                 book.dispatch(name, 1000 + 50 * number)
         found = lightest(candidates.mask, 5, candidates)
-        assert found[0].replica == FLEET[idle]
+        assert found[0].target == FLEET[idle]
         assert len(found) == HOLDERS
 
 
@@ -57,12 +57,12 @@ def test_the_lightest_follow_the_loads() -> None:
     holders = candidates.by_name[FLEET[3]].bit | sum(candidates.by_name[name].bit for name in FLEET[60:])
     tickets = [book.dispatch(name, 5000) for name in FLEET]
     tickets[3].end()
-    assert lightest(holders, 1, candidates)[0].replica == FLEET[3]
+    assert lightest(holders, 1, candidates)[0].target == FLEET[3]
 
     book.dispatch(FLEET[3], 50_000)
     for ticket in tickets[70:74]:
         ticket.end()
-    assert {member.replica for member in lightest(holders, 1, candidates)} == set(FLEET[70:74])
+    assert {member.target for member in lightest(holders, 1, candidates)} == set(FLEET[70:74])
 
 
 def test_requests_about_what_many_hold_are_shared_out_among_all_of_them() -> None:
@@ -70,7 +70,7 @@ def test_requests_about_what_many_hold_are_shared_out_among_all_of_them() -> Non
     holders = sum(candidates.by_name[name].bit for name in (*FLEET[:30], FLEET[99]))
     taken = Counter()
     for number in range(31 * 100):
-        found = lightest(holders, number * SPREAD % 2**64, candidates)[0].replica
+        found = lightest(holders, number * SPREAD % 2**64, candidates)[0].target
         book.dispatch(found, 100).end()
         taken[found] += 1
 

@@ -20,9 +20,9 @@ def test_what_all_prompts_begin_with_comes_to_be_everywhere_though_nothing_ever_
     for _ in range(200 * count):
         choice = fleet.choose(2000)
         prefilled += choice.hit_tokens == 0
-        fleet.hold(choice.replica, 10)
-        fleet.had(choice.replica, 1)
-        taken[choice.replica] += 1
+        fleet.hold(choice.target, 10)
+        fleet.had(choice.target, 1)
+        taken[choice.target] += 1
 
     assert max(taken.values()) < 1.3 * 200
     assert prefilled <= count
@@ -41,7 +41,7 @@ def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is
     assert fleet.candidates.recent.excess(fleet.candidates.by_name[holder]) == pytest.approx(too_many)
 
     choice = fleet.choose(10 * fleet.residency.block_tokens)
-    assert (choice.replica != holder) is moves
+    assert (choice.target != holder) is moves
     assert choice.reason is (Reason.SPREAD if moves else Reason.HIT)
 
 
@@ -49,7 +49,7 @@ def test_one_conversation_stays_where_it_is() -> None:
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
     for _ in range(int(FEW)):
-        assert fleet.choose(100).replica == fleet.names[0]
+        assert fleet.choose(100).target == fleet.names[0]
         fleet.had(fleet.names[0], 1)
 
 
@@ -60,10 +60,10 @@ def test_nobody_waits_for_the_sake_of_balance() -> None:
     fleet.had(holder, 100)
     for name in others:
         fleet.wait(name, 1)
-    assert fleet.choose(100).replica == holder
+    assert fleet.choose(100).target == holder
 
     fleet.wait(holder, 1)
-    assert fleet.choose(100).replica != holder
+    assert fleet.choose(100).target != holder
 
 
 def test_where_all_have_their_share_nothing_is_moved() -> None:
@@ -73,7 +73,7 @@ def test_where_all_have_their_share_nothing_is_moved() -> None:
     fleet.hold(fleet.names[2], 10)
     fleet.had(fleet.names[2], 10)
 
-    assert (fleet.choose(100).replica, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
+    assert (fleet.choose(100).target, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
 
 
 def test_a_replica_of_twice_the_weight_has_twice_the_share() -> None:
@@ -82,7 +82,7 @@ def test_a_replica_of_twice_the_weight_has_twice_the_share() -> None:
     for name, requests in zip(fleet.names, (200, 100, 100, 100), strict=True):
         fleet.had(name, requests)
 
-    assert fleet.choose(100).replica == fleet.names[0]
+    assert fleet.choose(100).target == fleet.names[0]
 
 
 def test_two_routers_move_a_prompt_to_the_same_replica() -> None:
@@ -91,7 +91,7 @@ def test_two_routers_move_a_prompt_to_the_same_replica() -> None:
         fleet = Fleet(8)
         fleet.hold(fleet.names[0], 10)
         fleet.had(fleet.names[0], 100)
-        chosen.add(fleet.choose(100).replica)
+        chosen.add(fleet.choose(100).target)
 
     assert len(chosen) == 1
     assert chosen != {fleet.names[0]}
