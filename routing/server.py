@@ -29,7 +29,7 @@ from routing.proxy.control_plane.announce import Announcement, keep_announcing
 from routing.proxy.control_plane.observer import Observer
 from routing.proxy.control_plane.spool import Spool
 from routing.proxy.log import event, log_to_stderr
-from routing.proxy.loop.lasting import Background, keep_going
+from routing.proxy.loop.background import Background, keep_going
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
 from routing.proxy.single_process import SingleProcess

@@ -12,7 +12,7 @@ from itertools import islice
 
 from routing.core.types import PrefixHash, TargetId
 from routing.placement.routes import Route
-from routing.schema import OpeningSettings, ResidencySettings, TieredSettings
+from routing.schema import ResidencySettings, Tier1Settings, TieredSettings
 from routing.strategies.affinity_groups import AffinityGroups
 
 
@@ -40,4 +40,4 @@ def _homes(route: Route, opening: PrefixHash) -> int | None:
         return settings.replicas
     if isinstance(route.strategy, AffinityGroups):
         return len(route.strategy.plan().get(opening, ())) or 1
-    return 1 if isinstance(settings, OpeningSettings | ResidencySettings) else None
+    return 1 if isinstance(settings, Tier1Settings | ResidencySettings) else None

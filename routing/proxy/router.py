@@ -29,9 +29,9 @@ from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, Swap
-from routing.proxy.decisions.openings import OpeningSampler
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import DecisionRing
+from routing.proxy.decisions.shapes import ShapeSampler
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.exchange import Exchange
 from routing.proxy.exchanges.gates import Gates
@@ -95,7 +95,7 @@ class Router:
         self._upkeep = Upkeep(self)
         self.metrics = Metrics()
         self.decisions = DecisionRing()
-        self.openings = OpeningSampler()
+        self.shape_sampler = ShapeSampler()
         self.store = ConfigStore(self.prepare, files, signatures)
         self.serving: Serving | None = None
         self.clients: set[Client] = set()

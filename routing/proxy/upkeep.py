@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from routing.proxy.loop.lasting import Background, Ticks
+from routing.proxy.loop.background import Background
+from routing.proxy.loop.periodic import Periodic
 
 if TYPE_CHECKING:
     from routing.proxy.router import Router
@@ -21,7 +22,7 @@ class Upkeep:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._ticks = Ticks(Background.UPKEEP, TICK_S, self._tick)
+        self._ticks = Periodic(Background.UPKEEP, TICK_S, self._tick)
 
     def start(self) -> None:
         """Begin, if that has not happened yet."""

@@ -72,7 +72,7 @@ class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
     name: ClassVar[str] = "session_affinity"
 
 
-class OpeningSettings(BoundedLoad, frozen=True):
+class Tier1Settings(BoundedLoad, frozen=True):
     """Settings shared by the strategies that go by the tier-1 prefix; a pool's or group's ``tier1`` comes before."""
 
     boundary: BoundaryKind = Boundary.AUTO
@@ -87,13 +87,13 @@ class OpeningSettings(BoundedLoad, frozen=True):
         return Tier1(boundary, self.boundary_bytes, self.boundary_messages, self.boundary_marker)
 
 
-class PrefixHashSettings(OpeningSettings, tag="prefix_hash", frozen=True):
+class PrefixHashSettings(Tier1Settings, tag="prefix_hash", frozen=True):
     """Home order on the tier-1 prefix."""
 
     name: ClassVar[str] = "prefix_hash"
 
 
-class TieredSettings(OpeningSettings, tag="tiered", frozen=True):
+class TieredSettings(Tier1Settings, tag="tiered", frozen=True):
     """A few replicas for each tier-1 prefix, and among them home order on the conversation."""
 
     name: ClassVar[str] = "tiered"
@@ -103,7 +103,7 @@ class TieredSettings(OpeningSettings, tag="tiered", frozen=True):
     ] = 2
 
 
-class AffinityGroupsSettings(OpeningSettings, tag="affinity_groups", frozen=True):
+class AffinityGroupsSettings(Tier1Settings, tag="affinity_groups", frozen=True):
     """Replicas of its own for each hot tier-1 prefix, as many as its share of the traffic; the rest for the others."""
 
     name: ClassVar[str] = "affinity_groups"

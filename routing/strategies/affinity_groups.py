@@ -5,7 +5,7 @@ replicas of its home order that no hotter one owns, in proportion to its share; 
 others. Where some requests may use other replicas than the rest, as an adapter's do, they have a plan of their own. A
 plan is looked at again every ``REVIEW`` requests and changes slowly: an opening stays hot until it falls
 below ``COOL`` of the ratio, and gains or loses a replica only where its share is well off its number, as
-``core/groups/division.py`` has it, because every change makes somebody cold. On its own replicas a hot opening is warm
+``core/traffic`` has it, because every change makes somebody cold. On its own replicas a hot opening is warm
 everywhere, so there conversations are spread: the tier-2 key picks one by a jump hash, which moves few of them when
 replicas are added or taken away (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014). Where
 that one has more work than the least loaded by more than the whole prompt, moving is cheaper even if everything was
@@ -18,11 +18,11 @@ from __future__ import annotations
 from typing import Final
 
 from routing.core.fleet import Fleet
-from routing.core.groups.division import FEW, stepped
-from routing.core.groups.shares import Shares
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
+from routing.core.traffic.apportionment import FEW, stepped
+from routing.core.traffic.shares import Shares
 from routing.core.types import Choice, PrefixHash, Reason, TargetId
 from routing.schema import AffinityGroupsSettings
 from routing.strategies.strategy import Keys

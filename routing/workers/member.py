@@ -16,7 +16,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.log import event
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.exposition import Families, parse
-from routing.workers.messages import Orders, Preparation, Seen, as_plain
+from routing.workers.messages import Orders, Preparation, WorkerStatus, as_plain
 from routing.workers.sequence import KeptBook
 
 START_S = 30.0  # in which a worker begins to answer
@@ -69,12 +69,12 @@ class Member:
 
     async def begin(self) -> None:
         """Wait until it answers."""
-        await self.look(timeout_s=START_S)
+        await self.poll(timeout_s=START_S)
         self.has_begun = True
 
-    async def look(self, *, timeout_s: float = ANSWER_S) -> None:
+    async def poll(self, *, timeout_s: float = ANSWER_S) -> None:
         """See how it is."""
-        seen = msgspec.convert(await self.channel.ask("look", timeout_s=timeout_s), Seen)
+        seen = msgspec.convert(await self.channel.ask("look", timeout_s=timeout_s), WorkerStatus)
         self.figures = parse(seen.metrics)
         self.rows, self.in_flight = seen.replicas, seen.in_flight
         self.first, self.last = seen.first_decision, max(self.last, seen.last_decision)
@@ -123,7 +123,7 @@ class Member:
         """Let it accept nothing more and wait until it is idle; then see it a last time."""
         with suppress(*GONE, DeclinedError):
             await self.channel.ask("drain", linger_s, timeout_s=timeout_s)
-            await self.look()
+            await self.poll()
 
     async def kept(self) -> KeptBook:
         """Its decisions, to be read when it has ended."""

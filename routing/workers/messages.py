@@ -31,7 +31,7 @@ class Preparation(Struct, frozen=True):
     columns: dict[str, int]  # of the board, by replica
 
 
-class Seen(Struct, frozen=True):
+class WorkerStatus(Struct, frozen=True):
     """A worker at one moment."""
 
     metrics: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from routing.core.types import TargetId
-from routing.proxy.loop.lasting import Background, Ticks
+from routing.proxy.loop.background import Background
+from routing.proxy.loop.periodic import Periodic
 from routing.proxy.router import Router
 from routing.workers.board import Board, first_cell
 
@@ -30,7 +31,7 @@ class SharedLoads:
         self._sums: list[int] = []  # of those, cell by cell
         self._position: int | None = None  # in the load book's journal; None: write everything
         self._waiting: set[TargetId] = set()  # replicas where a prompt of ours is being prefilled
-        self._ticks = Ticks(Background.LOADS, PERIOD_S, self.exchange)
+        self._ticks = Periodic(Background.LOADS, PERIOD_S, self.exchange)
         self.use({})
 
     def use(self, columns: Mapping[str, int]) -> None:

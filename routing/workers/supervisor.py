@@ -21,16 +21,16 @@ from typing import Any
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.log import defect, event
-from routing.proxy.loop.lasting import Background, keep_going
+from routing.proxy.loop.background import Background, keep_going
 from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
 from routing.proxy.sockets.tls import TlsFiles
 from routing.proxy.stopping import LINGER_S
 from routing.workers.board import Board
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
-from routing.workers.looks import Looks
 from routing.workers.member import ANSWER_S, GONE, Member, or_kill
 from routing.workers.messages import Orders
+from routing.workers.polling import WorkerPoller
 from routing.workers.sequence import DecisionSequence
 from routing.workers.shared_configuration import SharedConfiguration
 
@@ -61,7 +61,7 @@ class Supervisor:
         self.store = self.configuration.store
         self.counts = Counts()
         self.sequence = DecisionSequence()
-        self.looks = Looks(lambda: self.members, self.sequence, self._share_sockets)
+        self.poller = WorkerPoller(lambda: self.members, self.sequence, self._share_sockets)
         self.restarts = 0
         self.is_stopping = False  # not ready any more, though workers are still replaced and accept
         self.is_draining = False  # nor do they accept
@@ -124,7 +124,7 @@ class Supervisor:
         self._is_open = True
         await self._note_change()
         await self._share_sockets()
-        self._spawn(keep_going(Background.WORKERS, self.looks.keep_looking))
+        self._spawn(keep_going(Background.WORKERS, self.poller.keep_polling))
         self._begin_to_roll()
 
     def roll(self) -> None:
@@ -307,7 +307,7 @@ class Supervisor:
     async def _retire(self, member: Member) -> None:
         """Drain a worker, take over its decisions, and end it."""
         await member.drain(LINGER_S, timeout_s=self.configuration.drain_timeout_s + ANSWER_S)
-        self.looks.note(member)
+        self.poller.note(member)
         self.sequence.replace(member, await member.kept())
         await member.end()
 

@@ -23,7 +23,7 @@ from routing.workers.shared_configuration import NO_WORKER
 from routing.workers.supervisor import Supervisor
 
 TAKE_S = 3.0  # that a configuration waits for workers that start: less than whoever pushes it waits
-LOOK_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
+POLL_S = 1.0  # that an answer waits for a worker's figures; then those seen last have to do
 _BY_HEALTH = ("down", "up", "unknown")  # the first that any worker found
 _BY_BREAKER = (State.OPEN, State.HALF_OPEN, State.CLOSED)
 _SUMS = ("running", "waiting_tokens", "connections")
@@ -72,7 +72,7 @@ class WorkersView:
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
         supervisor = self._supervisor
-        await supervisor.looks.look(LOOK_S)
+        await supervisor.poller.poll(POLL_S)
         present = [member.figures for member in supervisor.members]
         total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
@@ -84,7 +84,7 @@ class WorkersView:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
-        await self._supervisor.looks.look(LOOK_S)
+        await self._supervisor.poller.poll(POLL_S)
         return await self.seen_replicas()
 
     async def seen_replicas(self) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class WorkersView:
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first by when the parent learned of them."""
-        await self._supervisor.looks.look(LOOK_S)
+        await self._supervisor.poller.poll(POLL_S)
         return await self._supervisor.sequence.after(after, limit, ratio)
 
     async def explain(self, asked: bytes) -> dict[str, Any]:

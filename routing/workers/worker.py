@@ -32,7 +32,7 @@ from routing.proxy.sockets.tls import Tls
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
 from routing.workers.channel import Channel, DeclinedError
-from routing.workers.messages import Orders, Preparation, Seen, as_plain
+from routing.workers.messages import Orders, Preparation, WorkerStatus, as_plain
 from routing.workers.shared_loads import SharedLoads
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Worker:
         rows = await self._view.replicas()
         text = "\n".join(await in_turns(self._view.figures(rows)))
         ring = self.router.decisions
-        return as_plain(Seen(text, rows, self.router.in_flight, ring.first, ring.last))
+        return as_plain(WorkerStatus(text, rows, self.router.in_flight, ring.first, ring.last))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """Those from one number to another that are still there, or the first of them: a page."""

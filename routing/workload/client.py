@@ -52,7 +52,7 @@ _chunks = msgspec.json.Decoder(Chunk)
 
 
 @dataclass(slots=True)
-class Seen:
+class ChatResult:
     """What came back."""
 
     error: str | None = None  # its kind; None: a whole answer
@@ -73,9 +73,9 @@ class ChatClient:
     http: aiohttp.ClientSession
     url: str
 
-    async def send(self, body: bytes, headers: dict[str, str]) -> Seen:
+    async def send(self, body: bytes, headers: dict[str, str]) -> ChatResult:
         """One streamed request. Never raises for what the other side does."""
-        seen = Seen()
+        seen = ChatResult()
         started_s = time.perf_counter()
         try:
             async with self.http.post(self.url, data=body, headers=headers) as response:
@@ -94,7 +94,7 @@ class ChatClient:
             seen.error = "malformed"
         return seen
 
-    async def _read(self, response: aiohttp.ClientResponse, seen: Seen, started_s: float) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, seen: ChatResult, started_s: float) -> None:
         pieces: list[str] = []
         pending = b""
         is_done = False
@@ -109,7 +109,7 @@ class ChatClient:
             seen.error = "broken"
 
     @staticmethod
-    def _take(event: bytes, seen: Seen, pieces: list[str]) -> bool:
+    def _take(event: bytes, seen: ChatResult, pieces: list[str]) -> bool:
         """Read one event; whether it is the stream's last."""
         if not event.startswith(b"data: "):
             return False

@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from routing.workload.job import Job
-from routing.workload.words import tokens_of_text
+from routing.workload.words import text_of_tokens
 
 DEFAULT_RATE = 5.0  # requests/s of all groups
 # Sessions begun so long before the start are already going on: the rate is right from the first second.
@@ -68,7 +68,7 @@ class Session:
 
     def _user(self, index: int) -> dict[str, str]:
         turn = self.turns[index]
-        return {"role": "user", "content": tokens_of_text(turn.text_key, turn.prompt_tokens)}
+        return {"role": "user", "content": text_of_tokens(turn.text_key, turn.prompt_tokens)}
 
 
 Maker = Callable[[random.Random, str], Session]
@@ -142,7 +142,7 @@ def _chat(rng: random.Random, number: str) -> Session:
     turns = [_chat_turn(rng, number, 0)]
     while rng.random() < CHAT_GOES_ON:
         turns.append(_chat_turn(rng, number, len(turns)))
-    return Session("chat", f"chat-{number}", tokens_of_text("chat system", CHAT_SYSTEM_TOKENS), turns)
+    return Session("chat", f"chat-{number}", text_of_tokens("chat system", CHAT_SYSTEM_TOKENS), turns)
 
 
 def _chat_turn(rng: random.Random, number: str, index: int) -> Turn:
@@ -164,11 +164,11 @@ def _tools(team: int) -> tuple[dict[str, Any], ...]:
             "type": "function",
             "function": {
                 "name": f"team{team}_tool{number}",
-                "description": tokens_of_text(f"tool {team} {number}", 160),
+                "description": text_of_tokens(f"tool {team} {number}", 160),
                 "parameters": {
                     "type": "object",
                     "properties": {
-                        name: {"type": "string", "description": tokens_of_text(f"{team} {number} {name}", 12)}
+                        name: {"type": "string", "description": text_of_tokens(f"{team} {number} {name}", 12)}
                         for name in ("path", "query")
                     },
                     "required": ["path"],
@@ -186,7 +186,7 @@ def _coding(rng: random.Random, number: str) -> Session:
         Turn(rng.uniform(4, 16) if index else 0.0, f"code {number} {index}", rng.randint(150, 700), rng.randint(30, 90))
         for index in range(rng.randint(6, 14))
     ]
-    return Session("coding-assistant", f"code-{number}", tokens_of_text(f"team {team}", 400), turns, _tools(team))
+    return Session("coding-assistant", f"code-{number}", text_of_tokens(f"team {team}", 400), turns, _tools(team))
 
 
 # --- retrieval ---------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _coding(rng: random.Random, number: str) -> Session:
 def _retrieval(rng: random.Random, number: str) -> Session:
     """A question or three about one document, which is part of the system prompt."""
     document = _popular(rng, DOCUMENTS, 0.6)
-    system = tokens_of_text(f"document {document}", DOCUMENT_TOKENS)
+    system = text_of_tokens(f"document {document}", DOCUMENT_TOKENS)
     turns = [
         Turn(rng.uniform(8, 30) if index else 0.0, f"ask {number} {index}", rng.randint(20, 120), rng.randint(40, 120))
         for index in range(rng.choice((1, 1, 2, 3)))
@@ -209,7 +209,7 @@ def _retrieval(rng: random.Random, number: str) -> Session:
 def _summary(rng: random.Random, number: str) -> Session:
     """One new text behind instructions that one in twelve shares."""
     template = rng.randrange(TEMPLATES)
-    system = tokens_of_text(f"template {template}", TEMPLATE_TOKENS)
+    system = text_of_tokens(f"template {template}", TEMPLATE_TOKENS)
     turn = Turn(0.0, f"text {number}", rng.randint(400, 1600), rng.randint(60, 140))
     return Session("batch-summaries", None, system, [turn])
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from routing.workload.client import ChatClient, Seen
+from routing.workload.client import ChatClient, ChatResult
 from routing.workload.job import Job, Script, Workload
 from routing.workload.tally import Tally, total
 
@@ -128,7 +128,7 @@ class Player:
                     await conversation.turned.wait()
         return len(conversation.answers) == job.turn and not conversation.is_broken
 
-    async def _send(self, job: Job, conversation: Conversation) -> Seen:
+    async def _send(self, job: Job, conversation: Conversation) -> ChatResult:
         body = _encode(job.body(self._limits.model, conversation.answers))
         headers = {"Content-Type": "application/json", "X-Task-Group": job.script.group}
         if job.script.session_id is not None:
@@ -137,7 +137,7 @@ class Player:
             tally.requests += 1
         return await self._client.send(body, headers)
 
-    def _take(self, job: Job, conversation: Conversation, seen: Seen) -> None:
+    def _take(self, job: Job, conversation: Conversation, seen: ChatResult) -> None:
         self._failures = self._failures + 1 if seen.is_unreachable else 0
         conversation.answers.append(seen.text)
         conversation.is_broken = seen.error is not None
@@ -158,7 +158,7 @@ class Player:
         }
 
 
-def _count(tally: Tally, seen: Seen) -> None:
+def _count(tally: Tally, seen: ChatResult) -> None:
     if seen.error is None:
         tally.ok += 1
     else:

@@ -42,6 +42,6 @@ def passage(key: str, size: int) -> str:
     return text[:size]
 
 
-def tokens_of_text(key: str, tokens: int) -> str:
+def text_of_tokens(key: str, tokens: int) -> str:
     """A passage of about so many tokens."""
     return passage(key, max(1, tokens) * TOKEN_BYTES)

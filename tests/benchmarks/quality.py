@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from routing.schema import Boundary, OpeningSettings, SessionAffinitySettings, Settings
+from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
 from routing.simulation.whatif.engine import EngineModel
 from routing.simulation.whatif.forest import Forest
@@ -121,7 +121,7 @@ def all_settings(names: Sequence[str] = (), boundary_bytes: int | None = None) -
     for kind in STRATEGIES:
         if kind is SessionAffinitySettings or (names and kind.name not in names):
             continue
-        if issubclass(kind, OpeningSettings) and boundary_bytes is not None:
+        if issubclass(kind, Tier1Settings) and boundary_bytes is not None:
             yield kind(boundary=Boundary.BYTES, boundary_bytes=boundary_bytes)
         else:
             yield kind()

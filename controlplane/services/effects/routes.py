@@ -53,7 +53,7 @@ class Route:
         said = (self.group.tier1 if self.group else None) or self.pool.tier1
         if said is not None:
             return said
-        return self.settings.tier1 if isinstance(self.settings, schema.OpeningSettings) else None
+        return self.settings.tier1 if isinstance(self.settings, schema.Tier1Settings) else None
 
     @cached_property
     def replicas(self) -> tuple[schema.ReplicaConfig, ...]:

@@ -60,7 +60,7 @@ def change_of_setting(field: str, before: Route, after: Route) -> Consequence | 
 
 def by_openings(route: Route) -> bool:
     """Whether a route's homes are found from the tier-1 prefix."""
-    return isinstance(route.settings, schema.OpeningSettings)
+    return isinstance(route.settings, schema.Tier1Settings)
 
 
 def _to_residency(known: bool) -> Consequence:

@@ -195,7 +195,7 @@ def _below_block(route: Route) -> str | None:
 
 def _no_marker(route: Route) -> str | None:
     kind = route.settings
-    if not isinstance(kind, schema.OpeningSettings) or kind.boundary is not schema.Boundary.MARKER:
+    if not isinstance(kind, schema.Tier1Settings) or kind.boundary is not schema.Boundary.MARKER:
         return None
     return (
         None if kind.boundary_marker else "The boundary is marker, and boundary_marker says none: that comes to auto."
@@ -205,7 +205,7 @@ def _no_marker(route: Route) -> str | None:
 def _not_asked(route: Route) -> str | None:
     kind = route.settings
     said = (route.group.tier1 if route.group else None) or route.pool.tier1
-    if said is None or not isinstance(kind, schema.OpeningSettings) or kind.tier1 == schema.Tier1():
+    if said is None or not isinstance(kind, schema.Tier1Settings) or kind.tier1 == schema.Tier1():
         return None
     owner = route.who if route.group and route.group.tier1 else f"pool {route.pool.name}"
     return f"Where openings of {route.who} end is said by tier1 of {owner}, so the policy's own boundary is not asked."

@@ -1,7 +1,7 @@
 """A pool's replicas, divided among its task groups by their parts of its traffic.
 
 Theory of operation. Requests are counted by group with decay, the pool's own as one group more. Every ``REVIEW``
-requests each group's number of replicas is looked at again (``division.py``). A group with hardly any traffic has none
+requests each group's number of replicas is looked at again (``core/traffic``). A group with hardly any traffic has none
 of its own: it is a guest at the first replica of its home order, whoever has that. A group's set is made of configured,
 active replicas; for one that is down or excluded the next of the group's home order that is not stands in, only as long
 as that lasts, so nobody else's set moves. Hence no group is ever without a replica while any is up.
@@ -16,11 +16,11 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from routing.core.fleet import Fleet
-from routing.core.groups.division import FEW, divided, stepped, trimmed
-from routing.core.groups.shares import Shares
 from routing.core.homes.shared_rings import shared_ring
 from routing.core.loads.candidates import Candidates
 from routing.core.prompt.prefix import PrefixHasher
+from routing.core.traffic.apportionment import FEW, divided, stepped, trimmed
+from routing.core.traffic.shares import Shares
 from routing.core.types import ReplicaId, TargetId
 from routing.schema import AutoReplicas, PoolConfig, ReplicaState
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routing.core.prompt.prefix import DEFAULT_TIER1
-from routing.schema import OpeningSettings, PolicyConfig, PoolConfig, Settings, TaskGroupConfig, Tier1
+from routing.schema import PolicyConfig, PoolConfig, Settings, TaskGroupConfig, Tier1, Tier1Settings
 
 
 def policy_of(pool: PoolConfig, group: TaskGroupConfig | None) -> PolicyConfig:
@@ -18,5 +18,5 @@ def said_tier1(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1 | None:
 
 def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None, settings: Settings) -> Tier1:
     """Where tier 1 ends: where the group says, else the pool, else the policy's settings, else the default."""
-    of_policy = settings.tier1 if isinstance(settings, OpeningSettings) else DEFAULT_TIER1
+    of_policy = settings.tier1 if isinstance(settings, Tier1Settings) else DEFAULT_TIER1
     return said_tier1(pool, group) or of_policy

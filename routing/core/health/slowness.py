@@ -38,7 +38,7 @@ HALF_LIFE_S: Final = 10.0  # of a peer's lateness: one that has just caught up w
 SMOOTHING: Final = 0.5  # what the latest look counts of a pace
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """One replica at one moment, in seconds."""
 
     late_s: float = 0.0  # that ``FEWEST`` streams are late at least, or the one of a probe
@@ -48,14 +48,14 @@ class Look(NamedTuple):
     is_probed: bool = False
 
 
-def look(
+def observation(
     lates_s: Sequence[float],
     silences_s: Sequence[float],
     prefill_s: float = 0.0,
     *,
     ended_s: float = inf,
     is_probed: bool = False,
-) -> Look:
+) -> Observation:
     """Of each stream that waits, how late it is; of each one under way, how long it has been silent.
 
     ``ended_s``: since an answer there was complete. Where that is under ``RECENT_S`` and nothing is under way, answers
@@ -64,7 +64,9 @@ def look(
     fewest = 1 if is_probed else FEWEST
     late_s = sorted(lates_s, reverse=True)[fewest - 1] if len(lates_s) >= fewest else 0.0
     measure_s = median(silences_s) if silences_s else 0.0 if ended_s < RECENT_S else None
-    return Look(max(0.0, late_s), measure_s if len(silences_s) >= fewest else None, measure_s, prefill_s, is_probed)
+    return Observation(
+        max(0.0, late_s), measure_s if len(silences_s) >= fewest else None, measure_s, prefill_s, is_probed
+    )
 
 
 class Slowness:
@@ -76,7 +78,7 @@ class Slowness:
         self._trickles_since: dict[ReplicaId, float] = {}
 
     def judge(
-        self, looks: Mapping[ReplicaId, Look], stall_s: float, now_s: float, held: Callable[[ReplicaId], float]
+        self, looks: Mapping[ReplicaId, Observation], stall_s: float, now_s: float, held: Callable[[ReplicaId], float]
     ) -> Iterator[tuple[ReplicaId, str]]:
         """Who is too slow, and why. O(replicas); where somebody might be, they are put in order once."""
         self._remember(looks, now_s)
@@ -96,7 +98,7 @@ class Slowness:
             ):
                 yield replica, f"its streams wait {seen.late_s:.1f} s longer than their prefill takes"
 
-    def _remember(self, looks: Mapping[ReplicaId, Look], now_s: float) -> None:
+    def _remember(self, looks: Mapping[ReplicaId, Observation], now_s: float) -> None:
         for known in (self._lates, self._paces, self._trickles_since):
             for replica in known.keys() - looks.keys():
                 del known[replica]
@@ -109,7 +111,7 @@ class Slowness:
                 before = self._paces.get(replica, seen.measure_s)
                 self._paces[replica] = before + SMOOTHING * (seen.measure_s - before)
 
-    def _trickles(self, replica: ReplicaId, seen: Look, paces: _Peers, now_s: float) -> float:
+    def _trickles(self, replica: ReplicaId, seen: Observation, paces: _Peers, now_s: float) -> float:
         """For how many seconds it has trickled."""
         if seen.pace_s is not None:
             pace_s = self._paces[replica]

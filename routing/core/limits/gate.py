@@ -20,7 +20,7 @@ MAX_RETRY_AFTER_S: Final = 60
 PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two ends
 
 
-class Refused(StrEnum):
+class RefusalCause(StrEnum):
     """Why somebody in line is not let in."""
 
     FULL = "full"  # the line was
@@ -40,7 +40,7 @@ class Waiter(Protocol):
         """There is room now, and it is taken. Must not call back into the gate."""
         ...
 
-    def turned_away(self, gate: Gate, why: Refused) -> None:
+    def turned_away(self, gate: Gate, why: RefusalCause) -> None:
         """There is none. Must not call back into the gate."""
         ...
 
@@ -51,7 +51,7 @@ class Gate:
     def __init__(self, config: ConcurrencyConfig, clock: Callable[[], float], share: float = 1.0) -> None:
         self.running = 0
         self.waiting = 0
-        self.refused = dict.fromkeys(Refused, 0)
+        self.refused = dict.fromkeys(RefusalCause, 0)
         self._clock = clock
         self._lines: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # since when each waits
         self._gap_s: float | None = None  # between two ends of a full gate, on average; None until two were seen
@@ -76,7 +76,7 @@ class Gate:
             self.running += 1
             return True
         if self.waiting >= self._max_waiting and not self._displace(waiter.priority):
-            self._turn_away(waiter, Refused.FULL)
+            self._turn_away(waiter, RefusalCause.FULL)
         else:
             self._lines[waiter.priority][waiter] = self._clock()
             self.waiting += 1
@@ -106,7 +106,7 @@ class Gate:
         before = self._clock() - self._max_wait_s
         for line in self._lines:
             while line and (first := next(iter(line.items())))[1] <= before:
-                self._remove(line, first[0], Refused.TIMEOUT)
+                self._remove(line, first[0], RefusalCause.TIMEOUT)
 
     @property
     def retry_after_s(self) -> int:
@@ -128,15 +128,15 @@ class Gate:
         """Make room in line for somebody of this priority; False if nobody there is less urgent."""
         for line in reversed(self._lines[priority + 1 :]):
             if line:
-                self._remove(line, next(reversed(line)), Refused.DISPLACED)
+                self._remove(line, next(reversed(line)), RefusalCause.DISPLACED)
                 return True
         return False
 
-    def _remove(self, line: dict[Waiter, float], waiter: Waiter, why: Refused) -> None:
+    def _remove(self, line: dict[Waiter, float], waiter: Waiter, why: RefusalCause) -> None:
         del line[waiter]
         self.waiting -= 1
         self._turn_away(waiter, why)
 
-    def _turn_away(self, waiter: Waiter, why: Refused) -> None:
+    def _turn_away(self, waiter: Waiter, why: RefusalCause) -> None:
         self.refused[why] += 1
         waiter.turned_away(self, why)

@@ -17,7 +17,7 @@ from routing.proxy.router import Router
 from routing.proxy.serving import Serving
 
 
-class Explained(Struct):
+class ExplainRequest(Struct):
     """A request to explain: what a client would have sent."""
 
     path: str
@@ -29,14 +29,14 @@ class Explained(Struct):
 def explain(router: Router, asked: bytes) -> dict[str, Any]:
     """The decision as JSON; RefusalError if the request gets none, or if ``asked`` is none."""
     try:
-        return _explained(router, msgspec.json.decode(asked, type=Explained))
+        return _explained(router, msgspec.json.decode(asked, type=ExplainRequest))
     except RoutingError as error:
         raise refusal_of(error) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusalError(422, str(error)) from None
 
 
-def _explained(router: Router, request: Explained) -> dict[str, Any]:
+def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     serving = router.serving
     if serving is None:
         raise RefusalError(503, "no configuration yet")
@@ -46,14 +46,14 @@ def _explained(router: Router, request: Explained) -> dict[str, Any]:
     if len(memoryview(request.body)) > serving.limits.max_body_bytes:
         raise RefusalError(413, "body: larger than a client's may be")
     asked = _as_request(request, serving)
-    wanted = admitted_request(asked, serving.admission)
-    decision = serving.placement.decide(wanted, router.health)
-    record = Record.of(decision, asked.request_id, wanted.prompt.tokens)
+    placement_request = admitted_request(asked, serving.admission)
+    decision = serving.placement.decide(placement_request, router.health)
+    record = Record.of(decision, asked.request_id, placement_request.prompt.tokens)
     return record.as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
-        "trial": serving.placement.verdict(decision, wanted),
-        "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, wanted)),
+        "trial": serving.placement.verdict(decision, placement_request),
+        "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, placement_request)),
         "group_replicas": _group_replicas(decision),
         "refused": decision.choice.refused,
         "bound": decision.choice.bound,
@@ -61,7 +61,7 @@ def _explained(router: Router, request: Explained) -> dict[str, Any]:
     }
 
 
-def _as_request(asked: Explained, serving: Serving) -> Request:
+def _as_request(asked: ExplainRequest, serving: Serving) -> Request:
     """The request that a client would have sent; RefusalError for a key that nobody has."""
     headers = {name.lower(): value for name, value in asked.headers.items()}
     head = Head(b"POST", asked.path.encode(), http11=True)

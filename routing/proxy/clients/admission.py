@@ -41,33 +41,35 @@ class Admission:
             config.access is None and not has_aliases and all(caps == _DEFAULT for caps in self._caps.values())
         )
 
-    def admitted(self, request: Request, parsed: ParsedBody | None, wanted: PlacementRequest) -> PlacementRequest:
+    def admitted(
+        self, request: Request, parsed: ParsedBody | None, placement_request: PlacementRequest
+    ) -> PlacementRequest:
         """The request as it is placed, its body as it is sent; RefusalError or BodyError for what may not be.
 
         ``parsed`` is None where there is no prompt.
         """
         grant = request.grant
         if grant is not None:
-            wanted = _with_key(grant, wanted)
+            placement_request = _with_key(grant, placement_request)
             if parsed is not None:
-                self._check_model(grant, wanted.model)
+                self._check_model(grant, placement_request.model)
         if parsed is None and (grant is None or grant.groups is None):
-            return wanted
-        served = self._models.served(wanted.model)
-        group, _ = self._matcher.group(served, wanted)
-        if wanted.key_groups is not None and group is None:
+            return placement_request
+        served = self._models.served(placement_request.model)
+        group, _ = self._matcher.group(served, placement_request)
+        if placement_request.key_groups is not None and group is None:
             raise RefusalError(403, "the request is of no task group that its API key may use")
         if parsed is None:
-            return wanted
+            return placement_request
         caps = self._caps[served.pool.name, group.name if group else ""]
         check_caps(parsed, caps)
         if caps.max_tokens is not None and (length := length_to_add(parsed, caps.max_tokens)):
             request.body = with_member(request.body, *length)
-        if wanted.model is not None and wanted.model != served.name:
+        if placement_request.model is not None and placement_request.model != served.name:
             request.body = with_member(request.body, "model", served.name)
-        if wanted.tenant:
-            request.body = with_member(request.body, "cache_salt", wanted.tenant)
-        return wanted
+        if placement_request.tenant:
+            request.body = with_member(request.body, "cache_salt", placement_request.tenant)
+        return placement_request
 
     def _check_model(self, grant: Grant, model: str | None) -> None:
         """A key for some models is good under their aliases too; RefusalError for all others."""
@@ -83,9 +85,9 @@ class Admission:
             return None
 
 
-def _with_key(grant: Grant, wanted: PlacementRequest) -> PlacementRequest:
+def _with_key(grant: Grant, placement_request: PlacementRequest) -> PlacementRequest:
     """The request under its key, and under its tenant's salt: nothing of it in common with anybody else's."""
-    salt = grant.salt(wanted.prompt.salt)
-    prompt = wanted.prompt if salt is None else wanted.prompt.salted(salt)
-    named = wanted.model, wanted.group, wanted.session_key
+    salt = grant.salt(placement_request.prompt.salt)
+    prompt = placement_request.prompt if salt is None else placement_request.prompt.salted(salt)
+    named = placement_request.model, placement_request.group, placement_request.session_key
     return PlacementRequest(*named, prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups)

@@ -18,14 +18,14 @@ from routing.proxy.control_plane.spool import Spool
 LOOK_S = 1.0
 
 
-class Seen(NamedTuple):
+class ReplicaStatus(NamedTuple):
     """A replica at one look."""
 
     is_down: bool  # its health check fails
     is_out: bool  # its breaker keeps requests away
 
 
-WELL = Seen(is_down=False, is_out=False)
+WELL = ReplicaStatus(is_down=False, is_out=False)
 
 
 class Observer:
@@ -34,7 +34,7 @@ class Observer:
     def __init__(self, view: View, spool: Spool, version: str) -> None:
         self._view = view
         self._spool = spool
-        self._replicas: dict[tuple[str, str], Seen] = {}
+        self._replicas: dict[tuple[str, str], ReplicaStatus] = {}
         self._epoch: int | None = None
         spool.add("router_started", version=version)
         self._note_configuration()
@@ -52,7 +52,7 @@ class Observer:
             return
         rows = {(row["pool"], row["name"]): row for row in await self._view.seen_replicas()}
         now = {
-            name: Seen(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
+            name: ReplicaStatus(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
             for name, row in rows.items()
         }
         for name, seen in now.items():

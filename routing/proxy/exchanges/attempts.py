@@ -30,13 +30,13 @@ TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
 class Attempts:
     """The tries of one request that failed, from the first on. ``record`` names the replica that has it."""
 
-    __slots__ = ("_record", "_retried_busy", "_retried_stale", "_router", "_serving", "_tried", "_wanted", "held")
+    __slots__ = ("_record", "_request", "_retried_busy", "_retried_stale", "_router", "_serving", "_tried", "held")
 
-    def __init__(self, router: Router, serving: Serving, wanted: PlacementRequest, record: Record) -> None:
+    def __init__(self, router: Router, serving: Serving, request: PlacementRequest, record: Record) -> None:
         self.held = b""  # of an error answer
         self._router = router
         self._serving = serving
-        self._wanted = wanted
+        self._request = request
         self._record = record
         self._tried: set[ReplicaId] = set()
         self._retried_stale = self._retried_busy = False
@@ -103,8 +103,8 @@ class Attempts:
         """A replica that was not tried; where there is none, one that was to warm up first. NoReplicaError."""
         decide, health = self._serving.placement.decide, self._router.health
         try:
-            return decide(self._wanted, health, self._tried)
+            return decide(self._request, health, self._tried)
         except NoReplicaError as missing:
             if not self._router.cuts_warm_ups_short(missing):
                 raise
-        return decide(self._wanted, health, self._tried)
+        return decide(self._request, health, self._tried)

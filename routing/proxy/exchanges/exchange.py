@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from routing.core.prompt.parsing import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
-from routing.proxy.decisions.openings import opening_of
 from routing.proxy.decisions.record import Record
+from routing.proxy.decisions.shapes import shape_json
 from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.answer_reading import is_given_up, said_by, was_aborted
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
@@ -58,6 +58,7 @@ class Exchange:
         "_is_probe_over",
         "_is_stream",
         "_passage",
+        "_placement_request",
         "_pool",
         "_record",
         "_request",
@@ -66,12 +67,11 @@ class Exchange:
         "_state",
         "_ticket",
         "_upstream",
-        "_wanted",
     )
 
-    __deletable__ = ("_wanted", "_decision")  # for mypyc
+    __deletable__ = ("_placement_request", "_decision")  # for mypyc
 
-    _wanted: PlacementRequest  # until the first byte, as the decision
+    _placement_request: PlacementRequest  # until the first byte, as the decision
     _decision: Decision
     _record: Record  # once placed, as the ticket
     _ticket: Ticket
@@ -98,8 +98,8 @@ class Exchange:
         """Place the request and send it; whatever is wrong with it is answered at once."""
         request = self._request
         try:
-            self._wanted = admitted_request(request, self._serving.admission)
-            decision = self._serving.placement.decide(self._wanted, self._router.health)
+            self._placement_request = admitted_request(request, self._serving.admission)
+            decision = self._serving.placement.decide(self._placement_request, self._router.health)
             if self._router.gates is None or self._may_go(self._router.gates, decision):
                 self._dispatch(decision)
         except NoReplicaError as missing:
@@ -129,7 +129,7 @@ class Exchange:
 
     def _place(self) -> None:
         try:
-            decision = self._serving.placement.decide(self._wanted, self._router.health)
+            decision = self._serving.placement.decide(self._placement_request, self._router.health)
         except NoReplicaError as missing:
             self._nobody_up(missing)
             return
@@ -170,8 +170,8 @@ class Exchange:
         if self._is_placed:
             self._record.placed_again(decision)
         else:
-            request, prompt = self._request, self._wanted.prompt
-            is_described = self._router.openings.takes(decision, request.arrived_at)
+            request, prompt = self._request, self._placement_request.prompt
+            is_described = self._router.shape_sampler.takes(decision, request.arrived_at)
             self._record = Record.of(decision, request.request_id, prompt.tokens, weighed=is_described)
             self._router.placed(decision, request, prompt)
         self._ticket = self._serving.placement.dispatch(decision, is_retry=self._is_placed)
@@ -184,7 +184,7 @@ class Exchange:
         else:
             self._send(upstream)
         if is_described:
-            self._record.opening = opening_of(decision, self._request)
+            self._record.opening = shape_json(decision, self._request)
 
     def _connect(self) -> None:
         self._enter(CONNECTING)
@@ -301,7 +301,7 @@ class Exchange:
     def _failed(self) -> Attempts:
         """What has failed so far, from now on at least something."""
         if self._attempts is None:
-            self._attempts = Attempts(self._router, self._serving, self._wanted, self._record)
+            self._attempts = Attempts(self._router, self._serving, self._placement_request, self._record)
         return self._attempts
 
     def _goes_on(self, elsewhere: Decision | None) -> bool:
@@ -327,7 +327,7 @@ class Exchange:
         if self._is_probe and answer.status < TOO_MANY:
             self._is_probe_over = self._router.breakers.answered(ReplicaId(self._record.replica))
         self._delivery = delivery = Delivery(self._client, answer, said, is_aborted=is_aborted)
-        del self._wanted, self._decision
+        del self._placement_request, self._decision
         request.body = b""
         self._attempts = None
         keep_alive = request.head.keep_alive and not self._router.is_draining

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from routing.core.limits.gate import Gate, Refused
+from routing.core.limits.gate import Gate, RefusalCause
 from routing.proxy.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.metrics.histogram import Histogram
@@ -21,9 +21,9 @@ from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
 GateKey = tuple[str, str]  # pool, and task group or "" for the pool's own
 
 _SAID: Final = {
-    Refused.FULL: "too many requests are waiting already",
-    Refused.DISPLACED: "more urgent requests are waiting",
-    Refused.TIMEOUT: "the request has waited for too long",
+    RefusalCause.FULL: "too many requests are waiting already",
+    RefusalCause.DISPLACED: "more urgent requests are waiting",
+    RefusalCause.TIMEOUT: "the request has waited for too long",
 }
 
 
@@ -66,9 +66,9 @@ class Passage:
         self._passed += 1
         self._loop.call_soon(self._go_on)
 
-    def turned_away(self, gate: Gate, why: Refused) -> None:
+    def turned_away(self, gate: Gate, why: RefusalCause) -> None:
         """No way through."""
-        status = 503 if why is Refused.TIMEOUT else 429
+        status = 503 if why is RefusalCause.TIMEOUT else 429
         refusal = RefusalError(status, _SAID[why], retry_after_s=gate.retry_after_s)
         self._loop.call_soon(self._tell, refusal)
 

@@ -25,14 +25,14 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
     head = request.head
     prompt_path = PROMPT_PATHS.get(head.path)
     if prompt_path is None:
-        wanted = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
-        return wanted if admission.is_idle else admission.admitted(request, None, wanted)
+        placement_request = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
+        return placement_request if admission.is_idle else admission.admitted(request, None, placement_request)
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
-    wanted = PlacementRequest(parsed.model, head.task_group, head.session_id or session_key(parsed), prompt)
+    placement_request = PlacementRequest(parsed.model, head.task_group, head.session_id or session_key(parsed), prompt)
     if admission.is_idle and parsed.n is None and parsed.best_of is None:
-        return wanted
-    return admission.admitted(request, parsed, wanted)
+        return placement_request
+    return admission.admitted(request, parsed, placement_request)
 
 
 def refusal_of(error: RoutingError) -> RefusalError:

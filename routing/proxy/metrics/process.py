@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from routing.proxy.loop.lasting import failures
+from routing.proxy.loop.background import failures
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 
 _started_at: Final = time.time()

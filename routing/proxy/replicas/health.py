@@ -27,7 +27,7 @@ from itertools import count
 from routing.core.health.book import HealthBook
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
-from routing.proxy.loop.lasting import Background, keep_going
+from routing.proxy.loop.background import Background, keep_going
 from routing.proxy.replicas import held_adapters
 from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.asking import asked
@@ -77,26 +77,26 @@ class HealthChecks:
         self._came_up = came_up  # hears of each replica that was down and is up again
         self._progress_at = progress_at  # when a replica's answers last brought a byte, in loop time
         self._findings: dict[str, Finding] = {}
-        self._targets: dict[str, Checked] = {}  # by name, as the findings and the tasks
+        self._checked: dict[str, Checked] = {}  # by name, as the findings and the tasks
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def check_only(self, targets: list[Checked]) -> None:
+    def check_only(self, all_checked: list[Checked]) -> None:
         """Ask these replicas from now on, and no others. A replica that moved is a new one."""
-        wanted = {target.name: target for target in targets}
-        for name in self._targets.keys() - wanted.keys():
+        wanted = {checked.name: checked for checked in all_checked}
+        for name in self._checked.keys() - wanted.keys():
             self._tasks.pop(name).cancel()
             self._forget(name)
-        for name, target in wanted.items():
-            before = self._targets.get(name)
-            if before == target:
+        for name, checked in wanted.items():
+            before = self._checked.get(name)
+            if before == checked:
                 continue
             if before is not None:
                 self._tasks[name].cancel()
-                if before.address != target.address:
+                if before.address != checked.address:
                     self._forget(name)
-            self._targets[name] = target
+            self._checked[name] = checked
             self._findings.setdefault(name, Finding())
-            asking = keep_going(Background.HEALTH, partial(self._keep_asking, target))
+            asking = keep_going(Background.HEALTH, partial(self._keep_asking, checked))
             self._tasks[name] = asyncio.get_running_loop().create_task(asking)
 
     def finding(self, name: str) -> Finding:
@@ -123,60 +123,60 @@ class HealthChecks:
 
     def _forget(self, name: str) -> None:
         self._findings.pop(name, None)
-        self._targets.pop(name, None)
+        self._checked.pop(name, None)
         self._book.mark(ReplicaId(name), up=True)
         self._book.tell_adapters(ReplicaId(name), None)
 
-    async def _keep_asking(self, target: Checked) -> None:
-        finding, time = self._findings[target.name], asyncio.get_running_loop().time
+    async def _keep_asking(self, checked: Checked) -> None:
+        finding, time = self._findings[checked.name], asyncio.get_running_loop().time
         for turn in count():
             finding.ask_now.clear()
             was_refused, finding.was_refused = finding.was_refused, False
             began_at = time()
-            reason = await check_once(target)
+            reason = await check_once(checked)
             if reason is None:
-                if target.adapters and (not turn % held_adapters.EVERY or not finding.is_up):
-                    await self._learn_adapters(target)
-                self._found_good(target)
-            elif reason != _silence(target.check) or self._progress_at(target.name) < began_at:
-                self._found_bad(target, reason, findings=2 if was_refused else 1)
-            interval_s = target.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+                if checked.adapters and (not turn % held_adapters.EVERY or not finding.is_up):
+                    await self._learn_adapters(checked)
+                self._found_good(checked)
+            elif reason != _silence(checked.check) or self._progress_at(checked.name) < began_at:
+                self._found_bad(checked, reason, findings=2 if was_refused else 1)
+            interval_s = checked.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await finding.ask_now.wait()
             await asyncio.sleep(began_at + min(AGAIN_S, interval_s) - time())
 
-    async def _learn_adapters(self, target: Checked) -> None:
-        held = await held_adapters.held_adapters(target.address, target.adapters, target.check.timeout_s)
+    async def _learn_adapters(self, checked: Checked) -> None:
+        held = await held_adapters.held_adapters(checked.address, checked.adapters, checked.check.timeout_s)
         if held is not None:
-            self._book.tell_adapters(ReplicaId(target.name), held)
+            self._book.tell_adapters(ReplicaId(checked.name), held)
 
-    def _found_good(self, target: Checked) -> None:
-        finding = self._findings[target.name]
+    def _found_good(self, checked: Checked) -> None:
+        finding = self._findings[checked.name]
         finding.last_ok_at = datetime.now(UTC)
         finding.failures, finding.successes, finding.reason = 0, finding.successes + 1, None
-        if finding.is_up is None or finding.successes >= target.check.successes:
+        if finding.is_up is None or finding.successes >= checked.check.successes:
             finding.is_up = True
-            if self._book.mark(ReplicaId(target.name), up=True):
-                event(logger, "replica_up", replica=target.name)
-                self._came_up(ReplicaId(target.name))
+            if self._book.mark(ReplicaId(checked.name), up=True):
+                event(logger, "replica_up", replica=checked.name)
+                self._came_up(ReplicaId(checked.name))
 
-    def _found_bad(self, target: Checked, reason: str, *, findings: int) -> None:
-        finding = self._findings[target.name]
+    def _found_bad(self, checked: Checked, reason: str, *, findings: int) -> None:
+        finding = self._findings[checked.name]
         finding.failures, finding.successes, finding.reason = finding.failures + findings, 0, reason
-        if finding.failures >= target.check.failures:
+        if finding.failures >= checked.check.failures:
             finding.is_up = False
-            if self._book.mark(ReplicaId(target.name), up=False):
-                event(logger, "replica_down", level=logging.WARNING, replica=target.name, reason=reason)
+            if self._book.mark(ReplicaId(checked.name), up=False):
+                event(logger, "replica_down", level=logging.WARNING, replica=checked.name, reason=reason)
 
 
-async def check_once(target: Checked) -> str | None:
+async def check_once(checked: Checked) -> str | None:
     """Ask once; why it is not well, or None if it is."""
     try:
-        async with asyncio.timeout(target.check.timeout_s):
-            status = await _ask(target.address, target.check.path)
+        async with asyncio.timeout(checked.check.timeout_s):
+            status = await _ask(checked.address, checked.check.path)
     except TimeoutError:
-        return _silence(target.check)
+        return _silence(checked.check)
     except OSError as error:
         return reason_of(error)
     except UnicodeError:  # of a host that no resolver takes

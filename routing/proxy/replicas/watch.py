@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from routing.core.health.breaker import Cause, State
 from routing.core.health.silence import UNMEASURED_RATE, UsualSilence
-from routing.core.health.slowness import Look, Slowness, allowed_s, look
+from routing.core.health.slowness import Observation, Slowness, allowed_s, observation
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.schema import ReplicaState
@@ -109,7 +109,7 @@ class Watch:
         for name, reason in slow:
             self._out(links[name], reason, Cause.SLOW)
 
-    def _seen_of(self, name: ReplicaId, link: ReplicaLink, stall_s: float, now: float) -> Look | None:
+    def _seen_of(self, name: ReplicaId, link: ReplicaLink, stall_s: float, now: float) -> Observation | None:
         """What a replica shows; None of one that is out or down."""
         router = self._router
         state = router.breakers.state(name)
@@ -118,7 +118,7 @@ class Watch:
         loads, ended_s, is_probed = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
         since = router.breakers.tried_since_s(name)
         if not any(load.running for load in loads):
-            return look((), (), ended_s=ended_s, is_probed=is_probed)
+            return observation((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
         lates_s = [
             now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
@@ -126,7 +126,7 @@ class Watch:
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]
         prefill_s = allowed_s(max(load.waiting_tokens for load in loads), rate)
-        return look(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, is_probed=is_probed)
+        return observation(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:
         if self._router.breakers.stalled(ReplicaId(link.name), reason, cause):

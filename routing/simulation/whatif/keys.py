@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from routing.core.prompt.canonical import BYTES_PER_TOKEN
 from routing.core.types import PrefixHash
-from routing.schema import Boundary, OpeningSettings, Settings
+from routing.schema import Boundary, Settings, Tier1Settings
 from routing.workload.columns import Columns
 
 TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
@@ -101,7 +101,7 @@ def _xor(values: array[int], others: bytes) -> array[int]:
 
 def tier1_depth(settings: Settings, block_tokens: int) -> int:
     """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends in the text."""
-    if not isinstance(settings, OpeningSettings) or settings.boundary is Boundary.SYSTEM:
+    if not isinstance(settings, Tier1Settings) or settings.boundary is Boundary.SYSTEM:
         return 1
     if settings.boundary in {Boundary.MESSAGES, Boundary.MARKER}:
         raise NotInTracesError(f"boundary {settings.boundary}: a trace has no text; use bytes with boundary_bytes")

@@ -44,7 +44,7 @@ class Pair:
 
 
 async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routing.proxy.loop.lasting.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
     pair, calls = Pair(), iter(range(1000))
     exchange = SharedLoads._write
 

@@ -23,9 +23,9 @@ from routing.proxy.sockets.listening import bind
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
-from routing.workers.looks import LONGEST_LOOK_S, LOOK_S, LOOK_SHARE, PATIENCE_S, SILENT_LOOKS, pause_after
 from routing.workers.member import Member
 from routing.workers.messages import Preparation
+from routing.workers.polling import LONGEST_POLL_S, PATIENCE_S, POLL_S, POLL_SHARE, SILENT_LOOKS, pause_after
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
@@ -34,16 +34,16 @@ from tests.routing.proxy.harness import CHAT, config, connect, post
 DEADLINE_S = 20.0
 
 
-@pytest.mark.parametrize("took_s", [0.0, 0.001, LOOK_S * LOOK_SHARE, 0.05, 0.09])
+@pytest.mark.parametrize("took_s", [0.0, 0.001, POLL_S * POLL_SHARE, 0.05, 0.09])
 def test_looking_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
-    assert took_s <= LOOK_SHARE * pause_after(took_s)
-    assert pause_after(took_s) == LOOK_S or took_s > LOOK_S * LOOK_SHARE
+    assert took_s <= POLL_SHARE * pause_after(took_s)
+    assert pause_after(took_s) == POLL_S or took_s > POLL_S * POLL_SHARE
 
 
 def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_minute() -> None:
-    assert PATIENCE_S + LOOK_S < 5
-    assert SILENT_LOOKS * (PATIENCE_S + LOOK_S) < SILENT_LOOKS * (PATIENCE_S + LONGEST_LOOK_S) < 70
-    assert pause_after(60.0) == LONGEST_LOOK_S
+    assert PATIENCE_S + POLL_S < 5
+    assert SILENT_LOOKS * (PATIENCE_S + POLL_S) < SILENT_LOOKS * (PATIENCE_S + LONGEST_POLL_S) < 70
+    assert pause_after(60.0) == LONGEST_POLL_S
 
 
 @asynccontextmanager
@@ -68,8 +68,8 @@ async def until(holds: Any, what: str) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once; a worker that is well has time enough all the same."""
-    monkeypatch.setattr("routing.workers.looks.LOOK_S", 0.01)
-    monkeypatch.setattr("routing.workers.looks.PATIENCE_S", 2.0)
+    monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
+    monkeypatch.setattr("routing.workers.polling.PATIENCE_S", 2.0)
 
 
 async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answers(
@@ -102,8 +102,8 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
 async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_workers(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.workers.looks.LOOK_S", 3600.0)
-    looks, look = 0, Member.look
+    monkeypatch.setattr("routing.workers.polling.POLL_S", 3600.0)
+    looks, look = 0, Member.poll
 
     async def count(self: Member, **options: Any) -> None:
         nonlocal looks
@@ -118,7 +118,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_work
         async with asyncio.timeout(DEADLINE_S):
             while not all(row["health"] == "down" for row in await view.replicas()):
                 await asyncio.sleep(0.01)
-        monkeypatch.setattr(Member, "look", count)
+        monkeypatch.setattr(Member, "poll", count)
         await observer.look()
         assert [happening.kind for happening in spool.oldest(9)][2:] == ["replica_unreachable"]
     assert looks == 0
@@ -127,7 +127,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_work
 async def test_a_worker_that_is_silent_for_too_long_is_replaced(
     tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.workers.looks.PATIENCE_S", 0.5)
+    monkeypatch.setattr("routing.workers.polling.PATIENCE_S", 0.5)
     async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
         os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -168,10 +168,10 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
             await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert (refused.value.reason, refused.value.path, refused.value.revision) == ("no room", "$.pools", 2)
         monkeypatch.undo()
-        await supervisor.looks.look(DEADLINE_S)
+        await supervisor.poller.poll(DEADLINE_S)
         assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-0"}
         await supervisor.store.apply(dump_snapshot(config(four[2:3]), 3).document, Source.PUSH)
-        await supervisor.looks.look(DEADLINE_S)
+        await supervisor.poller.poll(DEADLINE_S)
         assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-2"}
 
 
@@ -192,7 +192,7 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_
         applied = await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert applied.snapshot.revision == 2
         await until(lambda: victim not in supervisor.members and len(supervisor.ready) == 2, "a successor")
-        await supervisor.looks.look(DEADLINE_S)
+        await supervisor.poller.poll(DEADLINE_S)
         assert [row["name"] for member in supervisor.ready for row in member.rows] == ["replica-1"] * 2
 
 
@@ -255,16 +255,16 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
         late, latest = (Preparation(dump_snapshot(it, 1).document, {}) for it in (big, small))
         await asyncio.gather(member.prepare(late), member.prepare(latest))
         await member.commit()
-        await member.look()
+        await member.poll()
         assert [row["name"] for row in member.rows] == [replica.name]
 
 
 async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_look_and_no_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.proxy.loop.lasting.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("routing.workers.looks.LOOK_S", 0.01)
-    look, bury, share = Member.look, Counts.bury, Supervisor._share_sockets
+    monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
+    look, bury, share = Member.poll, Counts.bury, Supervisor._share_sockets
     failed: list[str] = []
 
     def fail_once(name: str) -> None:
@@ -285,7 +285,7 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
         await share(self)
 
     async with supervised(tmp_path, None) as supervisor:
-        monkeypatch.setattr(Member, "look", look_badly)
+        monkeypatch.setattr(Member, "poll", look_badly)
         await until(lambda: failed == ["look"], "a look that fails")
         member = supervisor.ready[0]
         member.figures = {}
@@ -353,7 +353,7 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
         monkeypatch.setattr(Member, "start", count)
         supervisor.ready[0].kill()
         await until(lambda: supervisor.restarts == 2 and len(supervisor.ready) == 2, "a second successor")
-        await supervisor.looks.look(DEADLINE_S)
+        await supervisor.poller.poll(DEADLINE_S)
         await until(lambda: len(supervisor.members) == 2 and len(supervisor._tasks) == 3, "nothing more to begin")
         assert len(started) == 2
 

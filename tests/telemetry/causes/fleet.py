@@ -28,9 +28,9 @@ from routing.core.request import PlacementRequest
 from routing.core.residency.residency import Residency
 from routing.core.types import ReplicaId
 from routing.placement.placement import Placement
-from routing.proxy.decisions.openings import OpeningSampler, opening_of
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import DecisionRing
+from routing.proxy.decisions.shapes import ShapeSampler, shape_json
 from routing.proxy.metrics.exposition import PREFIX
 from routing.proxy.metrics.metrics import Metrics, Outcome
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
@@ -113,7 +113,7 @@ class Fleet:
         self.policy = pool.policies.get(group=None).name
         self.revision, self.settings = 1, settings
         self.health, self.loads, self.residency = HealthBook(), LoadBook(lambda: self.now_s), Residency()
-        self.figures, self.ring, self.sampler = Metrics(), DecisionRing(), OpeningSampler()
+        self.figures, self.ring, self.sampler = Metrics(), DecisionRing(), ShapeSampler()
         self._steps: list[tuple[float, int, Modelled, Engine, Step]] = []
         self._busy: set[Engine] = set()
         self._running: dict[Sequence, tuple[Record, Ticket, Modelled]] = {}
@@ -178,7 +178,7 @@ class Fleet:
         record = Record.of(decision, f"q{self._numbers}", prompt.tokens)
         record.at = T0.timestamp() + self.now_s
         if self.sampler.takes(decision, self.now_s):
-            record.opening = opening_of(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
+            record.opening = shape_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
         sequence = Sequence(decision.keys.chain, prompt.tokens, output_tokens, self.now_s)

@@ -11,15 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.health.slowness import FEWEST, FULLER, LATE_PEERS, PEERS, TRICKLE_S, Look, Slowness, look
+from routing.core.health.slowness import (
+    FEWEST,
+    FULLER,
+    LATE_PEERS,
+    PEERS,
+    TRICKLE_S,
+    Observation,
+    Slowness,
+    observation,
+)
 from routing.core.types import ReplicaId
 
 STALL_S = 3.0
 TICK_S = 0.25
 
 
-def at_pace(seconds: float, late_s: float = 0.0, prefill_s: float = 0.0) -> Look:
-    return Look(late_s, seconds, seconds, prefill_s)
+def at_pace(seconds: float, late_s: float = 0.0, prefill_s: float = 0.0) -> Observation:
+    return Observation(late_s, seconds, seconds, prefill_s)
 
 
 WELL = at_pace(0.02)
@@ -29,7 +38,7 @@ WELL = at_pace(0.02)
 class Pool:
     """Replicas that show the same at every look until told otherwise."""
 
-    looks: dict[str, Look]
+    looks: dict[str, Observation]
     held: dict[str, float] = field(default_factory=dict)
     slowness: Slowness = field(default_factory=Slowness)
     now_s: float = 0.0
@@ -46,7 +55,7 @@ class Pool:
         return found
 
 
-def pool(first: Look, others: Iterable[Look] = (WELL, WELL, WELL)) -> Pool:
+def pool(first: Observation, others: Iterable[Observation] = (WELL, WELL, WELL)) -> Pool:
     return Pool({"a": first} | {f"peer-{number}": seen for number, seen in enumerate(others)})
 
 
@@ -73,13 +82,13 @@ def test_one_that_begins_to_trickle_is_found_within_five_seconds() -> None:
     [
         (at_pace(0.4), (WELL, WELL)),  # an event in 0.8 s
         (at_pace(1.5), (at_pace(0.2), at_pace(0.2))),  # all are slow
-        (at_pace(1.5), (Look(), Look())),  # nobody to compare with
+        (at_pace(1.5), (Observation(), Observation())),  # nobody to compare with
         (at_pace(1.5), ()),
         (at_pace(1.5, prefill_s=2.0), (WELL, WELL)),  # the engine prefills, and decodes nothing meanwhile
-        (Look(measure_s=1.5), (WELL, WELL)),  # a stream or two
+        (Observation(measure_s=1.5), (WELL, WELL)),  # a stream or two
     ],
 )
-def test_no_replica_trickles_that(seen: Look, others: tuple[Look, ...]) -> None:
+def test_no_replica_trickles_that(seen: Observation, others: tuple[Observation, ...]) -> None:
     assert pool(seen, others).watch(20.0) == {}
 
 
@@ -93,23 +102,23 @@ def test_a_moment_of_it_is_no_trickle() -> None:
 
 
 def test_one_whose_first_bytes_come_far_later_than_elsewhere_is_late() -> None:
-    assert pool(Look(late_s=3.1)).watch(TICK_S) == {"a": TICK_S}
+    assert pool(Observation(late_s=3.1)).watch(TICK_S) == {"a": TICK_S}
 
 
 @pytest.mark.parametrize(
     ("seen", "others"),
     [
-        (Look(late_s=2.9), (WELL, WELL)),
-        (Look(late_s=9.0), (Look(late_s=3.0), Look(late_s=2.5))),  # the pool has too much to do
-        (Look(late_s=9.0), ()),
+        (Observation(late_s=2.9), (WELL, WELL)),
+        (Observation(late_s=9.0), (Observation(late_s=3.0), Observation(late_s=2.5))),  # the pool has too much to do
+        (Observation(late_s=9.0), ()),
     ],
 )
-def test_no_replica_is_late_that(seen: Look, others: tuple[Look, ...]) -> None:
+def test_no_replica_is_late_that(seen: Observation, others: tuple[Observation, ...]) -> None:
     assert pool(seen, others).watch(TICK_S) == {}
 
 
 def test_peers_that_have_just_caught_up_were_late_all_the_same() -> None:
-    replicas = pool(Look(late_s=5.0), (Look(late_s=4.0), Look(late_s=4.0)))
+    replicas = pool(Observation(late_s=5.0), (Observation(late_s=4.0), Observation(late_s=4.0)))
     assert replicas.watch(2.0) == {}
     replicas.looks |= {"peer-0": WELL, "peer-1": WELL}
 
@@ -118,7 +127,7 @@ def test_peers_that_have_just_caught_up_were_late_all_the_same() -> None:
 
 
 def test_who_is_fuller_than_its_peers_has_a_queue_and_is_well() -> None:
-    replicas = pool(Look(late_s=9.0))
+    replicas = pool(Observation(late_s=9.0))
     replicas.held = {"a": 200_000, "peer-0": 100_000, "peer-1": 90_000, "peer-2": 120_000}
     assert replicas.watch(TICK_S) == {}
 
@@ -133,7 +142,10 @@ def test_two_that_are_slow_do_not_shield_each_other() -> None:
 
 
 def test_a_replica_that_is_probed_is_nobodys_measure() -> None:
-    replicas = pool(Look(late_s=4.0), (Look(late_s=4.0, is_probed=True), WELL, Look(late_s=4.0, is_probed=True)))
+    replicas = pool(
+        Observation(late_s=4.0),
+        (Observation(late_s=4.0, is_probed=True), WELL, Observation(late_s=4.0, is_probed=True)),
+    )
 
     assert set(replicas.watch(TICK_S)) == {"a", "peer-0", "peer-2"}
 
@@ -141,21 +153,21 @@ def test_a_replica_that_is_probed_is_nobodys_measure() -> None:
 def test_a_few_streams_prove_nothing_but_a_trials_one_does() -> None:
     few, many = [9.0] * (FEWEST - 1), [9.0] * FEWEST
 
-    assert look(few, few) == Look(measure_s=9.0)
-    assert look(many, many) == Look(9.0, 9.0, 9.0)
-    assert look([9.0], [8.0], is_probed=True) == Look(9.0, 8.0, 8.0, is_probed=True)
-    assert look([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Look(1.0, 0.2, 0.2, 0.5)
-    assert look([-1.0] * 3, []).late_s == 0.0
+    assert observation(few, few) == Observation(measure_s=9.0)
+    assert observation(many, many) == Observation(9.0, 9.0, 9.0)
+    assert observation([9.0], [8.0], is_probed=True) == Observation(9.0, 8.0, 8.0, is_probed=True)
+    assert observation([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Observation(1.0, 0.2, 0.2, 0.5)
+    assert observation([-1.0] * 3, []).late_s == 0.0
 
 
 def test_peers_are_a_measure_by_one_stream_or_by_answers_that_come_and_go() -> None:
-    assert look([], [0.3]) == Look(measure_s=0.3)
-    assert look([], [], ended_s=0.2) == Look(measure_s=0.0)
-    assert look([], [], ended_s=5.0) == Look()
-    assert set(pool(at_pace(1.5), [look([], [], ended_s=0.2)]).watch(10.0)) == {"a"}
+    assert observation([], [0.3]) == Observation(measure_s=0.3)
+    assert observation([], [], ended_s=0.2) == Observation(measure_s=0.0)
+    assert observation([], [], ended_s=5.0) == Observation()
+    assert set(pool(at_pace(1.5), [observation([], [], ended_s=0.2)]).watch(10.0)) == {"a"}
 
 
-def cpu_s_of_a_look(looks: dict[ReplicaId, Look], held: Callable[[ReplicaId], float]) -> float:
+def cpu_s_of_a_look(looks: dict[ReplicaId, Observation], held: Callable[[ReplicaId], float]) -> float:
     """The least of some rounds."""
     slowness, spent_s = Slowness(), []
     for number in range(5):
@@ -165,8 +177,8 @@ def cpu_s_of_a_look(looks: dict[ReplicaId, Look], held: Callable[[ReplicaId], fl
     return min(spent_s)
 
 
-@pytest.mark.parametrize("slow", [Look(), Look(late_s=9.0), at_pace(1.5)])
-def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Look) -> None:
+@pytest.mark.parametrize("slow", [Observation(), Observation(late_s=9.0), at_pace(1.5)])
+def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Observation) -> None:
     def pool_of(count: int) -> float:
         few = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
         looks = few | {ReplicaId(f"b-{number}"): WELL for number in range(count // 2 + 1)}
@@ -177,7 +189,7 @@ def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Look) -> 
 
 figures = st.sampled_from([0.0, 0.02, 0.06, 0.4, 0.6, 1.5, 3.0, 3.1, 9.0, 13.0])
 seen = st.builds(
-    lambda late_s, measure_s, is_told, prefill_s, is_probed: Look(
+    lambda late_s, measure_s, is_told, prefill_s, is_probed: Observation(
         late_s, measure_s if is_told else None, measure_s, prefill_s, is_probed
     ),
     figures,
@@ -189,7 +201,7 @@ seen = st.builds(
 
 
 @given(st.lists(st.tuples(seen, st.sampled_from([0.0, 1.0, 1.5, 2.0])), max_size=6))
-def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Look, float]]) -> None:
+def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Observation, float]]) -> None:
     names = [ReplicaId(str(number)) for number in range(len(members))]
     looks, held = {}, {}
     for name, (one, tokens) in zip(names, members, strict=True):

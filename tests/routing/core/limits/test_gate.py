@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from routing.core.limits.gate import Gate, Refused
+from routing.core.limits.gate import Gate, RefusalCause
 from routing.schema import ConcurrencyConfig
 
 
@@ -17,7 +17,7 @@ class Guest:
     def let_in(self) -> None:
         self.heard.append("in")
 
-    def turned_away(self, _: Gate, why: Refused) -> None:
+    def turned_away(self, _: Gate, why: RefusalCause) -> None:
         self.heard.append(why)
 
 
@@ -49,7 +49,7 @@ def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgen
     early, late, urgent = Guest(5), Guest(5), Guest(1)
     for guest in (early, late, urgent):
         line.enter(guest)
-    assert (early.heard, late.heard, urgent.heard) == ([], [Refused.DISPLACED], [])
+    assert (early.heard, late.heard, urgent.heard) == ([], [RefusalCause.DISPLACED], [])
     line.leave()
     assert (urgent.heard, early.heard) == (["in"], [])
 
@@ -61,7 +61,7 @@ def test_a_full_line_refuses_who_is_no_more_urgent_than_all_in_it(priority: int)
         line.enter(guest)
     late = Guest(priority)
     assert line.enter(late) is False
-    assert (late.heard, line.waiting, line.refused[Refused.FULL]) == ([Refused.FULL], 2, 1)
+    assert (late.heard, line.waiting, line.refused[RefusalCause.FULL]) == ([RefusalCause.FULL], 2, 1)
 
 
 def test_who_waits_too_long_is_turned_away() -> None:
@@ -74,7 +74,7 @@ def test_who_waits_too_long_is_turned_away() -> None:
     line.enter(second)
     clock.now = 10.0
     line.expire()
-    assert (first.heard, second.heard, line.waiting) == ([Refused.TIMEOUT], [], 1)
+    assert (first.heard, second.heard, line.waiting) == ([RefusalCause.TIMEOUT], [], 1)
 
 
 def test_who_withdraws_is_forgotten() -> None:

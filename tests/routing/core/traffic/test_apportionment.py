@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.groups.division import GAIN, LOSE, divided, stepped, trimmed
 from routing.core.homes.shared_rings import shared_ring
 from routing.core.prompt.prefix import PrefixHasher
+from routing.core.traffic.apportionment import GAIN, LOSE, divided, stepped, trimmed
 from routing.core.types import ReplicaId
 from tests.routing.building import SECRET, names
 

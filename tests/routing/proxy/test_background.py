@@ -14,8 +14,9 @@ from routing.core.health.breaker import Breakers
 from routing.proxy.admin.router_view import RouterView
 from routing.proxy.control_plane import announce
 from routing.proxy.control_plane.announce import reachable
-from routing.proxy.loop import lasting
-from routing.proxy.loop.lasting import FIRST_PAUSE_S, LAST_PAUSE_S, Background, Ticks, failures, keep_going, pause_s
+from routing.proxy.loop import background
+from routing.proxy.loop.background import FIRST_PAUSE_S, LAST_PAUSE_S, Background, failures, keep_going, pause_s
+from routing.proxy.loop.periodic import Periodic
 from routing.proxy.replicas import health
 from routing.schema import HealthCheck
 from routing.server import Server, running
@@ -29,8 +30,8 @@ SECRET_TEXT = "what the client wrote"
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(lasting, "_said", set())
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(background, "_said", set())
 
 
 class Failing:
@@ -91,7 +92,7 @@ async def test_a_loop_that_is_cancelled_has_ended(caplog: pytest.LogCaptureFixtu
 
 async def test_ticks_go_on_and_end_when_they_are_stopped() -> None:
     done = Failing(lambda: None)
-    ticks = Ticks(Background.LOADS, 0.001, done)
+    ticks = Periodic(Background.LOADS, 0.001, done)
     ticks.start()
     ticks.start()
     await until(lambda: done.calls > 5, "ticks after those that failed")
@@ -102,14 +103,14 @@ async def test_ticks_go_on_and_end_when_they_are_stopped() -> None:
 
 
 def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "FIRST_PAUSE_S", FIRST_PAUSE_S)
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", FIRST_PAUSE_S)
     pauses = [pause_s(number) for number in (1, 2, 3, 50, 10_000)]
     assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, LAST_PAUSE_S, LAST_PAUSE_S]
 
 
 async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Failing(health.probe)
-    monkeypatch.setattr(health, "probe", probe)
+    probe = Failing(health.check_once)
+    monkeypatch.setattr(health, "check_once", probe)
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
         await until(lambda: harness.router.checks.finding(replica.name).is_up is True, "a finding")
         _, text = await harness.admin("GET", "/metrics")

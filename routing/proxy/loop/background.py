@@ -1,4 +1,4 @@
-"""Loops that last as long as their process, whatever we did wrong in one of their rounds.
+"""What goes on beside requests for as long as the process does, whatever we did wrong in one of its rounds.
 
 Theory of operation. A router does some things again and again beside its requests. A mistake of ours in one round must
 not end all later ones: it is counted, said once for each kind of error, and after a pause, which is bounded and grows
@@ -55,46 +55,14 @@ async def keep_going(what: Background, work: Callable[[], Awaitable[None]]) -> N
             await work()
         except Exception as error:  # noqa: BLE001 - the next round must come
             in_a_row = 1 if time() - began_at > LAST_PAUSE_S else in_a_row + 1
-            _failed(what, error)
+            note_failure(what, error)
         else:
             return
         await asyncio.sleep(pause_s(in_a_row))
 
 
-class Ticks:
-    """Something short that is done every ``period_s``, on the event loop itself."""
-
-    def __init__(self, what: Background, period_s: float, work: Callable[[], None]) -> None:
-        self._what = what
-        self._period_s = period_s
-        self._work = work
-        self._in_a_row = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Do it now, and from now on; once it has begun this changes nothing."""
-        if self._timer is None:
-            self._tick()
-
-    def stop(self) -> None:
-        """Do it no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _tick(self) -> None:
-        running = asyncio.get_running_loop()
-        began_at = running.time()
-        try:
-            self._work()
-            self._in_a_row = 0
-        except Exception as error:  # noqa: BLE001 - the next tick must come
-            self._in_a_row += 1
-            _failed(self._what, error)
-        delay_s = max(self._period_s, pause_s(self._in_a_row) if self._in_a_row else 0.0)
-        self._timer = running.call_at(began_at + delay_s, self._tick)
-
-
-def _failed(what: Background, error: Exception) -> None:
+def note_failure(what: Background, error: Exception) -> None:
+    """Count it, and say it once for each kind of error."""
     _failures[what] += 1
     kind = (what, type(error).__name__)
     if kind not in _said:

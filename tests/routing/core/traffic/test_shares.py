@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routing.core.groups.shares import KEPT, Shares
+from routing.core.traffic.shares import KEPT, Shares
 
 
 def counted(keys, half_life: float = 1e6) -> Shares:

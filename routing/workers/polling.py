@@ -17,16 +17,16 @@ from routing.workers.channel import DeclinedError
 from routing.workers.member import GONE, Member
 from routing.workers.sequence import DecisionSequence
 
-LOOK_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
-LONGEST_LOOK_S = 5.0  # the same where looking takes long
-LOOK_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
+POLL_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
+LONGEST_POLL_S = 5.0  # the same where looking takes long
+POLL_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
 PATIENCE_S = 3.0  # that a look waits
 SILENT_LOOKS = 8  # without an answer, half a minute
 
 logger = logging.getLogger(__name__)
 
 
-class Looks:
+class WorkerPoller:
     """At all workers of a router."""
 
     def __init__(
@@ -39,14 +39,14 @@ class Looks:
         self._sequence = sequence
         self._silence_changed = silence_changed  # hears of each worker that falls silent or answers again
 
-    async def keep_looking(self) -> None:
+    async def keep_polling(self) -> None:
         """For ever."""
         took_s = 0.0
         while True:
             await asyncio.sleep(pause_after(took_s))
             took_s = max(await asyncio.gather(*map(self._judge, self._members())), default=0.0)
 
-    async def look(self, timeout_s: float) -> None:
+    async def poll(self, timeout_s: float) -> None:
         """See how all are that answer; those that take longer than that are as they were last seen."""
         await asyncio.gather(*(self._answers(it, timeout_s) for it in self._members() if not it.is_silent))
 
@@ -73,7 +73,7 @@ class Looks:
 
     async def _answers(self, member: Member, timeout_s: float) -> bool:
         try:
-            await member.look(timeout_s=timeout_s)
+            await member.poll(timeout_s=timeout_s)
         except (*GONE, DeclinedError):
             return False
         finally:
@@ -83,4 +83,4 @@ class Looks:
 
 def pause_after(took_s: float) -> float:
     """Seconds until the next look, by how long this one took."""
-    return min(LONGEST_LOOK_S, max(LOOK_S, took_s / LOOK_SHARE))
+    return min(LONGEST_POLL_S, max(POLL_S, took_s / POLL_SHARE))

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-class OpeningSampler:
+class ShapeSampler:
     """One router's. Times are of the clock that requests arrive by."""
 
     __slots__ = ("_described_at", "due_at")
@@ -53,7 +53,7 @@ class OpeningSampler:
         return True
 
 
-def opening_of(decision: Decision, request: Request) -> bytes | None:
+def shape_json(decision: Decision, request: Request) -> bytes | None:
     """The JSON of a request's shape; None for a prompt without segments. A millisecond: for when it has been sent."""
     try:
         shape = decision.keys.shape(_tools(request))
