@@ -68,20 +68,20 @@ class Fleet:
         yield
         yield from self.candidates(health).prepare()
 
-    def ranks(self, replica: ReplicaId) -> list[TargetId]:
+    def targets_of_replica(self, replica: ReplicaId) -> list[TargetId]:
         """The targets of one of its replicas; none of any other."""
-        ranks = self._by_replica
-        if ranks is None:
-            ranks = self._by_replica = {}
+        targets = self._by_replica
+        if targets is None:
+            targets = self._by_replica = {}
             for name, target in self.targets.items():
-                ranks.setdefault(ReplicaId(target.replica.name), []).append(name)
-        return ranks.get(replica, [])
+                targets.setdefault(ReplicaId(target.replica.name), []).append(name)
+        return targets.get(replica, [])
 
     def present(
         self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
     ) -> list[list[TargetId]]:
         """The targets, replica by replica, of the first ``limit`` replicas that have any among candidates."""
-        there = ([name for name in self.ranks(replica) if name in candidates] for replica in replicas)
+        there = ([name for name in self.targets_of_replica(replica) if name in candidates] for replica in replicas)
         return list(islice((found for found in there if found), limit))
 
     def holds(self, name: TargetId, adapter: str, health: Health) -> bool:

@@ -24,6 +24,12 @@ class Target(NamedTuple):
     rank: int | None  # None: the replica has only one
 
 
+def rank_of(target: TargetId) -> int | None:
+    """The data-parallel rank that a target is; None where its replica has only one."""
+    _, mark, rank = target.partition(MARK)
+    return int(rank) if mark else None
+
+
 def targets_of(replica: ReplicaConfig) -> Iterator[Target]:
     """A replica's ranks, or itself."""
     if replica.data_parallel_size == 1:

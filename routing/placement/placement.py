@@ -21,7 +21,7 @@ from routing.core.models import Models, Served
 from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
 from routing.core.residency.residency import Residency
-from routing.core.targets import MARK, targets_of
+from routing.core.targets import targets_of
 from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId, TargetId
 from routing.core.warming.openings import Cut, OpeningKey
 from routing.placement.decision import Decision
@@ -63,7 +63,7 @@ class Placement:
         self.matcher = Matcher(config, self._hasher)
         self._pools: dict[str, _Pool] = {}
         self._shares: dict[str, GroupShares] = {}
-        self.targets = {
+        self.targets_by_replica = {
             replica.name: [target.id for target in targets_of(replica)]
             for pool in config.pools
             for replica in pool.replicas
@@ -143,20 +143,15 @@ class Placement:
                 and (not adapter or fleet.holds(target, adapter, health))
             )
 
-        return homes_among(route, prefix, self.targets.get(replica, []), is_there)
+        return homes_among(route, prefix, self.targets_by_replica.get(replica, []), is_there)
 
     def could_serve(self, missing: NoReplicaError, replica: str, health: HealthBook) -> bool:
         """Whether a replica of that pool would have been eligible, had it not been kept back."""
         _, own, by_group = self._pools[missing.pool]
         fleet, adapter = by_group.get(missing.group, own).fleet, missing.adapter
-        targets = [target for target in self.targets[replica] if target in fleet.targets]
+        targets = [target for target in self.targets_by_replica[replica] if target in fleet.targets]
         holds = any(not adapter or fleet.holds(target, adapter, health) for target in targets)
         return holds and health.will_be_up(ReplicaId(replica))
-
-    def rank(self, target: TargetId) -> int | None:
-        """The data-parallel rank that a target is; None where its replica has only one."""
-        name, mark, rank = target.partition(MARK)
-        return int(rank) if mark and name in self.targets else None
 
     def warmed(self, pool: str, target: TargetId, cut: Cut) -> None:
         """A target has prefilled an opening: it holds that, where the pool asks."""
@@ -191,7 +186,7 @@ def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[
         own = route.shares.candidates(route.group, route.fleet, whole, adapter)
     if not excluded:
         return own
-    refused = [name for replica in excluded for name in route.fleet.ranks(replica)]
+    refused = [name for replica in excluded for name in route.fleet.targets_of_replica(replica)]
     if route.follows_traffic and route.shares is not None:
         return route.shares.untried(route.group, route.fleet, whole.without(refused), own)
     return own.without(refused)

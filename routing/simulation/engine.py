@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepResult:
     """What a finished step brought."""
 
     first: list[Sequence]  # sequences with their first token since they were (re)admitted
@@ -151,7 +151,7 @@ class Engine:
         gauges.waiting = len(self.waiting)
         gauges.kv_usage_ratio = self.pool.usage_ratio
 
-    def finish(self, step: Step) -> Outcome:
+    def finish(self, step: Step) -> StepResult:
         """Take the tokens of a step that has ended."""
         decoded = min(step.decoding, len(self.decoding))  # some may have been aborted meanwhile
         statistics = self.statistics
@@ -167,7 +167,7 @@ class Engine:
         finished += [sequence for sequence in first if sequence.state is State.FINISHED]
         statistics.iteration_tokens.observe(decoded + computed + len(first), step.repeat)
         self.read_gauges()
-        return Outcome(first, finished)
+        return StepResult(first, finished)
 
     # --- blocks ----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from routing.schema import Boundary, LowestCostSettings, PrefixHashSettings, Settings, TieredSettings
-from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
+from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay
 from routing.simulation.whatif.routed import Routed
@@ -41,7 +41,7 @@ class Two:
         self._chance = random.Random("who gets a request")
         self.apart = 0  # new prompts that the two would send to different replicas
 
-    def place(self, job: Job, engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """Put a new prompt to both; one of them places it."""
         if job.index in self._news:
             one, other = (router.ask(job, now_s).target for router in self._routers)
@@ -51,18 +51,18 @@ class Two:
         self._tell(router, job)
         return placed
 
-    def first_token(self, job: Job, now_s: float) -> None:
+    def first_token(self, job: ModelledRequest, now_s: float) -> None:
         """Whoever sent the request learns of it."""
         self._by[job.index].first_token(job, now_s)
         self._tell(self._by[job.index], job)
 
-    def ended(self, job: Job, now_s: float) -> None:
+    def ended(self, job: ModelledRequest, now_s: float) -> None:
         """Whoever sent the request learns of it."""
         router = self._by.pop(job.index)
         router.ended(job, now_s)
         self._tell(router, job)
 
-    def _tell(self, router: Routed, job: Job) -> None:
+    def _tell(self, router: Routed, job: ModelledRequest) -> None:
         """Tell the other worker what this one has at the job's replica."""
         if self._are_workers:
             load = job.ticket.load

@@ -25,7 +25,7 @@ from typing import Any
 
 from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.fast_engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report

@@ -118,9 +118,14 @@ class Ticket:
         return self._load
 
     @property
-    def share(self) -> tuple[int, int]:
-        """Requests (0 or 1) and waiting tokens that this ticket still holds."""
-        return self._running, self._load.waiting.get(self, 0)
+    def running(self) -> int:
+        """1 until the request is over, then 0."""
+        return self._running
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
+        return self._load.waiting.get(self, 0)
 
     @property
     def ahead_tokens(self) -> float:
@@ -204,10 +209,9 @@ class LoadBook:
             for load in self._loads.values()
         }
         for ticket in tickets:
-            running, waiting_tokens = ticket.share
             difference = off.setdefault(ticket.load.target, [0, 0])
-            difference[0] -= running
-            difference[1] -= waiting_tokens
+            difference[0] -= ticket.running
+            difference[1] -= ticket.waiting_tokens
         return {name: (running, tokens) for name, (running, tokens) in off.items() if running or tokens}
 
     def _weigh(self, now_s: float) -> None:

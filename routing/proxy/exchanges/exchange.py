@@ -278,12 +278,12 @@ class Exchange:
     @property
     def waiting_tokens(self) -> int:
         """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
-        return self._ticket.share[1]
+        return self._ticket.waiting_tokens
 
     @property
     def tokens_ahead(self) -> float:
         """Those, and what the replica had to prefill before them."""
-        return self._ticket.ahead_tokens + self._ticket.share[1]
+        return self._ticket.ahead_tokens + self._ticket.waiting_tokens
 
     @property
     def prompt_tokens(self) -> int:

@@ -114,12 +114,12 @@ class Gates:
         self._priorities = {(pool.name, group.name): group.priority for pool in config.pools for group in pool.groups}
         return bool(wanted)
 
-    def passage(self, guest: Guest, pool: str, group: str, asked: int | None) -> Passage:
+    def passage(self, guest: Guest, pool: str, group: str, priority: int | None) -> Passage:
         """The way for a request. A client may ask for less urgency than its group has, and not for more."""
         keys = ((pool, group), (pool, "")) if group else ((pool, ""),)
-        mine = self._priorities.get((pool, group), 0)
-        priority = mine if asked is None else min(max(mine, asked), LEAST_URGENT)
-        return Passage([self._gates[key] for key in keys if key in self._gates], guest, priority)
+        own = self._priorities.get((pool, group), 0)
+        urgency = own if priority is None else min(max(own, priority), LEAST_URGENT)
+        return Passage([self._gates[key] for key in keys if key in self._gates], guest, urgency)
 
     def expire(self) -> None:
         """Turn away who has waited for too long."""

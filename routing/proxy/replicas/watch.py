@@ -68,7 +68,7 @@ class Watch:
     def _loads(self, replica: str) -> list[Load]:
         """Of a replica's ranks; one of most."""
         serving, loads = self._router.serving, self._router.loads
-        return [loads.load(target) for target in serving.placement.targets[replica]] if serving else []
+        return [loads.load(target) for target in serving.placement.targets_by_replica[replica]] if serving else []
 
     def _look_at(self, pool: PoolConfig, link: ReplicaLink, stall_s: float, now: float) -> None:
         """Judge one replica at which somebody waits."""

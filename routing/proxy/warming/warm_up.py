@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from routing.core.prompt.splice import with_member
+from routing.core.targets import rank_of
 from routing.core.types import ReplicaId, TargetId
 from routing.core.warming.openings import Cut
 from routing.proxy.warming.call import WarmUpCall, request_for
@@ -100,6 +101,6 @@ class ReplicaWarmUp:
             request = request_for(cut.path, body, self._owner.new_id())
             call = WarmUpCall(self, cut, target, request, with_priority=self._priority is not None)
             self._calls.add(call)
-            call.start(serving.links[self.replica], serving.placement.rank(target), serving.limits)
+            call.start(serving.links[self.replica], rank_of(target), serving.limits)
         if not self._calls and not pending:
             self._owner.end(self, Ending.COMPLETE)

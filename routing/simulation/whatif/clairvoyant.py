@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil, inf
 
-from routing.simulation.whatif.engine import FastEngine, Job
+from routing.simulation.whatif.fast_engine import FastEngine, ModelledRequest
 from routing.simulation.whatif.forest import Forest, Run, shared_path
-from routing.simulation.whatif.pool import RunPool
+from routing.simulation.whatif.run_pool import RunPool
 
 
 class Clairvoyant:
@@ -22,7 +22,7 @@ class Clairvoyant:
         self._promised: list[Counter[Run]] = []  # by engine: runs that requests without a first token will cache
         self._engine: dict[int, int] = {}  # by request: where it is, as long as it has no first token
 
-    def place(self, job: Job, engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """The engine with the earliest first token; of equals the one with fewer requests."""
         if not self._promised:
             self._promised = [Counter() for _ in engines]
@@ -36,14 +36,14 @@ class Clairvoyant:
         self._promised[best].update(job.path)
         return best
 
-    def first_token(self, job: Job, _now_s: float) -> None:
+    def first_token(self, job: ModelledRequest, _now_s: float) -> None:
         """What the job promised is cached now."""
         self._promised[self._engine.pop(job.index)].subtract(job.path)
 
-    def ended(self, job: Job, _now_s: float) -> None:
+    def ended(self, job: ModelledRequest, _now_s: float) -> None:
         """Nothing that counts."""
 
-    def _hit_tokens(self, job: Job, index: int, engine: FastEngine) -> int:
+    def _hit_tokens(self, job: ModelledRequest, index: int, engine: FastEngine) -> int:
         """Cached tokens that a job would find once all that is ahead of it has been prefilled."""
         promised, pool, blocks = self._promised[index], engine.pool, 0
         for run in job.path:

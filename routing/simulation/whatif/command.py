@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from routing.schema import ConfigError, Settings, load_settings
-from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.fast_engine import EngineModel
 from routing.simulation.whatif.forest import Forest, ForestError
 from routing.simulation.whatif.keys import NotInTracesError
 from routing.simulation.whatif.replay import DoesNotFitError, replay

@@ -14,7 +14,7 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import Protocol
 
-from routing.simulation.whatif.engine import EngineModel, FastEngine, Job, Watcher
+from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest, Watcher
 from routing.simulation.whatif.forest import Forest, shared_path
 from routing.workload.columns import Columns
 
@@ -28,13 +28,13 @@ class DoesNotFitError(ValueError):
 class Decider(Watcher, Protocol):
     """Who places requests, and is told what becomes of them."""
 
-    def place(self, job: Job, engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """The index of the engine that gets a job."""
         ...
 
 
 @dataclass
-class Outcome:
+class ReplayResult:
     """What a replay brought. Arrays are by request, in order of arrival, unless they are by replica."""
 
     replicas: int
@@ -48,12 +48,12 @@ class Outcome:
 class _Notes:
     """Notes what became of jobs, and passes on what happens to them."""
 
-    def __init__(self, outcome: Outcome, decider: Decider) -> None:
+    def __init__(self, outcome: ReplayResult, decider: Decider) -> None:
         self._outcome = outcome
         self._ended = decider.ended
         self.first_token = decider.first_token
 
-    def ended(self, job: Job, now_s: float) -> None:
+    def ended(self, job: ModelledRequest, now_s: float) -> None:
         outcome, index = self._outcome, job.index
         outcome.ttft_s[index] = job.first_token_s - job.arrived_s
         outcome.cached_tokens[index] = job.cached_tokens
@@ -69,12 +69,12 @@ def replay(
     time_scale: float = 1.0,
     *,
     progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> ReplayResult:
     """Replay a trace; ``time_scale`` 2 plays twice as fast. DoesNotFitError before anything is replayed."""
     columns = forest.columns
     check_that_all_fit(columns, model)
     nothing = bytes(8 * len(columns))
-    outcome = Outcome(replicas, array("d", nothing), array("q", nothing), array("q", nothing))
+    outcome = ReplayResult(replicas, array("d", nothing), array("q", nothing), array("q", nothing))
     engines = [FastEngine(model, _Notes(outcome, decider)) for _ in range(replicas)]
     steps: list[tuple[float, int]] = []  # heap of (end, engine)
     place, placed, block_tokens = decider.place, outcome.placed, columns.block_tokens
@@ -83,7 +83,7 @@ def replay(
         now_s = at_s / time_scale
         if steps and steps[0][0] <= now_s:
             _advance(engines, steps, now_s)
-        job = Job(index, now_s, prompt_tokens, output_tokens)
+        job = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
         job.path = shared_path(last)
         job.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
         placed[index] = chosen = place(job, engines, now_s)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routing.simulation.whatif.replay import Outcome
+from routing.simulation.whatif.replay import ReplayResult
 from routing.workload.columns import Columns
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def report(outcome: Outcome, columns: Columns, first: int = 0) -> dict[str, Any]:
+def report(outcome: ReplayResult, columns: Columns, first: int = 0) -> dict[str, Any]:
     """Figures of the requests from number ``first`` on; None where there are none to tell of.
 
     Keys: ``requests``; ``token_hit_rate``, cached / prompt tokens; ``ttft_s``, from arrival to first token;

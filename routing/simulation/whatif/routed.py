@@ -16,7 +16,7 @@ from routing.core.residency.residency import RUN_TOKENS, Residency
 from routing.core.types import Choice, Reason
 from routing.placement.placement import count_as_sent
 from routing.schema import ReplicaConfig, ResidencySettings, Settings
-from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
+from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
 from routing.simulation.whatif.keys import KeyBook
 from routing.strategies.registry import build_strategy
 from routing.workload.columns import Columns
@@ -65,25 +65,25 @@ class Routed:
         self._strategy = build_strategy(settings, fleet)
         self._candidates = fleet.candidates(HealthBook())
 
-    def place(self, job: Job, _engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, job: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""
         choice = self.ask(job, now_s)
         self.reasons[choice.reason] += 1
         job.ticket = count_as_sent(choice, self._keys.of(job.index), self.book, self._asked)
         return self._number[choice.target]
 
-    def ask(self, job: Job, now_s: float) -> Choice:
+    def ask(self, job: ModelledRequest, now_s: float) -> Choice:
         """Where the strategy would send a request now."""
         self._clock.now_s = now_s
         return self._strategy.choose(self._keys.of(job.index), self._candidates)
 
-    def first_token(self, job: Job, now_s: float) -> None:
+    def first_token(self, job: ModelledRequest, now_s: float) -> None:
         """The first byte of the answer reaches the router."""
         self._clock.now_s = now_s
         ticket: Ticket = job.ticket
         ticket.first_byte()
 
-    def ended(self, job: Job, now_s: float) -> None:
+    def ended(self, job: ModelledRequest, now_s: float) -> None:
         """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
         self._clock.now_s = now_s
         ticket: Ticket = job.ticket

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from routing.core.health.book import HealthBook
 from routing.core.loads.book import LoadBook
-from routing.core.types import NoReplicaError, ReplicaId
+from routing.core.targets import rank_of
+from routing.core.types import NoReplicaError, TargetId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
 from routing.schema import (
@@ -150,7 +151,7 @@ def test_each_rank_of_a_replica_is_a_home_of_its_own() -> None:
         decision = decided(where, text, health)
         [home] = where.homes("chat", ("", decision.prefix or 0), "wide", "", health)
         assert home == decision.target.id
-        found[home] = where.rank(home)
+        found[home] = rank_of(home)
 
     assert sorted(found.values()) == [0, 1, 2, 3]
-    assert placement(PrefixHashSettings()).rank(ReplicaId("replica-0")) is None
+    assert rank_of(TargetId("replica-0")) is None

@@ -25,7 +25,7 @@ from routing.schema import (
 )
 from routing.simulation.engine import Engine, EngineConfig
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.fast_engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay as replay_fast
 from routing.simulation.whatif.report import quantile, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.fast_engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay
 from tests.routing.simulation.whatif.prompts import BLOCK, Row, columns_of

@@ -9,7 +9,7 @@ import pytest
 
 from routing.schema import LowestCostSettings, PolicySettings
 from routing.simulation.whatif.clairvoyant import Clairvoyant
-from routing.simulation.whatif.engine import EngineModel
+from routing.simulation.whatif.fast_engine import EngineModel
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from routing.simulation.blocks import BlockPool
 from routing.simulation.whatif.forest import Forest, Run, shared_path
-from routing.simulation.whatif.pool import RunPool, Segment
+from routing.simulation.whatif.run_pool import RunPool, Segment
 from tests.routing.simulation.whatif.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 
 

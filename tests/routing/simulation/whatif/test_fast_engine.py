@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.simulation.engine import EngineConfig
-from routing.simulation.whatif.engine import EngineModel, FastEngine, Job
+from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import DoesNotFitError, replay
 from tests.routing.simulation.stepwise import replay as replay_steps
@@ -26,13 +26,13 @@ class Scripted:
     def __post_init__(self) -> None:
         self.events: list[tuple[float, str, int]] = []
 
-    def place(self, job: Job, engines: Sequence[FastEngine], _now_s: float) -> int:
+    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], _now_s: float) -> int:
         return self.choices[job.index] % len(engines)
 
-    def first_token(self, job: Job, now_s: float) -> None:
+    def first_token(self, job: ModelledRequest, now_s: float) -> None:
         self.events.append((now_s, "first", job.index))
 
-    def ended(self, job: Job, now_s: float) -> None:
+    def ended(self, job: ModelledRequest, now_s: float) -> None:
         self.events.append((now_s, "ended", job.index))
 
 

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from routing.simulation.whatif.forest import Run
-from routing.simulation.whatif.pool import RunPool, Segment
+from routing.simulation.whatif.run_pool import RunPool, Segment
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EngineModel:
     max_running: int = 256  # sequences
 
 
-class Job:
+class ModelledRequest:
     """One request on its way through an engine."""
 
     __slots__ = (
@@ -66,11 +66,11 @@ class Job:
 class Watcher(Protocol):
     """Who is told what happens to jobs, in the order of time over all engines."""
 
-    def first_token(self, job: Job, now_s: float) -> None:
+    def first_token(self, job: ModelledRequest, now_s: float) -> None:
         """The first token of a job is out."""
         ...
 
-    def ended(self, job: Job, now_s: float) -> None:
+    def ended(self, job: ModelledRequest, now_s: float) -> None:
         """A job has all its tokens."""
         ...
 
@@ -101,7 +101,7 @@ class FastEngine:
     def __init__(self, model: EngineModel, watcher: Watcher) -> None:
         self.model = model
         self.pool = RunPool(model.blocks)
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[ModelledRequest] = deque()
         self.running = 0  # admitted and not ended
         self.decoding = 0
         self.start_s = 0.0
@@ -109,15 +109,15 @@ class FastEngine:
         self._watcher = watcher
         self._step_s = 0.0  # length of each of the present steps
         self._steps = 0  # how many
-        self._prefilled: list[Job] = []  # whose prefill ends with them
-        self._partial: Job | None = None  # prefilled in part
+        self._prefilled: list[ModelledRequest] = []  # whose prefill ends with them
+        self._partial: ModelledRequest | None = None  # prefilled in part
         self._left = 0  # tokens of it beyond the present steps
         self._ticks = 0
-        self._ends: list[tuple[int, int, Job]] = []  # heap of (tick, serial, job)
+        self._ends: list[tuple[int, int, ModelledRequest]] = []  # heap of (tick, serial, job)
         self._serial = 0
         self._blocked = False  # the first one waiting found too few free blocks
 
-    def submit(self, job: Job, now_s: float) -> bool:
+    def submit(self, job: ModelledRequest, now_s: float) -> bool:
         """Queue a job that fits into an empty cache; True if ``end_s`` is another now."""
         self.waiting.append(job)
         if self.end_s == math.inf:
@@ -231,7 +231,7 @@ class FastEngine:
 
     # --- results ---------------------------------------------------------------------------------------
 
-    def _first_token(self, job: Job, now_s: float) -> None:
+    def _first_token(self, job: ModelledRequest, now_s: float) -> None:
         job.first_token_s = now_s
         self._watcher.first_token(job, now_s)
         if job.output_tokens == 1:
@@ -241,7 +241,7 @@ class FastEngine:
         self._serial += 1
         heappush(self._ends, (self._ticks + job.output_tokens - 1, self._serial, job))
 
-    def _end(self, job: Job, now_s: float) -> None:
+    def _end(self, job: ModelledRequest, now_s: float) -> None:
         self.running -= 1
         self._blocked = False
         self.pool.release(job.held)
