@@ -2,7 +2,8 @@
 
 A replica with several ranks answers at one address, and ``X-data-parallel-rank`` says which rank computes. Each rank
 has a KV cache and a queue of its own, so each is a target: with points on the ring, a load and a residency. What is of
-the server as a whole stays the replica's: its health, its breaker, its connections, its name in figures.
+the server as a whole stays the replica's: its health, its breaker, its connections, its name in figures. Where texts
+speak of a replica's load, home or holding, a target's is meant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happens by the clock, four times a second, whether requests come or not.
 
-The retry budget fills up, replicas that are out are tried, shares of those that join grow, warm-ups go on, waits in
+The retry budget fills up, replicas that are out are probed, shares of those that join grow, warm-ups go on, waits in
 line end, and replicas that hang or crawl are found.
 """
 

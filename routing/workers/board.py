@@ -1,11 +1,11 @@
-"""Memory that workers share: what each has in flight at each replica.
+"""Memory that workers share: what each has in flight at each target.
 
-Theory of operation. A row for each worker, a column for each replica. A worker writes to its own row and to no other,
+Theory of operation. A row for each worker, a column for each target. A worker writes to its own row and to no other,
 and reads the others' now and then; the parent clears the row of a worker that died. No lock: a cell is one aligned
 word, and a reader that meets two cells of different moments is off by a request, for a few milliseconds.
 
-The parent says which replica has which column. A column keeps its replica as long as that is configured, and gets a
-new one only once it is zero in every row. Replicas beyond ``COLUMNS`` have none: each worker then knows its own share
+The parent says which target has which column. A column keeps its target as long as that is configured, and gets a
+new one only once it is zero in every row. Targets beyond ``COLUMNS`` have none: each worker then knows its own share
 of their load alone.
 """
 
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 COLUMNS = 4096
-_CELLS = 1 + 2 * COLUMNS  # of a row: requests in flight; for each replica, requests running and tokens waiting
+_CELLS = 1 + 2 * COLUMNS  # of a row: requests in flight; for each target, requests running and tokens waiting
 _CELL_BYTES = 8
 
 
@@ -44,7 +44,7 @@ class Board:
         self.row(number)[:] = memoryview(bytes(_CELLS * _CELL_BYTES)).cast("q")
 
     def is_free(self, column: int) -> bool:
-        """Whether nobody has anything at the column's replica."""
+        """Whether nobody has anything at the column's target."""
         cells = self._cells
         places = (number * _CELLS + first_cell(column) for number in range(self.rows))
         return not any(cells[place] or cells[place + 1] for place in places)
@@ -55,9 +55,9 @@ def first_cell(column: int) -> int:
     return 1 + 2 * column
 
 
-def assign_columns(replicas: Iterable[str], before: Mapping[str, int], board: Board) -> dict[str, int]:
-    """A column for each replica: the one it had, or else a free one, while there are any."""
-    wanted = list(dict.fromkeys(replicas))
+def assign_columns(targets: Iterable[str], before: Mapping[str, int], board: Board) -> dict[str, int]:
+    """A column for each target: the one it had, or else a free one, while there are any."""
+    wanted = list(dict.fromkeys(targets))
     columns = {name: before[name] for name in wanted if name in before}
     taken = set(before.values())
     free = (column for column in range(COLUMNS) if column not in taken and board.is_free(column))

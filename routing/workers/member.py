@@ -46,7 +46,7 @@ class Member:
         self.in_flight = 0
         self.first, self.last = 1, 0  # decisions
         self.noted = 0  # of them, those that have a number in the sequence
-        self.unanswered = 0  # looks in a row
+        self.unanswered = 0  # polls in a row
         self._running = asyncio.create_task(channel.run())
 
     @classmethod
@@ -64,7 +64,7 @@ class Member:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it did not answer when it was last looked at."""
+        """Whether it did not answer when it was last polled."""
         return self.unanswered > 0
 
     async def begin(self) -> None:
@@ -74,7 +74,7 @@ class Member:
 
     async def poll(self, *, timeout_s: float = ANSWER_S) -> None:
         """See how it is."""
-        seen = msgspec.convert(await self.channel.ask("look", timeout_s=timeout_s), WorkerStatus)
+        seen = msgspec.convert(await self.channel.ask("poll", timeout_s=timeout_s), WorkerStatus)
         self.figures = parse(seen.metrics)
         self.rows, self.in_flight = seen.replicas, seen.in_flight
         self.first, self.last = seen.first_decision, max(self.last, seen.last_decision)

@@ -28,7 +28,7 @@ class Preparation(Struct, frozen=True):
     """A configuration to make ready."""
 
     document: bytes
-    columns: dict[str, int]  # of the board, by replica
+    columns: dict[str, int]  # of the board, by target
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""Looks at workers: what they counted and decided, and whether they answer at all.
+"""Workers are polled: what they counted and decided, and whether they answer at all.
 
-Theory of operation. Every worker is looked at about once a second, and whenever somebody asks for figures. One that
-leaves a look of the first kind unanswered is silent: then another one accepts from its sockets as well, so that nobody
-new waits for a worker that hangs. When it answers again it has them to itself; after ``SILENT_LOOKS`` in a row it is
-killed. Looks are counted and not seconds, because after a pause of the whole machine everybody would have been silent.
+Theory of operation. Every worker is polled about once a second, and whenever somebody asks for figures. One that
+leaves a poll of the first kind unanswered is silent: then another one accepts from its sockets as well, so that nobody
+new waits for a worker that hangs. When it answers again it has them to itself; after ``SILENT_POLLS`` in a row it is
+killed. Polls are counted and not seconds, because after a pause of the whole machine everybody would have been silent.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from routing.workers.channel import DeclinedError
 from routing.workers.member import GONE, Member
 from routing.workers.sequence import DecisionSequence
 
-POLL_S = 1.0  # between looks at a worker; what it counted since the last one is lost if it is killed
-LONGEST_POLL_S = 5.0  # the same where looking takes long
-POLL_SHARE = 0.02  # of the time, that goes into looking: 60 ms a worker with 1,000 replicas, beside its requests
-PATIENCE_S = 3.0  # that a look waits
-SILENT_LOOKS = 8  # without an answer, half a minute
+POLL_S = 1.0  # between polls of a worker; what it counted since the last one is lost if it is killed
+LONGEST_POLL_S = 5.0  # the same where polling takes long
+POLL_SHARE = 0.02  # of the time, that goes into polling: 60 ms a worker with 1,000 replicas, beside its requests
+PATIENCE_S = 3.0  # that a poll waits
+SILENT_POLLS = 8  # without an answer, half a minute
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerPoller:
-    """At all workers of a router."""
+    """Polls all workers of a router."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class WorkerPoller:
         answers = await self._answers(member, PATIENCE_S)
         took_s = time() - began_at if answers else 0.0
         member.unanswered = 0 if answers else member.unanswered + 1
-        if member.unanswered >= SILENT_LOOKS:
+        if member.unanswered >= SILENT_POLLS:
             event(logger, "worker_hangs", level=logging.ERROR, worker=member.number, pid=member.process.pid)
             member.kill()
         elif member.is_silent != was_silent:
@@ -82,5 +82,5 @@ class WorkerPoller:
 
 
 def pause_after(took_s: float) -> float:
-    """Seconds until the next look, by how long this one took."""
+    """Seconds until the next poll, by how long this one took."""
     return min(LONGEST_POLL_S, max(POLL_S, took_s / POLL_SHARE))

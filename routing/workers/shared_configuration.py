@@ -33,7 +33,7 @@ class SharedConfiguration:
         self.store = ConfigStore(self._prepare, files, signatures)
         self._ready = ready  # workers that accept
         self._board = board
-        self._columns: dict[str, int] = {}  # of the board, by replica
+        self._columns: dict[str, int] = {}  # of the board, by target
         self._series: ConfiguredSeries | None = None  # None: no configuration yet
 
     @property

@@ -1,4 +1,4 @@
-"""Each worker's choice sees the load that all workers put on a replica, a few milliseconds old.
+"""Each worker's choice sees the load that all workers put on a target, a few milliseconds old.
 
 Theory of operation. Nothing happens on a request's way. Every ``PERIOD_S`` a worker writes the loads that changed to
 its own row of the board, reads the rows that changed since it last looked, and adds the differences to its load book,
@@ -30,16 +30,16 @@ class SharedLoads:
         self._seen: list[memoryview[int]] = []  # each other row, as last read
         self._sums: list[int] = []  # of those, cell by cell
         self._position: int | None = None  # in the load book's journal; None: write everything
-        self._waiting: set[TargetId] = set()  # replicas where a prompt of ours is being prefilled
+        self._waiting: set[TargetId] = set()  # targets where a prompt of ours is being prefilled
         self._ticks = Periodic(Background.LOADS, PERIOD_S, self.exchange)
         self.use({})
 
     def use(self, columns: Mapping[str, int]) -> None:
-        """Go by these columns from now on; call before the loads of replicas without one are forgotten."""
-        for replica, column in self._columns.items():
-            if columns.get(replica) != column:
+        """Go by these columns from now on; call before the loads of targets without one are forgotten."""
+        for target, column in self._columns.items():
+            if columns.get(target) != column:
                 self._mine[first_cell(column)] = self._mine[first_cell(column) + 1] = 0
-                self._router.loads.tell_elsewhere(replica, 0, 0)
+                self._router.loads.tell_elsewhere(target, 0, 0)
         self._columns = {TargetId(name): column for name, column in columns.items()}
         self._names = {column: name for name, column in self._columns.items()}
         width = first_cell(1 + max(self._names, default=-1))
@@ -67,15 +67,15 @@ class SharedLoads:
         now_s = book.clock()
         changed = self._changed()
         self._waiting = set()
-        for replica in changed:
-            column = self._columns.get(replica)
+        for target in changed:
+            column = self._columns.get(target)
             if column is None:
                 continue
-            load, place = book.load(replica), first_cell(column)
+            load, place = book.load(target), first_cell(column)
             cells[place] = load.running - load.elsewhere_running
             cells[place + 1] = int(load.remaining_tokens(now_s)) - load.elsewhere_tokens
             if load.waiting:
-                self._waiting.add(replica)
+                self._waiting.add(target)
         cells[0] = self._router.in_flight
 
     def _changed(self) -> set[TargetId]:
@@ -101,7 +101,7 @@ class SharedLoads:
         sums = self._sums
         self._router.in_flight_elsewhere = sums[0]
         for column in {(cell - 1) // 2 for cell in cells if cell}:
-            replica = self._names.get(column)
-            if replica is not None:
+            target = self._names.get(column)
+            if target is not None:
                 place = first_cell(column)
-                self._router.loads.tell_elsewhere(replica, max(0, sums[place]), max(0, sums[place + 1]))
+                self._router.loads.tell_elsewhere(target, max(0, sums[place]), max(0, sums[place + 1]))

@@ -59,7 +59,7 @@ class Worker:
             "prepare": self._prepare,
             "commit": self._commit,
             "listen": self._listen,
-            "look": self._look,
+            "poll": self._poll,
             "decisions": self._decisions,
             "explain": self._explain,
             "leave": self._leave,
@@ -124,7 +124,7 @@ class Worker:
             ssl_handshake_timeout=tls.handshake_s,
         )
 
-    async def _look(self, _: Any) -> Any:
+    async def _poll(self, _: Any) -> Any:
         """What there is to see."""
         rows = await self._view.replicas()
         text = "\n".join(await in_turns(self._view.figures(rows)))

@@ -68,7 +68,7 @@ class Two:
             load = job.ticket.load
             (other,) = (one for one in self._routers if one is not router)
             own = load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens
-            other.book.tell_elsewhere(load.replica, *own)
+            other.book.tell_elsewhere(load.target, *own)
 
 
 def main() -> None:

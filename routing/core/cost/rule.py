@@ -4,7 +4,7 @@ Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * runn
 divided by the replica's speed. At a price of 1 that is the time to this request's own first token. What it prefills
 again although another replica holds it also costs others: whoever finds nobody idle waits behind it, and what it pushes
 out of a full cache may be asked for again. So up to ``alpha`` is charged, by the greater of two shares: that of the
-replicas that are busy, to the power of ``LOOKS``, because a next request waits only if those it could go to are busy
+replicas that are busy, to the power of ``CHOICES``, because a next request waits only if those it could go to are busy
 too; and that of what has lain in the caches for long and is asked for again before it is evicted. An idle fleet with
 room thus prefills something long and new at several replicas at once, and a busy or crowded one spares copies.
 
@@ -38,7 +38,7 @@ from routing.core.residency.residency import Match
 from routing.core.residency.runs import EVERYBODY
 from routing.core.types import Choice, PrefixHash, Reason, TargetId
 
-LOOKS: Final = 3  # replicas that a next request is taken to choose among
+CHOICES: Final = 3  # replicas that a next request is taken to choose among
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S: Final = 0.004  # of prefill time: less than a running request counts, and than the estimates are off
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
@@ -146,7 +146,7 @@ class CostRule:
         candidates, match = asked.candidates, asked.match
         terms, busy = self._terms(members, match, asked.prompt_tokens, candidates.now_s())
         busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.busy_ratio
-        price = self.base + (self.alpha - self.base) * max(busy_ratio**LOOKS, match.reuse_ratio)
+        price = self.base + (self.alpha - self.base) * max(busy_ratio**CHOICES, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
     def _terms(
@@ -155,7 +155,7 @@ class CostRule:
         """Of each member: tokens of work ahead, tokens of the prompt to prefill, and speed; how many are busy."""
         levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
         terms, busy = [], 0
-        for _replica, load, weight, bit, share in members:
+        for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
             rate = prefill.shown or prefill.tokens_per_s
             for blocks, holders in levels:

@@ -54,8 +54,8 @@ class Breaker:
     reason: str | None = None  # of the latest failure
     cause: Cause | None = None  # of its having opened
     until_s: float = 0.0  # when it goes on by itself: from open to a probe, from a probe to the next
-    tried_since_s: float = 0.0  # since when it is half open
-    is_trying: bool = False  # half open, and a request is on its way
+    probed_since_s: float = 0.0  # since when it is half open
+    is_probing: bool = False  # half open, and a request is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Breakers:
         breaker = self.troubled.get(replica)
         return State.CLOSED if breaker is None else breaker.state
 
-    def tried_since_s(self, replica: ReplicaId) -> float:
-        """Since when a replica is tried, for nothing sent there before tells what it is now; 0 where it is not."""
+    def probed_since_s(self, replica: ReplicaId) -> float:
+        """Since when a replica is probed, for nothing sent there before tells what it is now; 0 where it is not."""
         breaker = self.troubled.get(replica)
-        return breaker.tried_since_s if breaker is not None and breaker.state is State.HALF_OPEN else 0.0
+        return breaker.probed_since_s if breaker is not None and breaker.state is State.HALF_OPEN else 0.0
 
     # --- what requests and watchers report ---
 
@@ -134,7 +134,7 @@ class Breakers:
         breaker = self.troubled.get(replica)
         if breaker is None or breaker.state is not State.HALF_OPEN:
             return False
-        breaker.is_trying = True
+        breaker.is_probing = True
         breaker.until_s = self._clock() + breaker.settings.open_s
         self._health.take_out(replica, out=True)
         return True
@@ -147,7 +147,7 @@ class Breakers:
     def answered(self, replica: ReplicaId) -> bool:
         """The first byte of a probe's answer came from there that is no failure; True if that ends the probe."""
         breaker = self.troubled.get(replica)
-        if breaker is None or not breaker.is_trying or breaker.cause is Cause.SLOW:
+        if breaker is None or not breaker.is_probing or breaker.cause is Cause.SLOW:
             return False
         self._succeeded(replica, breaker)
         return True
@@ -159,28 +159,28 @@ class Breakers:
             return
         if breaker.state is State.CLOSED:
             self.troubled.pop(replica, None)
-        elif was_probe and breaker.is_trying and breaker.cause is Cause.SLOW:
+        elif was_probe and breaker.is_probing and breaker.cause is Cause.SLOW:
             self._succeeded(replica, breaker)
 
     def withdrawn(self, replica: ReplicaId) -> None:
         """A request ended there that proves nothing: if it was a probe, the next one may be."""
         breaker = self.troubled.get(replica)
-        if breaker is not None and breaker.is_trying:
-            self._try(replica, breaker)
+        if breaker is not None and breaker.is_probing:
+            self._admit_probe(replica, breaker)
 
     def came_up(self, replica: ReplicaId) -> None:
         """A health check that had failed is well again: an open breaker waits no longer."""
         breaker = self.troubled.get(replica)
         if breaker is not None and breaker.state is State.OPEN:
-            self._try(replica, breaker)
+            self._admit_probe(replica, breaker)
 
     def advance(self) -> None:
-        """Let those be tried whose time has come."""
+        """Let those be probed whose time has come."""
         now = self._clock()
         for replica, breaker in list(self.troubled.items()):
-            waits = breaker.state is State.OPEN or breaker.is_trying
+            waits = breaker.state is State.OPEN or breaker.is_probing
             if waits and now >= breaker.until_s:
-                self._try(replica, breaker)
+                self._admit_probe(replica, breaker)
 
     # --- from state to state ---
 
@@ -208,7 +208,7 @@ class Breakers:
     def _open(self, replica: ReplicaId, breaker: Breaker, cause: Cause) -> bool:
         breaker.state, breaker.cause = State.OPEN, cause
         breaker.failures = breaker.successes = 0
-        breaker.is_trying = False
+        breaker.is_probing = False
         breaker.until_s = self._clock() + breaker.settings.open_s
         key = (breaker.pool, replica, cause)
         self.opened[key] = self.opened.get(key, 0) + 1
@@ -222,14 +222,14 @@ class Breakers:
             self._close(replica)
             self._returned(replica)
         else:
-            self._try(replica, breaker)
+            self._admit_probe(replica, breaker)
 
-    def _try(self, replica: ReplicaId, breaker: Breaker) -> None:
+    def _admit_probe(self, replica: ReplicaId, breaker: Breaker) -> None:
         """Let one request go there."""
         if breaker.state is State.OPEN:
             breaker.state, breaker.successes = State.HALF_OPEN, 0
-            breaker.tried_since_s = self._clock()
-        breaker.is_trying = False
+            breaker.probed_since_s = self._clock()
+        breaker.is_probing = False
         self._health.take_out(replica, out=False)
 
     def _close(self, replica: ReplicaId) -> None:

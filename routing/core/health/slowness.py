@@ -78,15 +78,19 @@ class Slowness:
         self._trickles_since: dict[ReplicaId, float] = {}
 
     def judge(
-        self, looks: Mapping[ReplicaId, Observation], stall_s: float, now_s: float, held: Callable[[ReplicaId], float]
+        self,
+        observations: Mapping[ReplicaId, Observation],
+        stall_s: float,
+        now_s: float,
+        held: Callable[[ReplicaId], float],
     ) -> Iterator[tuple[ReplicaId, str]]:
         """Who is too slow, and why. O(replicas); where somebody might be, they are put in order once."""
-        self._remember(looks, now_s)
-        measures = [replica for replica, seen in looks.items() if not seen.is_probed]
+        self._remember(observations, now_s)
+        measures = [replica for replica, seen in observations.items() if not seen.is_probed]
         paces = _Peers([replica for replica in measures if replica in self._paces], self._paces.__getitem__)
         lates = _Peers(measures, lambda replica: self._faded_s(replica, now_s))
         fullness = _Peers(measures, held)
-        for replica, seen in looks.items():
+        for replica, seen in observations.items():
             if len(measures) == (0 if seen.is_probed else 1):
                 continue
             if self._trickles(replica, seen, paces, now_s) >= stall_s:
@@ -98,11 +102,11 @@ class Slowness:
             ):
                 yield replica, f"its streams wait {seen.late_s:.1f} s longer than their prefill takes"
 
-    def _remember(self, looks: Mapping[ReplicaId, Observation], now_s: float) -> None:
+    def _remember(self, observations: Mapping[ReplicaId, Observation], now_s: float) -> None:
         for known in (self._lates, self._paces, self._trickles_since):
-            for replica in known.keys() - looks.keys():
+            for replica in known.keys() - observations.keys():
                 del known[replica]
-        for replica, seen in looks.items():
+        for replica, seen in observations.items():
             if seen.late_s >= self._faded_s(replica, now_s):
                 self._lates[replica] = seen.late_s, now_s
             if seen.measure_s is None:

@@ -41,7 +41,7 @@ Clock = Callable[[], float]  # seconds, never going back
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Outstanding work at one replica."""
+    """Outstanding work at one target."""
 
     target: TargetId
     running: int = 0  # requests sent and not ended, from everywhere

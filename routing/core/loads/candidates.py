@@ -60,8 +60,8 @@ class Candidates:
         self._counted: dict[TargetId, int] = {}  # of each, as counted: twice its requests, and 1 if any waits
         self._running = 0
         self._busy = 0
-        self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, replica); empty until it is asked for
-        self._current: dict[TargetId, int] = {}  # stamp of each replica's entry that counts
+        self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, target); empty until it is asked for
+        self._current: dict[TargetId, int] = {}  # stamp of each target's entry that counts
         self._stamp = 0
         self._by_work = [0] * WORK_CLASSES  # masks of those that are in the heap
         self._class: dict[TargetId, int] = {}

@@ -2,9 +2,9 @@
 
 Theory of operation. Only members that a chat template or the engine's cache keys read are taken over; who asked, for
 which session, with what sampling is not. The prompt is cut at an offset of the canonical prompt, whose framing says
-which message it falls in and where (``prompt.py``): whole messages before it stay, a text that it falls into is cut, at
-a character. Where the last message that is left is not the user's, a user's message of one dot follows, since many
-templates ask for one; the blocks before it are those of the opening all the same.
+which message it falls in and where (``core/prompt/canonical.py``): whole messages before it stay, a text that it falls
+into is cut, at a character. Where the last message that is left is not the user's, a user's message of one dot follows,
+since many templates ask for one; the blocks before it are those of the opening all the same.
 """
 
 from __future__ import annotations

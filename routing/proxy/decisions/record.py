@@ -95,7 +95,7 @@ class Record:
         self.cached_tokens: int | None = None
         self.rank = rank  # data-parallel, of the replica; None: it has only one
         self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
-        self.opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (openings.py)
+        self.opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (shapes.py)
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int, *, weighed: bool = False) -> Record:

@@ -81,7 +81,7 @@ class Watch:
             return
         progress = link.progress_at
         self._learn(pool, link, progress, now)
-        waiting = link.waiting(self._router.breakers.tried_since_s(name))
+        waiting = link.waiting(self._router.breakers.probed_since_s(name))
         oldest = next((it for it in waiting if it.waiting and it.waiting.is_stream()), None)
         if oldest is None or oldest.waiting is None:
             return
@@ -102,9 +102,11 @@ class Watch:
         weights = {ReplicaId(it.name): it.capacity for it in pool.replicas if it.state is ReplicaState.ACTIVE}
         if len(weights) < 2:
             return
-        looks = {name: seen for name in weights if (seen := self._seen_of(name, links[name], stall_s, now)) is not None}
+        observations = {
+            name: seen for name in weights if (seen := self._seen_of(name, links[name], stall_s, now)) is not None
+        }
         slow = self._slowness[pool.name].judge(
-            looks, stall_s, now, held=lambda name: links[name].held_tokens / weights[name]
+            observations, stall_s, now, held=lambda name: links[name].held_tokens / weights[name]
         )
         for name, reason in slow:
             self._out(links[name], reason, Cause.SLOW)
@@ -116,7 +118,7 @@ class Watch:
         if state is State.OPEN or (state is State.CLOSED and not router.health.is_up(name)):
             return None
         loads, ended_s, is_probed = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
-        since = router.breakers.tried_since_s(name)
+        since = router.breakers.probed_since_s(name)
         if not any(load.running for load in loads):
             return observation((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)

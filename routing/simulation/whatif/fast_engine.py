@@ -6,7 +6,7 @@ full chunks of one long prompt, which leave no budget to admit anybody, or decod
 short, when a request arrives: it joins at the next step. At most one prompt is prefilled in part at any time, for
 prefill is first come, first served. Decoding costs nothing per token: ``_ticks`` counts decode steps, and a heap says
 at which tick a generation ends. A request that found too few free blocks is tried again only when some are given
-back. ``tests/routing/simulation/whatif/test_engine.py`` holds it against the model of single steps.
+back. ``tests/routing/simulation/whatif/test_fast_engine.py`` holds it against the model of single steps.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ only and the generated blocks, enters the queue next to each other and is one se
 request is never full (its last token's KV is not computed), so it caches nothing and goes to the head of the queue;
 such blocks, and those never used, are only counted. A prompt of whole blocks recomputes its last block although it
 may be cached: then the run, of that one block, has two segments; the older one is found until it is evicted.
-``tests/routing/simulation/whatif/test_pool.py`` holds it against the pool of single blocks.
+``tests/routing/simulation/whatif/test_run_pool.py`` holds it against the pool of single blocks.
 """
 
 from __future__ import annotations

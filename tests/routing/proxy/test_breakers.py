@@ -112,9 +112,9 @@ async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_en
             await harness.until(lambda: state.successes == 1, "a first byte")
             two[0].script = hang
             await probed(second, two[0])
-            assert state.is_trying
+            assert state.is_probing
         await harness.until(lambda: harness.router.in_flight == 1, "the first client's end to be heard of")
-        assert state.is_trying
+        assert state.is_probing
         tried = len(two[0].calls)
         for _ in range(4):
             assert (await harness.chat()).replica == "replica-1"
@@ -152,7 +152,7 @@ async def test_a_trial_that_shows_nothing_leaves_its_place_to_the_next_request(
         two[0].script = answering(b"{}", status=status)
         await probed(client, two[0])
         await harness.at_rest()
-        assert not harness.router.breakers.troubled[ReplicaId(two[0].name)].is_trying
+        assert not harness.router.breakers.troubled[ReplicaId(two[0].name)].is_probing
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 501])

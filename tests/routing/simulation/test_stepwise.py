@@ -1,4 +1,4 @@
-"""The driver in virtual time."""
+"""Replays, step by step."""
 
 from __future__ import annotations
 

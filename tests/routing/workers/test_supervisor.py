@@ -25,7 +25,7 @@ from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
 from routing.workers.member import Member
 from routing.workers.messages import Preparation
-from routing.workers.polling import LONGEST_POLL_S, PATIENCE_S, POLL_S, POLL_SHARE, SILENT_LOOKS, pause_after
+from routing.workers.polling import LONGEST_POLL_S, PATIENCE_S, POLL_S, POLL_SHARE, SILENT_POLLS, pause_after
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
@@ -35,14 +35,14 @@ DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.001, POLL_S * POLL_SHARE, 0.05, 0.09])
-def test_looking_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
+def test_polling_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
     assert took_s <= POLL_SHARE * pause_after(took_s)
     assert pause_after(took_s) == POLL_S or took_s > POLL_S * POLL_SHARE
 
 
 def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_minute() -> None:
     assert PATIENCE_S + POLL_S < 5
-    assert SILENT_LOOKS * (PATIENCE_S + POLL_S) < SILENT_LOOKS * (PATIENCE_S + LONGEST_POLL_S) < 70
+    assert SILENT_POLLS * (PATIENCE_S + POLL_S) < SILENT_POLLS * (PATIENCE_S + LONGEST_POLL_S) < 70
     assert pause_after(60.0) == LONGEST_POLL_S
 
 
@@ -99,16 +99,16 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
     assert caplog.text.count("worker_silent") == caplog.text.count("worker_answers") == 1
 
 
-async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_workers(
+async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_workers(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.workers.polling.POLL_S", 3600.0)
-    looks, look = 0, Member.poll
+    polls, poll = 0, Member.poll
 
     async def count(self: Member, **options: Any) -> None:
-        nonlocal looks
-        looks += 1
-        await look(self, **options)
+        nonlocal polls
+        polls += 1
+        await poll(self, **options)
 
     quick = config([replica], health=HealthCheck(interval_s=0.05))
     async with supervised(tmp_path, dump_snapshot(quick, 1).document) as supervisor:
@@ -121,7 +121,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_looks_at_work
         monkeypatch.setattr(Member, "poll", count)
         await observer.look()
         assert [happening.kind for happening in spool.oldest(9)][2:] == ["replica_unreachable"]
-    assert looks == 0
+    assert polls == 0
 
 
 async def test_a_worker_that_is_silent_for_too_long_is_replaced(
@@ -259,12 +259,12 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
         assert [row["name"] for row in member.rows] == [replica.name]
 
 
-async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_look_and_no_successor(
+async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_poll_and_no_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
-    look, bury, share = Member.poll, Counts.bury, Supervisor._share_sockets
+    poll, bury, share = Member.poll, Counts.bury, Supervisor._share_sockets
     failed: list[str] = []
 
     def fail_once(name: str) -> None:
@@ -272,9 +272,9 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
             failed.append(name)
             raise KeyError(name)
 
-    async def look_badly(self: Member, **options: Any) -> None:
-        fail_once("look")
-        await look(self, **options)
+    async def poll_badly(self: Member, **options: Any) -> None:
+        fail_once("poll")
+        await poll(self, **options)
 
     def bury_badly(self: Counts, *what: Any) -> None:
         fail_once("bury")
@@ -285,17 +285,17 @@ async def test_a_mistake_while_one_worker_is_looked_at_or_let_go_costs_no_later_
         await share(self)
 
     async with supervised(tmp_path, None) as supervisor:
-        monkeypatch.setattr(Member, "poll", look_badly)
-        await until(lambda: failed == ["look"], "a look that fails")
+        monkeypatch.setattr(Member, "poll", poll_badly)
+        await until(lambda: failed == ["poll"], "a poll that fails")
         member = supervisor.ready[0]
         member.figures = {}
-        await until(lambda: member.figures != {}, "a look after the one that failed")
+        await until(lambda: member.figures != {}, "a poll after the one that failed")
         monkeypatch.setattr(Counts, "bury", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
         member.kill()
         await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")
         assert len(supervisor._rows) == 2
-    assert failed == ["look", "bury", "share"]
+    assert failed == ["poll", "bury", "share"]
 
 
 async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from routing.core.cost.rule import LEEWAY, LONG, LOOKS, MOST_LEEWAY, STEP_S, TIE_S, CostRule, home_key
+from routing.core.cost.rule import CHOICES, LEEWAY, LONG, MOST_LEEWAY, STEP_S, TIE_S, CostRule, home_key
 from routing.core.cost.shortlist import MOST_COMPARED
 from routing.core.homes.ring import HashRing
 from routing.core.loads.book import LoadBook
@@ -40,7 +40,7 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
     longest = [max((blocks for at, blocks in held if at == number), default=0) for number in range(4)]
 
     busy_ratio = len({at for at, work in waiting if work}) / 4
-    price = min(1.0, alpha) + max(0.0, alpha - 1.0) * busy_ratio**LOOKS
+    price = min(1.0, alpha) + max(0.0, alpha - 1.0) * busy_ratio**CHOICES
 
     def cost(number: int) -> float:
         requests = [work for at, work in waiting if at == number]

@@ -205,6 +205,6 @@ def test_whatever_happens_half_of_the_pool_takes_requests_and_books_agree() -> N
             getattr(bench.breakers, what)(replica, "why", was_probe=chance.random() < 0.5)
         for name in (A, B, C, D):
             breaker = bench.breakers.troubled.get(name)
-            is_out = breaker is not None and (breaker.state is State.OPEN or breaker.is_trying)
+            is_out = breaker is not None and (breaker.state is State.OPEN or breaker.is_probing)
             assert bench.health.is_up(name) is not is_out
         assert sum(bench.breakers.state(name) is State.CLOSED for name in (A, B, C, D)) >= 2

@@ -38,7 +38,7 @@ WELL = at_pace(0.02)
 class Pool:
     """Replicas that show the same at every look until told otherwise."""
 
-    looks: dict[str, Observation]
+    observations: dict[str, Observation]
     held: dict[str, float] = field(default_factory=dict)
     slowness: Slowness = field(default_factory=Slowness)
     now_s: float = 0.0
@@ -49,8 +49,10 @@ class Pool:
         begun = self.now_s
         while self.now_s < begun + seconds:
             self.now_s += TICK_S
-            looks = {ReplicaId(name): seen for name, seen in self.looks.items()}
-            for name, _ in self.slowness.judge(looks, STALL_S, self.now_s, lambda name: self.held.get(name, 0.0)):
+            observations = {ReplicaId(name): seen for name, seen in self.observations.items()}
+            for name, _ in self.slowness.judge(
+                observations, STALL_S, self.now_s, lambda name: self.held.get(name, 0.0)
+            ):
                 found.setdefault(name, self.now_s - begun)
         return found
 
@@ -72,7 +74,7 @@ def test_one_that_begins_to_trickle_is_found_within_five_seconds() -> None:
     seconds = 0.0
     while not (found := replicas.watch(TICK_S)):
         seconds += TICK_S
-        replicas.looks["a"] = at_pace(min(seconds, 2.0))  # streams fall silent, and then get a byte in 4 s
+        replicas.observations["a"] = at_pace(min(seconds, 2.0))  # streams fall silent, and then get a byte in 4 s
         assert seconds <= 5.0
     assert set(found) == {"a"}
 
@@ -95,9 +97,9 @@ def test_no_replica_trickles_that(seen: Observation, others: tuple[Observation, 
 def test_a_moment_of_it_is_no_trickle() -> None:
     replicas = pool(WELL)
     for _ in range(10):
-        replicas.looks["a"] = at_pace(2.0)
+        replicas.observations["a"] = at_pace(2.0)
         assert replicas.watch(2.5) == {}
-        replicas.looks["a"] = WELL
+        replicas.observations["a"] = WELL
         assert replicas.watch(1.5) == {}
 
 
@@ -120,7 +122,7 @@ def test_no_replica_is_late_that(seen: Observation, others: tuple[Observation, .
 def test_peers_that_have_just_caught_up_were_late_all_the_same() -> None:
     replicas = pool(Observation(late_s=5.0), (Observation(late_s=4.0), Observation(late_s=4.0)))
     assert replicas.watch(2.0) == {}
-    replicas.looks |= {"peer-0": WELL, "peer-1": WELL}
+    replicas.observations |= {"peer-0": WELL, "peer-1": WELL}
 
     assert replicas.watch(5.0) == {}
     assert set(replicas.watch(60.0)) == {"a"}
@@ -167,12 +169,12 @@ def test_peers_are_a_measure_by_one_stream_or_by_answers_that_come_and_go() -> N
     assert set(pool(at_pace(1.5), [observation([], [], ended_s=0.2)]).watch(10.0)) == {"a"}
 
 
-def cpu_s_of_a_look(looks: dict[ReplicaId, Observation], held: Callable[[ReplicaId], float]) -> float:
+def cpu_s_of_a_look(observations: dict[ReplicaId, Observation], held: Callable[[ReplicaId], float]) -> float:
     """The least of some rounds."""
     slowness, spent_s = Slowness(), []
     for number in range(5):
         begun_s = time.process_time()
-        list(slowness.judge(looks, STALL_S, number * TICK_S, held))
+        list(slowness.judge(observations, STALL_S, number * TICK_S, held))
         spent_s.append(time.process_time() - begun_s)
     return min(spent_s)
 
@@ -181,8 +183,8 @@ def cpu_s_of_a_look(looks: dict[ReplicaId, Observation], held: Callable[[Replica
 def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Observation) -> None:
     def pool_of(count: int) -> float:
         few = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
-        looks = few | {ReplicaId(f"b-{number}"): WELL for number in range(count // 2 + 1)}
-        return cpu_s_of_a_look(looks, lambda name: 1.0 + 9.0 * (name in few))
+        observations = few | {ReplicaId(f"b-{number}"): WELL for number in range(count // 2 + 1)}
+        return cpu_s_of_a_look(observations, lambda name: 1.0 + 9.0 * (name in few))
 
     assert pool_of(2000) < 40 * pool_of(200)
 
@@ -203,14 +205,14 @@ seen = st.builds(
 @given(st.lists(st.tuples(seen, st.sampled_from([0.0, 1.0, 1.5, 2.0])), max_size=6))
 def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Observation, float]]) -> None:
     names = [ReplicaId(str(number)) for number in range(len(members))]
-    looks, held = {}, {}
+    observations, held = {}, {}
     for name, (one, tokens) in zip(names, members, strict=True):
-        looks[name], held[name] = one, tokens
+        observations[name], held[name] = one, tokens
 
     def is_slow(name: ReplicaId) -> bool:
-        peers = [peer for peer in names if peer != name and not looks[peer].is_probed]
-        paces = [pace_s for peer in peers if (pace_s := looks[peer].measure_s) is not None]
-        one = looks[name]
+        peers = [peer for peer in names if peer != name and not observations[peer].is_probed]
+        paces = [pace_s for peer in peers if (pace_s := observations[peer].measure_s) is not None]
+        one = observations[name]
         if peers and paces and one.pace_s is not None:
             trickles = one.pace_s > max(TRICKLE_S, PEERS * median_low(paces)) + one.prefill_s
         else:
@@ -219,10 +221,11 @@ def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Observat
             return trickles
         is_fuller = held[name] > FULLER * median_low(held[peer] for peer in peers)
         return (
-            one.late_s > max(STALL_S, LATE_PEERS * median_low(looks[peer].late_s for peer in peers)) and not is_fuller
+            one.late_s > max(STALL_S, LATE_PEERS * median_low(observations[peer].late_s for peer in peers))
+            and not is_fuller
         )
 
     slowness, found = Slowness(), set[str]()
     for now_s in (0.0, STALL_S):
-        found = {name for name, _ in slowness.judge(looks, STALL_S, now_s, lambda name: held[name])}
+        found = {name for name, _ in slowness.judge(observations, STALL_S, now_s, lambda name: held[name])}
     assert found == {name for name in names if is_slow(name)}
