@@ -161,6 +161,7 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     expect(page.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
 
 
+@pytest.mark.timeout(600)
 def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_guard(stack, rest, page):
     page.goto("/policies/")
     page.get_by_role("link", name="prefix hash").first.click()
@@ -170,7 +171,7 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     page.get_by_label("Why").fill("whoever is free may take it")
     page.get_by_label("By share").check()
     page.get_by_text("Stages and guard, for all but at once").click()
-    for name, value in {"shares": "50", "observe_min": "3", "warm_up_s": "4", "min_requests": "30"}.items():
+    for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
         page.locator(f"[name$='{name}']").fill(value)
     page.get_by_role("button", name=re.compile("Publish revision")).click()
     expect(page.get_by_role("status").first).to_be_visible()
@@ -178,7 +179,8 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     page.goto(f"/rollouts/{rollout['id']}/")
     expect(page.get_by_role("heading", name="On trial: 50 % of the prefix space")).to_be_visible()
 
-    stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 150, "the guard to take it back")
+    # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
+    stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
 
     ended = rest.get(f"rollouts/{rollout['id']}").json()
     assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
