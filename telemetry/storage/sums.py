@@ -8,10 +8,10 @@ after ``t``: hence the microsecond.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import connection
 
@@ -21,6 +21,7 @@ from telemetry.models import BucketLayout
 from telemetry.storage.rollups.columns import ENGINE_TTFT, ENGINES, ROUTER_TTFT, ROUTERS
 from telemetry.storage.rollups.source import histograms_in, sums_in
 
+K = TypeVar("K", bound=Hashable)
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
 STEP_NUMBER = "(date_part('epoch', start - %(start)s) / %(step)s)::integer"  # of a step's start
 
@@ -349,10 +350,21 @@ def remerged(parts: Iterable[Merged]) -> Merged | None:
 def _merged(select: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime], Merged]:
     """Buckets of a step added up: ``select`` begins with the key, leaves a place for the rest, and goes on."""
     sql = "select " + select.format(f"{STEP} as start, layout_id, position, sum(n)::bigint") + " group by 1, 2, 3, 4"
+    return merged_layouts(
+        ((tuple(key) if isinstance(key, list) else key, start), layout, position, count)
+        for key, start, layout, position, count in rows_of(sql, parameters)
+    )
+
+
+def merged_layouts(rows: Iterable[tuple[K, int, int, int]]) -> dict[K, Merged]:
+    """Rows of (key, layout, position, count) as a histogram per key. One query beside the one that the rows are of.
+
+    Layouts are asked for after the rows: one that a reading brings while this runs is there before the reading is.
+    """
+    counts: dict[K, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    for key, layout, position, count in rows:
+        counts[key][layout][position] = count
     edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
-    counts: dict[tuple[Any, datetime], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-    for key, start, layout, position, count in rows_of(sql, parameters):
-        counts[tuple(key) if isinstance(key, list) else key, start][layout][position] = count
     merged = {
         key: merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
         for key, layouts in counts.items()

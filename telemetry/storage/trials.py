@@ -5,14 +5,12 @@ The steps and the sums are those of ``sums``; a row here says which router and w
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 
-from telemetry.metrics.histograms import Buckets, merge
+from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
-from telemetry.models import BucketLayout
-from telemetry.storage.sums import STEP, during, rows_of
+from telemetry.storage.sums import STEP, during, merged_layouts, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,6 @@ def placed(policy: str, window: Window) -> list[Placed]:
 
 def waited(pool: str, policy: str, window: Window) -> list[Waited]:
     """TTFT of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
-    edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
-    counts: dict[tuple[datetime, int, str, int], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     rows = rows_of(
         f"""
         select {STEP} as start, router_id, "group", revision, ttft_layout_id, position, sum(n)::bigint
@@ -74,14 +70,11 @@ def waited(pool: str, policy: str, window: Window) -> list[Waited]:
         """,  # noqa: S608 - no part of it comes from outside
         during(window) | {"pool": pool, "policy": policy},
     )
-    for start, router_id, group, revision, layout, position, count in rows:
-        counts[start, router_id, group, revision][layout][position] = count
-    found: list[Waited] = []
-    for (start, router_id, group, revision), layouts in counts.items():
-        merged = merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
-        if merged is not None:
-            found.append(Waited(start, router_id, group, revision if policy else None, merged.buckets))
-    return found
+    merged = merged_layouts(((*key,), layout, position, count) for *key, layout, position, count in rows)
+    return [
+        Waited(start, router_id, group, revision if policy else None, histogram.buckets)
+        for (start, router_id, group, revision), histogram in merged.items()
+    ]
 
 
 def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
