@@ -4,11 +4,14 @@ Only the wheel's binaries are used, never its Python code, which changes permiss
 root the server runs as ``nobody``, because PostgreSQL refuses root.
 """
 
+import contextlib
+import fcntl
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -125,7 +128,19 @@ def _reachable(binaries: Path) -> Path:
     install = binaries.parent  # the installation, in a package whose libraries lie beside it
     libraries = install.parent.with_name(f"{install.parent.name}.libs")
     copy = COPIED_BINARIES / install.parent.name / install.name
-    if not (copy / "bin" / "postgres").exists():
-        shutil.copytree(libraries, COPIED_BINARIES / libraries.name, symlinks=True, dirs_exist_ok=True)
-        shutil.copytree(install, copy, symlinks=True, dirs_exist_ok=True)
+    with _alone(COPIED_BINARIES):  # another stack may start beside this one, and must not find half a copy
+        if not copy.exists():
+            shutil.copytree(libraries, COPIED_BINARIES / libraries.name, symlinks=True, dirs_exist_ok=True)
+            partial = copy.with_name(f"{copy.name}.partial")
+            shutil.copytree(install, partial, symlinks=True, dirs_exist_ok=True)
+            partial.rename(copy)
     return copy / "bin"
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep stacks that use one folder from writing to it at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -22,7 +22,7 @@ PASSWORD = "correct-horse-battery-staple"
 READY = "Warmpath is ready: "
 
 
-class StackDiedError(AssertionError):
+class StackFailedError(AssertionError):
     """The stack ended, or something awaited did not come; carries the end of its log."""
 
 
@@ -99,7 +99,7 @@ class LiveStack:
                 os.kill(pid, signal.SIGKILL)
 
     def until(self, condition: Callable[[], Any], within_s: float, what: str) -> Any:
-        """Wait for something true and return it; StackDiedError with the end of the log if it does not come."""
+        """Wait for something true and return it; StackFailedError with the end of the log if it does not come."""
         deadline = time.monotonic() + within_s
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -108,8 +108,16 @@ class LiveStack:
             ended = self._process is not None and self._process.poll() is not None
             if ended or time.monotonic() > deadline:
                 why = "the stack ended" if ended else f"waited {within_s:g} s"
-                raise StackDiedError(f"{why}, for {what}\n" + "\n".join(self.lines[-60:]))
+                raise StackFailedError(f"{why}, for {what}\n" + "\n".join(self.lines[-60:]))
             time.sleep(0.1)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Add the end of the log to what fails inside: a page that failed says nothing of why."""
+        try:
+            yield
+        except AssertionError as error:
+            raise StackFailedError(f"{error}\n" + "\n".join(self.lines[-60:])) from error
 
     def pids(self, pattern: str = "") -> dict[str, int]:
         """Live processes of this stack by command line, those that match a pattern; from the environment they carry."""

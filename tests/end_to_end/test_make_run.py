@@ -78,7 +78,8 @@ def page(stack: LiveStack, chromium: Browser) -> Iterator[Page]:
     tab.get_by_label("Username").fill("admin")
     tab.get_by_label("Password").fill(PASSWORD)
     tab.get_by_role("button", name="Sign in").click()
-    expect(tab.get_by_role("heading", name="Overview")).to_be_visible(timeout=BROWSER_MS)
+    with stack.telling():
+        expect(tab.get_by_role("heading", name="Overview")).to_be_visible(timeout=BROWSER_MS)
     yield tab
     context.close()
 
