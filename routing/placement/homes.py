@@ -22,14 +22,14 @@ def homes_among(
     """Those of some targets that an opening calls home, when the fleet is who ``is_there``. A short walk."""
     count = _homes(route, opening)
     members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
-    targets = route.fleet.targets
+    targets = route.replicas.targets
 
     def takes(target: TargetId) -> bool:
         return is_there(target) and (members is None or targets[target].replica.name in members)
 
     if count is None:
         return [target for target in some if target in targets and takes(target)]
-    first = islice((target for target in route.fleet.ring.walk(opening) if takes(target)), count)
+    first = islice((target for target in route.replicas.ring.walk(opening) if takes(target)), count)
     return [target for target in first if target in some]
 
 

@@ -85,9 +85,9 @@ class Placement:
 
     def prepare(self, health: Health) -> Iterator[None]:
         """Make what the first requests would otherwise wait for, 3 ms of a thousand replicas; stops now and then."""
-        fleets = {id(route.fleet): route.fleet for route in self._routes()}  # a trial's are the same
-        for fleet in fleets.values():
-            yield from fleet.prepare(health)
+        shared = {id(route.replicas): route.replicas for route in self._routes()}  # a trial's are the same
+        for replicas in shared.values():
+            yield from replicas.prepare(health)
 
     def _routes(self) -> Iterator[Route]:
         """Those in force, of all pools."""
@@ -107,14 +107,14 @@ class Placement:
         trial = route.trial_route
         if trial is not None and trial.rule.takes(request, served):
             route = trial.route
-        candidates = route.fleet.candidates(health, served.adapter)
+        candidates = route.replicas.candidates(health, served.adapter)
         if route.follows_traffic or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         keys = RequestKeys(request, served, self._hasher, route.tier1, request.prompt.tokens)
         choice = route.strategy.choose(keys, candidates)
-        return Decision(route, matched_by, served, route.fleet.targets[choice.target], choice, candidates, keys)
+        return Decision(route, matched_by, served, route.replicas.targets[choice.target], choice, candidates, keys)
 
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the hash that would claim a request that was decided on."""
@@ -133,14 +133,14 @@ class Placement:
         route = by_group.get(group) if group else own
         if route is None:
             return []
-        fleet = route.fleet
+        replicas = route.replicas
 
         def is_there(target: TargetId) -> bool:
-            configured = fleet.targets[target].replica
+            configured = replicas.targets[target].replica
             return (
                 configured.state is ReplicaState.ACTIVE
                 and health.will_be_up(ReplicaId(configured.name))
-                and (not adapter or fleet.holds(target, adapter, health))
+                and (not adapter or replicas.holds(target, adapter, health))
             )
 
         return homes_among(route, prefix, self.targets_by_replica.get(replica, []), is_there)
@@ -148,9 +148,9 @@ class Placement:
     def could_serve(self, missing: NoReplicaError, replica: str, health: HealthBook) -> bool:
         """Whether a replica of that pool would have been eligible, had it not been kept back."""
         _, own, by_group = self._pools[missing.pool]
-        fleet, adapter = by_group.get(missing.group, own).fleet, missing.adapter
-        targets = [target for target in self.targets_by_replica[replica] if target in fleet.targets]
-        holds = any(not adapter or fleet.holds(target, adapter, health) for target in targets)
+        replicas, adapter = by_group.get(missing.group, own).replicas, missing.adapter
+        targets = [target for target in self.targets_by_replica[replica] if target in replicas.targets]
+        holds = any(not adapter or replicas.holds(target, adapter, health) for target in targets)
         return holds and health.will_be_up(ReplicaId(replica))
 
     def warmed(self, pool: str, target: TargetId, cut: Cut) -> None:
@@ -183,10 +183,10 @@ def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[
     """Those of a pool's or a group's eligible replicas that are its own just now, and not excluded."""
     own = whole
     if route.follows_traffic and route.shares is not None:
-        own = route.shares.candidates(route.group, route.fleet, whole, adapter)
+        own = route.shares.candidates(route.group, route.replicas, whole, adapter)
     if not excluded:
         return own
-    refused = [name for replica in excluded for name in route.fleet.targets_of_replica(replica)]
+    refused = [name for replica in excluded for name in route.replicas.targets_of_replica(replica)]
     if route.follows_traffic and route.shares is not None:
-        return route.shares.untried(route.group, route.fleet, whole.without(refused), own)
+        return route.shares.untried(route.group, route.replicas, whole.without(refused), own)
     return own.without(refused)

@@ -1,4 +1,4 @@
-"""What a configuration says of each pool's own requests and of each task group's: policy, strategy, fleet, trial.
+"""What a configuration says of each pool's own requests and of each task group's: policy, strategy, replicas, trial.
 
 While a policy tries another revision there are two routes for the same requests: they differ in the policy's revision,
 its settings and its strategy, and share everything else, what replicas hold, do and are measured at included.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.groups.group_shares import GroupShares
 from routing.core.groups.inherited import policy_of, said_tier1, tier1_rule
 from routing.core.groups.trials import Arm, TrialRule
@@ -33,7 +33,7 @@ class Route:
     group: str  # "" for the pool's own
     policy: PolicyConfig  # with the revision that places, and its settings
     strategy: Strategy
-    fleet: Fleet
+    replicas: GroupReplicas
     tier1: Tier1  # where tier 1 ends
     shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
     follows_traffic: bool  # whether they say which replicas it has
@@ -52,8 +52,8 @@ class TrialRoute(NamedTuple):
 class RouteBuilder:
     """Makes the routes of one pool. ``router`` is this router's name, by which trials may ask for it.
 
-    Each route draws by a seed of its own, and each fleet breaks ties by one: two groups that drew alike would send
-    their requests to the same replicas at the same time.
+    Each route draws by a seed of its own, and each set of replicas breaks ties by one: two groups that drew alike would
+    send their requests to the same replicas at the same time.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RouteBuilder:
         self._residency = residency
         self._seed = seed
         self._router = router
-        self._fleets: dict[frozenset[str], Fleet] = {}
+        self._replicas: dict[frozenset[str], GroupReplicas] = {}
         self.shares = GroupShares(pool, hasher) if any(group.auto_replicas for group in pool.groups) else None
 
     def route(self, group: TaskGroupConfig | None) -> Route:
@@ -84,27 +84,27 @@ class RouteBuilder:
 
     def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
         """The route that one revision makes."""
-        fleet, name = self._fleet(group), group.name if group else ""
+        replicas, name = self._replicas_of(group), group.name if group else ""
         return Route(
             self._pool.name,
             name,
             policy,
-            build_strategy(policy.settings, fleet, self._seed_of("route", name, str(policy.revision))),
-            fleet,
+            build_strategy(policy.settings, replicas, self._seed_of("route", name, str(policy.revision))),
+            replicas,
             tier1_rule(self._pool, group, policy.settings),
             self.shares,
             follows_traffic=self.shares is not None and (group is None or group.auto_replicas is not None),
         )
 
-    def _fleet(self, group: TaskGroupConfig | None) -> Fleet:
-        """The fleet of a group, or of the whole pool; those that use the same replicas share one, ring and sums."""
+    def _replicas_of(self, group: TaskGroupConfig | None) -> GroupReplicas:
+        """Those of a group, or of the whole pool; groups that use the same ones share ring and sums."""
         chosen = None if group is None or group.replicas is None else frozenset(group.replicas)
-        replicas = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
-        names = frozenset(replica.name for replica in replicas)
-        if names not in self._fleets:
-            seed = self._seed_of("fleet", *sorted(names))
-            self._fleets[names] = Fleet(replicas, self._loads, seed, self._residency)
-        return self._fleets[names]
+        configs = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
+        names = frozenset(replica.name for replica in configs)
+        if names not in self._replicas:
+            seed = self._seed_of("replicas", *sorted(names))
+            self._replicas[names] = GroupReplicas(configs, self._loads, seed, self._residency)
+        return self._replicas[names]
 
     def _seed_of(self, *what: str) -> int:
         """A seed for one thing in this pool: the same each time for the same router."""

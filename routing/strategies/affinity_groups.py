@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
@@ -62,9 +62,9 @@ class AffinityGroups:
         self._latest = Plan({}, {}, None, 0)
 
     @classmethod
-    def build(cls, settings: AffinityGroupsSettings, fleet: Fleet, _seed: int) -> AffinityGroups:
+    def build(cls, settings: AffinityGroupsSettings, replicas: GroupReplicas, _seed: int) -> AffinityGroups:
         """The strategy for one group."""
-        return cls(fleet.ring, settings)
+        return cls(replicas.ring, settings)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """One of a hot opening's own replicas, else the opening's home among the rest."""

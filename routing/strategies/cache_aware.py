@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from routing.core.cost.rule import CostRule, home_key
 from routing.core.cost.shortlist import lightest
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import Room
 from routing.core.loads.candidates import Candidates, Member
 from routing.core.residency.residency import Match, Residency
@@ -34,10 +34,10 @@ class CacheAware:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: CacheAwareSettings, fleet: Fleet, _seed: int) -> CacheAware:
+    def build(cls, settings: CacheAwareSettings, replicas: GroupReplicas, _seed: int) -> CacheAware:
         """The strategy for one group."""
-        by_load = CostRule(fleet.ring, alpha=0.0, by_rate=False)
-        return cls(by_load, fleet.residency, settings.min_hit_ratio, settings.load_factor, settings.min_bound)
+        by_load = CostRule(replicas.ring, alpha=0.0, by_rate=False)
+        return cls(by_load, replicas.residency, settings.min_hit_ratio, settings.load_factor, settings.min_bound)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The preferred replica with room, else the least loaded."""

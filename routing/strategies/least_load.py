@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import LeastLoadSettings
@@ -16,7 +16,7 @@ class LeastLoad:
     """Send each request to where the least work waits."""
 
     @classmethod
-    def build(cls, _settings: LeastLoadSettings, _fleet: Fleet, _seed: int) -> LeastLoad:
+    def build(cls, _settings: LeastLoadSettings, _replicas: GroupReplicas, _seed: int) -> LeastLoad:
         """The strategy for one group."""
         return cls()
 

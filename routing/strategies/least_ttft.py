@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routing.core.cost.rule import CostRule
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.schema import LeastTtftSettings
 from routing.strategies.lowest_cost import LowestCost
 
@@ -12,6 +12,6 @@ class LeastTtft(LowestCost):
     """Weigh what waits against what is cached, in seconds: by the prefill rate that each replica showed."""
 
     @classmethod
-    def build(cls, settings: LeastTtftSettings, fleet: Fleet, _seed: int) -> LeastTtft:  # type: ignore[override]
+    def build(cls, settings: LeastTtftSettings, replicas: GroupReplicas, _seed: int) -> LeastTtft:  # type: ignore[override]
         """The strategy for one group."""
-        return cls(CostRule(fleet.ring, settings.alpha, by_rate=True), fleet.residency)
+        return cls(CostRule(replicas.ring, settings.alpha, by_rate=True), replicas.residency)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from routing.core.cost.rule import CostRule, home_key
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.loads.candidates import Candidates
 from routing.core.residency.residency import Residency
 from routing.core.types import Choice, TargetId
@@ -22,9 +22,9 @@ class LowestCost:
     residency: Residency
 
     @classmethod
-    def build(cls, settings: LowestCostSettings, fleet: Fleet, _seed: int) -> LowestCost:
+    def build(cls, settings: LowestCostSettings, replicas: GroupReplicas, _seed: int) -> LowestCost:
         """The strategy for one group."""
-        return cls(CostRule(fleet.ring, settings.alpha, by_rate=False), fleet.residency)
+        return cls(CostRule(replicas.ring, settings.alpha, by_rate=False), replicas.residency)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The candidate with the least cost."""

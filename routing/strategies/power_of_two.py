@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import PowerOfTwoSettings
@@ -25,7 +25,7 @@ class PowerOfTwo:
     rng: random.Random
 
     @classmethod
-    def build(cls, _settings: PowerOfTwoSettings, _fleet: Fleet, seed: int) -> PowerOfTwo:
+    def build(cls, _settings: PowerOfTwoSettings, _replicas: GroupReplicas, seed: int) -> PowerOfTwo:
         """The strategy for one group."""
         return cls(random.Random(seed))  # noqa: S311 - no secret
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
@@ -22,9 +22,9 @@ class PrefixHashStrategy:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: PrefixHashSettings, fleet: Fleet, _seed: int) -> PrefixHashStrategy:
+    def build(cls, settings: PrefixHashSettings, replicas: GroupReplicas, _seed: int) -> PrefixHashStrategy:
         """The strategy for one group; where the prefix ends is settled by the keys that it is given."""
-        return cls(fleet.ring, settings.load_factor, settings.min_bound)
+        return cls(replicas.ring, settings.load_factor, settings.min_bound)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The prefix's first home with room; without a prefix the least loaded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import RandomSettings
@@ -19,7 +19,7 @@ class Random:
     rng: random.Random
 
     @classmethod
-    def build(cls, _settings: RandomSettings, _fleet: Fleet, seed: int) -> Random:
+    def build(cls, _settings: RandomSettings, _replicas: GroupReplicas, seed: int) -> Random:
         """The strategy for one group."""
         return cls(random.Random(seed))  # noqa: S311 - no secret
 

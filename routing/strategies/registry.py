@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from routing import schema
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.strategies.affinity_groups import AffinityGroups
 from routing.strategies.cache_aware import CacheAware
 from routing.strategies.least_load import LeastLoad
@@ -20,7 +20,7 @@ from routing.strategies.session_affinity import SessionAffinity
 from routing.strategies.strategy import Strategy
 from routing.strategies.tiered import Tiered
 
-STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet, int], Strategy]] = {
+STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, GroupReplicas, int], Strategy]] = {
     schema.AffinityGroupsSettings: AffinityGroups.build,
     schema.CacheAwareSettings: CacheAware.build,
     schema.LeastLoadSettings: LeastLoad.build,
@@ -35,6 +35,6 @@ STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, Fleet, int], Strate
 }
 
 
-def build_strategy(settings: schema.Settings, fleet: Fleet, seed: int = 0) -> Strategy:
-    """The strategy that the settings ask for, ready to place requests among a fleet; what it draws follows the seed."""
-    return STRATEGIES[type(settings)](settings, fleet, seed)
+def build_strategy(settings: schema.Settings, replicas: GroupReplicas, seed: int = 0) -> Strategy:
+    """The strategy that the settings ask for, ready to place requests; what it draws follows the seed."""
+    return STRATEGIES[type(settings)](settings, replicas, seed)

@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason, TargetId
 from routing.schema import RoundRobinSettings
@@ -32,9 +32,9 @@ class RoundRobin:
         self._count = 0
 
     @classmethod
-    def build(cls, _settings: RoundRobinSettings, fleet: Fleet, seed: int) -> RoundRobin:
+    def build(cls, _settings: RoundRobinSettings, replicas: GroupReplicas, seed: int) -> RoundRobin:
         """The strategy for one group."""
-        return cls(seed, fleet.targets.keys())
+        return cls(seed, replicas.targets.keys())
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The replica whose turn it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
@@ -22,9 +22,9 @@ class SessionAffinity:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: SessionAffinitySettings, fleet: Fleet, _seed: int) -> SessionAffinity:
+    def build(cls, settings: SessionAffinitySettings, replicas: GroupReplicas, _seed: int) -> SessionAffinity:
         """The strategy for one group."""
-        return cls(fleet.ring, settings.load_factor, settings.min_bound)
+        return cls(replicas.ring, settings.load_factor, settings.min_bound)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The session's first home with room; without a session key the least loaded."""

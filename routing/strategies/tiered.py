@@ -14,7 +14,7 @@ from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
 from routing.core.loads.candidates import Candidates
@@ -33,9 +33,9 @@ class Tiered:
     min_bound: int  # requests that a replica may always hold
 
     @classmethod
-    def build(cls, settings: TieredSettings, fleet: Fleet, _seed: int) -> Tiered:
+    def build(cls, settings: TieredSettings, replicas: GroupReplicas, _seed: int) -> Tiered:
         """The strategy for one group."""
-        return cls(fleet.ring, settings.replicas, settings.load_factor, settings.min_bound)
+        return cls(replicas.ring, settings.replicas, settings.load_factor, settings.min_bound)
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The conversation's first home with room among the opening's, else the opening's next; or the least loaded."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.shared_rings import shared_ring
 from routing.core.loads.candidates import Candidates
 from routing.core.prompt.prefix import PrefixHasher
@@ -72,25 +72,25 @@ class GroupShares:
         self._sizes = {name: before._sizes[name] for name in self._bounds if name in before._sizes}
         self._review()
 
-    def candidates(self, group: str, fleet: Fleet, whole: Candidates, adapter: str = "") -> Candidates:
+    def candidates(self, group: str, replicas: GroupReplicas, whole: Candidates, adapter: str = "") -> Candidates:
         """Those of a pool's candidates that a group may use now; at least one, if there is any."""
         kept = self._kept.get((group, adapter))
         if kept is None or kept[0] is not whole:
-            kept = self._kept[group, adapter] = whole, whole.only(self._chosen(group, fleet, whole))
+            kept = self._kept[group, adapter] = whole, whole.only(self._chosen(group, replicas, whole))
         return kept[1]
 
-    def untried(self, group: str, fleet: Fleet, rest: Candidates, whole: Candidates) -> Candidates:
+    def untried(self, group: str, replicas: GroupReplicas, rest: Candidates, whole: Candidates) -> Candidates:
         """The same where some of ``whole`` refused the request and ``rest`` are left."""
-        return rest.only(self._chosen(group, fleet, rest), whole)
+        return rest.only(self._chosen(group, replicas, rest), whole)
 
-    def _chosen(self, group: str, fleet: Fleet, candidates: Candidates) -> list[TargetId]:
+    def _chosen(self, group: str, replicas: GroupReplicas, candidates: Candidates) -> list[TargetId]:
         """The group's set among candidates, and the next in its order for each one missing."""
         own = self._sets[group]
-        there = fleet.present(own, candidates)
+        there = replicas.present(own, candidates)
         missing = len(own) - len(there)
         if missing:
             others = (name for name in self._home_orders[group] if name not in own)
-            there += fleet.present(others, candidates, missing)
+            there += replicas.present(others, candidates, missing)
         return [target for targets in there for target in targets]
 
     def _review(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.health.book import HealthBook
 from routing.core.loads.book import LoadBook, Ticket
 from routing.core.residency.residency import RUN_TOKENS, Residency
@@ -43,7 +43,7 @@ class Routed:
     """One strategy with everything that a router keeps for it."""
 
     def __init__(self, settings: Settings, columns: Columns, model: EngineModel, replicas: int) -> None:
-        members = [
+        configs = [
             ReplicaConfig(
                 name=f"replica-{number + 1}",
                 url="http://simulated",
@@ -60,10 +60,10 @@ class Routed:
         )
         self._asked = residency if isinstance(settings, ResidencySettings) else None
         self._keys = KeyBook(settings, columns)
-        self._number = {member.name: number for number, member in enumerate(members)}
-        fleet = Fleet(members, self.book, residency=residency)
-        self._strategy = build_strategy(settings, fleet)
-        self._candidates = fleet.candidates(HealthBook())
+        self._number = {config.name: number for number, config in enumerate(configs)}
+        modelled = GroupReplicas(configs, self.book, residency=residency)
+        self._strategy = build_strategy(settings, modelled)
+        self._candidates = modelled.candidates(HealthBook())
 
     def place(self, job: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.health.book import HealthBook
 from routing.core.loads.book import LoadBook
 from routing.core.targets import targets_of
@@ -21,20 +21,20 @@ def test_a_replica_is_as_many_targets_as_it_has_ranks() -> None:
 
 
 def test_each_rank_owns_as_many_keys_as_a_replica_of_one() -> None:
-    fleet = Fleet([WIDE, PLAIN], LoadBook())
-    homes = Counter(next(fleet.ring.walk(key << 40)) for key in range(1 << 24)[:: 1 << 12])
+    replicas = GroupReplicas([WIDE, PLAIN], LoadBook())
+    homes = Counter(next(replicas.ring.walk(key << 40)) for key in range(1 << 24)[:: 1 << 12])
 
     assert set(homes) == {"wide#0", "wide#1", "wide#2", "plain"}
     assert all(0.15 < count / homes.total() < 0.35 for count in homes.values())
 
 
 def test_health_and_slow_starts_are_the_whole_replicas() -> None:
-    fleet, health = Fleet([WIDE, PLAIN], LoadBook()), HealthBook()
+    replicas, health = GroupReplicas([WIDE, PLAIN], LoadBook()), HealthBook()
     health.give_share(ReplicaId("wide"), 0.25)
-    assert fleet.candidates(health).weights == {"wide#0": 0.25, "wide#1": 0.25, "wide#2": 0.25, "plain": 1.0}
+    assert replicas.candidates(health).weights == {"wide#0": 0.25, "wide#1": 0.25, "wide#2": 0.25, "plain": 1.0}
 
     health.mark(ReplicaId("wide"), up=False)
-    assert list(fleet.candidates(health)) == ["plain"]
+    assert list(replicas.candidates(health)) == ["plain"]
 
 
 def test_a_retry_goes_to_another_replica_and_not_to_another_rank() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.groups.group_shares import OWN, REVIEW, GroupShares
 from routing.core.health.book import HealthBook
 from routing.core.loads.book import LoadBook
@@ -33,7 +33,7 @@ class Rig:
         listed = [follows(it) if isinstance(it, str) else it for it in groups]
         self.pool = replace(pool(members=replicas(count), groups=listed), **fields)
         self.shares = GroupShares(self.pool, HASHER)
-        self.fleet = Fleet(self.pool.replicas, LoadBook())
+        self.replicas = GroupReplicas(self.pool.replicas, LoadBook())
         self.health = HealthBook()
         self.rng = random.Random(seed)
 
@@ -47,7 +47,7 @@ class Rig:
         return {name: len(self.shares.replicas(name)) for name in (*(it.name for it in self.pool.groups), OWN)}
 
     def eligible(self, group: str) -> list[ReplicaId]:
-        return list(self.shares.candidates(group, self.fleet, self.fleet.candidates(self.health)))
+        return list(self.shares.candidates(group, self.replicas, self.replicas.candidates(self.health)))
 
     def overlap(self) -> int:
         """Replicas that more than one have."""
@@ -166,7 +166,7 @@ def test_nobody_is_without_a_replica_while_one_is_up(count: int, many: int, down
     rig.traffic(requests % 300, g0=0.8)
     for number in down:
         rig.health.mark(ReplicaId(f"replica-{number}"), up=False)
-    up = set(rig.fleet.candidates(rig.health))
+    up = set(rig.replicas.candidates(rig.health))
 
     for name in rig.sizes():
         eligible = rig.eligible(name)

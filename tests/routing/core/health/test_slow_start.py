@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.core.fleet import Fleet
+from routing.core.group_replicas import GroupReplicas
 from routing.core.health.book import HealthBook
 from routing.core.health.slow_start import FIRST_SHARE, STEPS, SlowStarts
 from routing.core.loads.book import LoadBook
@@ -54,7 +54,7 @@ def test_who_leaves_takes_its_share_along() -> None:
 
 def test_candidates_have_the_share_of_their_weight() -> None:
     health = HealthBook()
-    fleet = Fleet([ReplicaConfig(name=name, url="http://a", weight=2.0) for name in (A, B)], LoadBook())
-    assert fleet.candidates(health).weights == {A: 2.0, B: 2.0}
+    replicas = GroupReplicas([ReplicaConfig(name=name, url="http://a", weight=2.0) for name in (A, B)], LoadBook())
+    assert replicas.candidates(health).weights == {A: 2.0, B: 2.0}
     health.give_share(A, 0.25)
-    assert fleet.candidates(health).weights == {A: 0.5, B: 2.0}
+    assert replicas.candidates(health).weights == {A: 0.5, B: 2.0}

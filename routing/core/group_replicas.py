@@ -17,8 +17,8 @@ from routing.core.types import ReplicaId, TargetId
 from routing.schema import ReplicaConfig, ReplicaState
 
 
-class Fleet:
-    """The replicas of one group.
+class GroupReplicas:
+    """One group's, or a whole pool's.
 
     All of them are on the ring, whatever their state: one that drains or is down keeps its place, so that its keys
     come back to it and no other key moves.
