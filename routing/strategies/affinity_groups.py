@@ -20,6 +20,7 @@ from typing import Final
 from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import bounded_choice
 from routing.core.homes.ring import HashRing
+from routing.core.loads.candidate import work_of
 from routing.core.loads.candidates import Candidates
 from routing.core.traffic.apportionment import FEW, stepped
 from routing.core.traffic.shares import Shares
@@ -70,7 +71,7 @@ class AffinityGroups:
         """One of a hot opening's own replicas, else the opening's home among the rest."""
         opening = keys.tier1
         if opening is None:
-            return Choice(candidates.least_loaded(), Reason.NO_KEY)
+            return Choice(candidates.order.least_loaded(), Reason.NO_KEY)
         self._shares.count(opening)
         self._requests += 1
         plan = self._plan_for(candidates.whole)
@@ -96,14 +97,14 @@ class AffinityGroups:
 
     def _among(self, owned: Candidates, hot: int, keys: Keys) -> Choice:
         """The conversation's replica, or the least loaded where so much more waits there that moving costs less."""
-        idlest, conversation = owned.least_loaded(), keys.tier2
+        idlest, conversation = owned.order.least_loaded(), keys.tier2
         if conversation is None:
             return Choice(idlest, Reason.HOT)
         self._conversations.count(conversation)
         if self._conversations.share(conversation) * hot > CROWD:  # counted among those of all hot openings
             return Choice(idlest, Reason.HOT)
         home = owned.members[jump(conversation, len(owned))].target
-        if owned.work(home) - owned.work(idlest) <= keys.prompt_tokens:
+        if work_of(owned.by_name[home]) - work_of(owned.by_name[idlest]) <= keys.prompt_tokens:
             return Choice(home, Reason.HOT)
         return Choice(idlest, Reason.SPILL, (home,))
 

@@ -16,7 +16,8 @@ from routing.core.cost.rule import CostRule, home_key
 from routing.core.cost.shortlist import lightest
 from routing.core.group_replicas import GroupReplicas
 from routing.core.homes.bounded_load import Room
-from routing.core.loads.candidates import Candidates, Member
+from routing.core.loads.candidate import Candidate, work_of
+from routing.core.loads.candidates import Candidates
 from routing.core.residency.residency import Match, Residency
 from routing.core.types import Choice, Reason, TargetId
 from routing.schema import CacheAwareSettings
@@ -62,7 +63,7 @@ class CacheAware:
 
     def _preferred(
         self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
-    ) -> Iterator[tuple[Member, int]]:
+    ) -> Iterator[tuple[Candidate, int]]:
         """Of each depth that counts, the deepest first, the least loaded holder, and the tokens that it holds."""
         unseen = candidates.mask
         for blocks, holders in reversed(match.levels):
@@ -72,4 +73,4 @@ class CacheAware:
             members = lightest(holders & unseen, key, candidates)
             unseen &= ~holders
             if members:
-                yield min(members, key=lambda member: candidates.work(member.target)), hit_tokens
+                yield min(members, key=work_of), hit_tokens

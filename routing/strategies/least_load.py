@@ -22,4 +22,4 @@ class LeastLoad:
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The least loaded candidate."""
-        return Choice(candidates.least_loaded(), Reason.LEAST_LOAD)
+        return Choice(candidates.order.least_loaded(), Reason.LEAST_LOAD)

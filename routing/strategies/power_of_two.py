@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from routing.core.group_replicas import GroupReplicas
+from routing.core.loads.candidate import work_of
 from routing.core.loads.candidates import Candidates
 from routing.core.types import Choice, Reason
 from routing.schema import PowerOfTwoSettings
@@ -31,10 +32,10 @@ class PowerOfTwo:
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The less loaded one of two, which are the same where one has nearly all weight."""
-        draw, work = self.rng.random, candidates.work
-        one = other = candidates.drawn(draw()).target
+        draw = self.rng.random
+        one = other = candidates.drawn(draw())
         for _ in range(AGAIN):
-            other = candidates.drawn(draw()).target
-            if other != one:
+            other = candidates.drawn(draw())
+            if other is not one:
                 break
-        return Choice(other if work(other) < work(one) else one, Reason.LESS_OF_TWO)
+        return Choice((other if work_of(other) < work_of(one) else one).target, Reason.LESS_OF_TWO)

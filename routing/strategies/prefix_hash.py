@@ -30,5 +30,5 @@ class PrefixHashStrategy:
         """The prefix's first home with room; without a prefix the least loaded."""
         key = keys.tier1
         if key is None:
-            return Choice(candidates.least_loaded(), Reason.NO_KEY)
+            return Choice(candidates.order.least_loaded(), Reason.NO_KEY)
         return bounded_choice(self.ring.walk(key), candidates, self.load_factor, self.min_bound)

@@ -41,7 +41,7 @@ class Tiered:
         """The conversation's first home with room among the opening's, else the opening's next; or the least loaded."""
         opening = keys.tier1
         if opening is None:
-            return Choice(candidates.least_loaded(), Reason.NO_KEY)
+            return Choice(candidates.order.least_loaded(), Reason.NO_KEY)
         order = self._order(opening, keys.tier2, candidates)
         return bounded_choice(order, candidates, self.load_factor, self.min_bound)
 

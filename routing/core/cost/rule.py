@@ -32,7 +32,8 @@ from xxhash import xxh3_64_intdigest
 from routing.core.cost.shortlist import HOLDERS, MOST_COMPARED, bits_of, shortlist
 from routing.core.homes.ring import HashRing
 from routing.core.loads.book import Load
-from routing.core.loads.candidates import Candidates, Member
+from routing.core.loads.candidate import Candidate
+from routing.core.loads.candidates import Candidates
 from routing.core.loads.recent import WORTH
 from routing.core.residency.residency import Match
 from routing.core.residency.runs import EVERYBODY
@@ -60,7 +61,7 @@ class Question:
         self.prompt_tokens = prompt_tokens  # estimated: those that somebody holds may be more
         self.candidates = candidates
 
-    def hit_tokens(self, member: Member) -> int:
+    def hit_tokens(self, member: Candidate) -> int:
         """Tokens of the prompt that a member holds."""
         return self.match.tokens(member.bit, self.prompt_tokens)
 
@@ -109,11 +110,13 @@ class CostRule:
             reason = Reason.SPREAD
         return Choice(chosen.target, reason, hit_tokens=hit_tokens)
 
-    def costs(self, members: Sequence[Member], match: Match, prompt_tokens: int, candidates: Candidates) -> list[float]:
+    def costs(
+        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, candidates: Candidates
+    ) -> list[float]:
         """Of each member: tokens by weight, or seconds by rate."""
         return self._costs(members, Question(match, NO_KEY, prompt_tokens, candidates))
 
-    def _relieved(self, cheapest: Member, asked: Question) -> Member:
+    def _relieved(self, cheapest: Candidate, asked: Question) -> Candidate:
         """Who takes a request over from one that had too many of late; itself where that would cost too much."""
         candidates = asked.candidates
         now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
@@ -134,7 +137,7 @@ class CostRule:
                 of_takers.append(cost)
         return self._cheapest(takers, of_takers, asked) if takers else cheapest
 
-    def _cheapest(self, members: list[Member], costs: list[float], asked: Question) -> Member:
+    def _cheapest(self, members: list[Candidate], costs: list[float], asked: Question) -> Candidate:
         """The member with the least cost, of equal ones the key's home."""
         least = min(costs)
         cheapest = members[costs.index(least)]
@@ -142,15 +145,15 @@ class CostRule:
         tied = [member for at, member in enumerate(members) if costs[at] <= limit]
         return cheapest if len(tied) == 1 else self._first_home(tied, asked)
 
-    def _costs(self, members: Sequence[Member], asked: Question) -> list[float]:
+    def _costs(self, members: Sequence[Candidate], asked: Question) -> list[float]:
         candidates, match = asked.candidates, asked.match
         terms, busy = self._terms(members, match, asked.prompt_tokens, candidates.now_s())
-        busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.busy_ratio
+        busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
         price = self.base + (self.alpha - self.base) * max(busy_ratio**CHOICES, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
     def _terms(
-        self, members: Sequence[Member], match: Match, prompt_tokens: int, now_s: float
+        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, now_s: float
     ) -> tuple[list[tuple[float, int, float]], int]:
         """Of each member: tokens of work ahead, tokens of the prompt to prefill, and speed; how many are busy."""
         levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
@@ -172,7 +175,7 @@ class CostRule:
             terms.append((work, uncached, rate * share if by_rate else weight))
         return terms, busy
 
-    def _compared(self, asked: Question) -> tuple[list[Member], list[float]]:
+    def _compared(self, asked: Question) -> tuple[list[Candidate], list[float]]:
         """Candidates and their costs, the least of all among them."""
         members, costs = self._few_holders(asked)
         if members:
@@ -182,7 +185,7 @@ class CostRule:
             members = self._shortlist(asked)
         return members, self._costs(members, asked)
 
-    def _shortlist(self, asked: Question, among: int = EVERYBODY) -> list[Member]:
+    def _shortlist(self, asked: Question, among: int = EVERYBODY) -> list[Candidate]:
         """Whom to compare where there are many; the prompt's home is one of them, where it is near."""
         home = self._home(asked)
         chosen = shortlist(asked.match, asked.key, asked.candidates, among)
@@ -193,7 +196,7 @@ class CostRule:
         next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
         return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
 
-    def _few_holders(self, asked: Question) -> tuple[list[Member], list[float]]:
+    def _few_holders(self, asked: Question) -> tuple[list[Candidate], list[float]]:
         """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
 
         Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order, and
@@ -213,7 +216,7 @@ class CostRule:
         is_enough = holders == candidates.mask or limit < self._elsewhere(match, prompt_tokens, candidates)
         return (members, costs) if is_enough else ([], [])
 
-    def _first_home(self, tied: list[Member], asked: Question) -> Member:
+    def _first_home(self, tied: list[Candidate], asked: Question) -> Candidate:
         """The key's home among all candidates; where that costs more, whoever has the highest hash with the key."""
         home = self._home(asked)
         for member in tied:
@@ -225,7 +228,7 @@ class CostRule:
         """The key's home among the candidates, if one is near."""
         return self.ring.nearest(asked.key, asked.candidates.by_name)
 
-    def _limit(self, least: float, member: Member, uncached: int) -> float:
+    def _limit(self, least: float, member: Candidate, uncached: int) -> float:
         """The cost below which others count as equal to the least, at a member that would prefill so many tokens."""
         prefill = member.load.prefill
         tie = 0.0 if member.load.waiting_tokens or uncached > LONG else min(LEEWAY * uncached, MOST_LEEWAY)
@@ -233,12 +236,12 @@ class CostRule:
             return least * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
         return least + (TIE_S * (prefill.shown or prefill.tokens_per_s) + tie) / member.weight
 
-    def _speed(self, member: Member) -> float:
+    def _speed(self, member: Candidate) -> float:
         """What a member's work is divided by: tokens/s by rate, else its weight."""
         return member.load.prefill.tokens_per_s * member.share if self.by_rate else member.weight
 
 
-def _preferred(members: list[Member], key: int) -> Member:
+def _preferred(members: list[Candidate], key: int) -> Candidate:
     """Whose name has the highest hash with a key."""
     return max(members, key=lambda member: xxh3_64_intdigest(member.target, key))
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from routing.core.loads.candidates import Candidates, Member
+from routing.core.loads.candidate import Candidate
+from routing.core.loads.candidates import Candidates
 from routing.core.residency.residency import Match
 from routing.core.residency.runs import EVERYBODY
 
@@ -20,9 +21,9 @@ MOST_COMPARED: Final = 16  # candidates up to which all are compared
 HOLDERS: Final = 4  # compared of each of two depths
 
 
-def shortlist(match: Match, key: int, candidates: Candidates, among: int = EVERYBODY) -> list[Member]:
+def shortlist(match: Match, key: int, candidates: Candidates, among: int = EVERYBODY) -> list[Candidate]:
     """Whom to compare, some perhaps twice; of holders only those with their bits in ``among``."""
-    chosen = [candidates.by_name[candidates.least_loaded()]]
+    chosen = [candidates.by_name[candidates.order.least_loaded()]]
     unseen = candidates.mask & among
     for _blocks, holders in match.levels[:-3:-1]:
         if found := holders & unseen:
@@ -31,13 +32,13 @@ def shortlist(match: Match, key: int, candidates: Candidates, among: int = EVERY
     return chosen
 
 
-def lightest(holders: int, key: int, candidates: Candidates) -> list[Member]:
+def lightest(holders: int, key: int, candidates: Candidates) -> list[Candidate]:
     """Up to ``HOLDERS`` of the candidates with these bits: those with the least work, within a factor of two."""
     by_bit = candidates.by_bit
     if holders.bit_count() <= HOLDERS:
         return [by_bit[bit] for bit in bits_of(holders)]
     chosen: list[int] = []
-    for members in candidates.by_work():
+    for members in candidates.order.classes():
         if found := holders & members:
             chosen += some_bits(found, HOLDERS - len(chosen), key)
             if len(chosen) == HOLDERS:

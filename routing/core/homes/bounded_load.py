@@ -25,7 +25,7 @@ class Room:
         self._loads = candidates.loads
         self._weights = candidates.weights
         self._min_bound = min_bound
-        self._per_weight = load_factor * (candidates.running + 1) / candidates.weight
+        self._per_weight = load_factor * (candidates.order.running + 1) / candidates.weight
 
     def at(self, target: TargetId) -> bool:
         """Whether a candidate has room."""
@@ -42,7 +42,7 @@ def bounded_choice(
 ) -> Choice:
     """The first home with room; ``home_order`` may name replicas that are no candidates."""
     loads, weights, all_weights = candidates.loads, candidates.weights, candidates.weight
-    requests = load_factor * (candidates.running + 1)
+    requests = load_factor * (candidates.order.running + 1)
     refused: list[TargetId] = []
     for target in home_order:
         load = loads.get(target)
@@ -53,4 +53,4 @@ def bounded_choice(
             reason = Reason.SPILL if refused else Reason.AFFINITY
             return Choice(target, reason, tuple(refused), max(min_bound, math.ceil(share)))
         refused.append(target)
-    return Choice(candidates.least_loaded(), Reason.ALL_FULL, tuple(refused))
+    return Choice(candidates.order.least_loaded(), Reason.ALL_FULL, tuple(refused))

@@ -12,12 +12,10 @@ one prefill, and the more of it there is to prefill, the longer it stays where i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from routing.core.loads.book import LoadBook
-
-if TYPE_CHECKING:
-    from routing.core.loads.candidates import Member
+from routing.core.loads.candidate import Candidate
 
 SHARE: Final = 1.15  # ratio to the fair share of recent requests
 FEW: Final = 8.0  # requests: chance, or one conversation
@@ -29,7 +27,7 @@ class Recent:
 
     __slots__ = ("_at", "_book", "_fair", "_members", "_modest", "_summed_weight", "_weight")
 
-    def __init__(self, members: Sequence[Member], book: LoadBook) -> None:
+    def __init__(self, members: Sequence[Candidate], book: LoadBook) -> None:
         self._members = members
         self._weight = sum([member.weight for member in members])
         self._book = book
@@ -38,7 +36,7 @@ class Recent:
         self._fair = 0.0  # the limit of a replica of weight 1, but for ``FEW``
         self._modest: int | None = None  # made when it is first asked for
 
-    def excess(self, member: Member) -> float:
+    def excess(self, member: Candidate) -> float:
         """Requests of late that a member had too many; below 0 where it had fewer than it may."""
         book = self._book
         if self._at is None or book.position - self._at > len(self._members) or book.weight_now < self._summed_weight:

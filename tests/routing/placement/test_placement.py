@@ -216,7 +216,7 @@ def test_groups_over_the_same_replicas_see_one_load() -> None:
     decisions = [placement.decide(request(group=group), HealthBook()) for group in (None, "support", "batch")]
 
     assert {id(decision.candidates) for decision in decisions} == {id(decisions[0].candidates)}
-    assert decisions[2].candidates.running == 1
+    assert decisions[2].candidates.order.running == 1
 
 
 def test_the_home_is_the_same_in_every_group_over_the_same_replicas() -> None:

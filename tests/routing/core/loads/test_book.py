@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from routing.core.loads.book import JOURNAL_ENTRIES, LoadBook, Ticket
-from routing.core.loads.candidates import REQUEST_TOKENS, Candidates
+from routing.core.loads.candidate import REQUEST_TOKENS
+from routing.core.loads.candidates import Candidates
 from routing.core.types import ReplicaId
 from tests.routing.building import names
 
@@ -60,8 +61,8 @@ def test_a_load_holds_what_others_sent_and_the_books_still_balance() -> None:
     book.tell_elsewhere(B, 1, 0)
 
     assert held(book, A) == (4, 510)
-    assert candidates.running == 5
-    assert candidates.least_loaded() == B
+    assert candidates.order.running == 5
+    assert candidates.order.least_loaded() == B
     assert book.audit([mine]) == {}
 
     mine.end()
@@ -69,7 +70,7 @@ def test_a_load_holds_what_others_sent_and_the_books_still_balance() -> None:
     book.tell_elsewhere(A, 0, 0)
     book.tell_elsewhere(B, 0, 0)
     assert (held(book, A), held(book, B)) == ((0, 0), (0, 0))
-    assert candidates.running == 0
+    assert candidates.order.running == 0
 
 
 def test_a_prompt_of_no_tokens_still_runs() -> None:
@@ -166,7 +167,7 @@ class BookAndReaders(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def total(self, number: int) -> None:
         reader = self.readers[number]
-        assert reader.running == sum(load.running for load in reader.loads.values())
+        assert reader.order.running == sum(load.running for load in reader.loads.values())
 
     @rule(number=st.integers(0, 1))
     def least(self, number: int) -> None:
@@ -175,7 +176,7 @@ class BookAndReaders(RuleBasedStateMachine):
             name: (load.waiting_tokens + REQUEST_TOKENS * load.running) / reader.weights[name]
             for name, load in reader.loads.items()
         }
-        assert works[reader.least_loaded()] == min(works.values())
+        assert works[reader.order.least_loaded()] == min(works.values())
 
     @invariant()
     def the_book_balances(self) -> None:

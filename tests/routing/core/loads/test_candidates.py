@@ -1,146 +1,34 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from routing.core.loads.book import JOURNAL_ENTRIES, LoadBook
+from routing.core.loads.book import LoadBook
 from routing.core.loads.candidates import Candidates
 from tests.routing.building import names
 
-A, B, C, D = names(4)
+A, B, C = names(3)
+WEIGHTS = {A: 1.0, B: 2.0, C: 0.5}
 
 
-def all_of(book: LoadBook, seed: int = 0) -> Candidates:
-    return Candidates(dict.fromkeys(names(4), 1.0), book, seed)
-
-
-def test_requests_that_ran_before_are_counted() -> None:
-    book = LoadBook()
-    book.dispatch(A, 1)
-
-    assert all_of(book).running == 1
-
-
-def test_sums_follow_every_change() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    tickets = [book.dispatch(name, 5) for name in (A, B, B)]
-    assert candidates.running == 3
-
-    tickets[1].end()
-    assert candidates.running == 2
-
-
-def test_those_count_as_busy_that_have_prompts_to_prefill() -> None:
-    book = LoadBook()
-    ticket = book.dispatch(A, 5)
-    candidates = all_of(book)
-    book.dispatch(A, 5)
-    others = [book.dispatch(name, tokens) for name, tokens in ((B, 5), (C, 0))]
-    assert candidates.busy_ratio == 0.5
-
-    others[0].first_byte()
-    ticket.end()
-    assert candidates.busy_ratio == 0.25
-
-
-def test_sums_are_right_after_more_changes_than_are_remembered() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    for _ in range(3 * JOURNAL_ENTRIES):
-        book.dispatch(A, 1).end()
-    book.dispatch(B, 1)
-
-    assert candidates.running == 1
-
-
-def test_without_counts_only_who_is_left() -> None:
+@pytest.fixture
+def book() -> LoadBook:
     book = LoadBook()
     for name in (A, A, B):
         book.dispatch(name, 1)
-    left = all_of(book).without({A})
-
-    assert set(left) == {B, C, D}
-    assert (left.running, left.weight, len(left)) == (1, 3.0, 3)
-    assert A not in left
+    return book
 
 
-def test_the_least_loaded_has_the_least_work_by_weight() -> None:
-    book = LoadBook()
-    candidates = Candidates({A: 4.0, B: 1.0}, book)
-    for _ in range(3):
-        book.dispatch(A, 100)
-    book.dispatch(B, 100)
+def test_without_counts_only_who_is_left(book) -> None:
+    whole = Candidates(WEIGHTS, book)
+    left = whole.without({A})
 
-    assert candidates.least_loaded() == A
+    assert (set(left), left.order.running, left.weight) == ({B, C}, 1, 2.5)
+    assert left.without({B}).whole is whole
 
 
-@pytest.mark.parametrize("weight", [1e-20, 5e-324])
-def test_whoever_has_next_to_no_weight_has_the_most_work(weight: float) -> None:
-    book = LoadBook()
-    candidates = Candidates({A: weight, B: 1.0}, book, bits={A: 1, B: 2})
-    for name in (A, B, B):
-        book.dispatch(name, 100)
+def test_some_keep_their_order_weights_and_bits(book) -> None:
+    some = Candidates(WEIGHTS, book, bits={A: 1, B: 2, C: 4}, shares={C: 0.25}).only([C, A])
 
-    assert candidates.least_loaded() == B
-    assert candidates.by_work()[-1] == 1
-
-
-def test_a_waiting_prompt_outweighs_a_running_answer() -> None:
-    book = LoadBook()
-    candidates = Candidates({A: 1.0, B: 1.0}, book)
-    book.dispatch(A, 8000)
-    for _ in range(3):
-        book.dispatch(B, 8000).first_byte()
-
-    assert candidates.least_loaded() == B
-
-
-def test_equal_work_is_shared_in_turn_and_never_all_to_the_same() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    met = Counter()
-    for _ in range(400):
-        chosen = candidates.least_loaded()
-        met[chosen] += 1
-        book.dispatch(chosen, 50).end()  # refused at once, or answered before the next one comes
-
-    assert set(met.values()) == {100}
-
-
-def test_equal_work_is_shared_however_much_happens_between_two_requests() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    met = Counter()
-    for _ in range(400):
-        chosen = candidates.least_loaded()
-        met[chosen] += 1
-        book.dispatch(chosen, 50).end()
-        for name in names(4) * 20:  # others of the same pool come and go, in the order of the configuration
-            book.dispatch(name, 10).end()
-
-    assert max(met.values()) < 160
-
-
-def test_all_take_part_though_they_change_together_in_the_order_of_the_configuration() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    first = candidates.least_loaded()
-    for name in (A, B, C, D, first):
-        book.dispatch(name, 50).end()
-
-    assert candidates.least_loaded() == next(name for name in names(4) if name != first)
-
-
-def test_routers_with_other_seeds_begin_elsewhere() -> None:
-    assert len({all_of(LoadBook(), seed).least_loaded() for seed in range(40)}) == 4
-
-
-def test_the_heap_stays_small() -> None:
-    book = LoadBook()
-    candidates = all_of(book)
-    for _ in range(5000):
-        book.dispatch(candidates.least_loaded(), 10)
-
-    assert len(candidates._heap) < 100
+    assert [(it.target, it.weight, it.bit, it.share) for it in some.members] == [(C, 0.5, 4, 0.25), (A, 1.0, 1, 1.0)]
+    assert (some.mask, some.greatest_weight, some.is_even) == (5, 1.0, False)
+    assert some.by_bit[4] is some.by_name[C]
