@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from routing.proxy.log import event
 from routing.workers.channel import DeclinedError
-from routing.workers.member import GONE, Member
+from routing.workers.process import GONE, WorkerProcess
 from routing.workers.sequence import DecisionSequence
 
 POLL_S = 1.0  # between polls of a worker; what it counted since the last one is lost if it is killed
@@ -31,11 +31,11 @@ class WorkerPoller:
 
     def __init__(
         self,
-        members: Callable[[], list[Member]],
+        processes: Callable[[], list[WorkerProcess]],
         sequence: DecisionSequence,
         silence_changed: Callable[[], Awaitable[None]],
     ) -> None:
-        self._members = members
+        self._processes = processes
         self._sequence = sequence
         self._silence_changed = silence_changed  # hears of each worker that falls silent or answers again
 
@@ -44,40 +44,40 @@ class WorkerPoller:
         took_s = 0.0
         while True:
             await asyncio.sleep(pause_after(took_s))
-            took_s = max(await asyncio.gather(*map(self._judge, self._members())), default=0.0)
+            took_s = max(await asyncio.gather(*map(self._judge, self._processes())), default=0.0)
 
     async def poll(self, timeout_s: float) -> None:
         """See how all are that answer; those that take longer than that are as they were last seen."""
-        await asyncio.gather(*(self._answers(it, timeout_s) for it in self._members() if not it.is_silent))
+        await asyncio.gather(*(self._answers(it, timeout_s) for it in self._processes() if not it.is_silent))
 
-    def note(self, member: Member) -> None:
+    def note(self, worker: WorkerProcess) -> None:
         """Number the decisions that are new."""
-        self._sequence.note(member, member.noted)
-        member.noted = member.last
+        self._sequence.note(worker, worker.noted)
+        worker.noted = worker.last
 
-    async def _judge(self, member: Member) -> float:
+    async def _judge(self, worker: WorkerProcess) -> float:
         """Look, and see whether it is silent; seconds until its answer came, if one did."""
-        time, was_silent = asyncio.get_running_loop().time, member.is_silent
+        time, was_silent = asyncio.get_running_loop().time, worker.is_silent
         began_at = time()
-        answers = await self._answers(member, PATIENCE_S)
+        answers = await self._answers(worker, PATIENCE_S)
         took_s = time() - began_at if answers else 0.0
-        member.unanswered = 0 if answers else member.unanswered + 1
-        if member.unanswered >= SILENT_POLLS:
-            event(logger, "worker_hangs", level=logging.ERROR, worker=member.number, pid=member.process.pid)
-            member.kill()
-        elif member.is_silent != was_silent:
-            name, level = ("worker_silent", logging.WARNING) if member.is_silent else ("worker_answers", logging.INFO)
-            event(logger, name, level=level, worker=member.number, pid=member.process.pid)
+        worker.unanswered = 0 if answers else worker.unanswered + 1
+        if worker.unanswered >= SILENT_POLLS:
+            event(logger, "worker_hangs", level=logging.ERROR, worker=worker.number, pid=worker.process.pid)
+            worker.kill()
+        elif worker.is_silent != was_silent:
+            name, level = ("worker_silent", logging.WARNING) if worker.is_silent else ("worker_answers", logging.INFO)
+            event(logger, name, level=level, worker=worker.number, pid=worker.process.pid)
             await self._silence_changed()
         return took_s
 
-    async def _answers(self, member: Member, timeout_s: float) -> bool:
+    async def _answers(self, worker: WorkerProcess, timeout_s: float) -> bool:
         try:
-            await member.poll(timeout_s=timeout_s)
+            await worker.poll(timeout_s=timeout_s)
         except (*GONE, DeclinedError):
             return False
         finally:
-            self.note(member)
+            self.note(worker)
         return True
 
 

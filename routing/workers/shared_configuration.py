@@ -18,8 +18,8 @@ from routing.proxy.serving import target_ids
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
-from routing.workers.member import Member, or_kill
 from routing.workers.messages import Preparation
+from routing.workers.process import WorkerProcess, or_kill
 
 NO_WORKER = "no worker is running"
 
@@ -28,7 +28,11 @@ class SharedConfiguration:
     """What is in force in all workers, and how another one gets there."""
 
     def __init__(
-        self, ready: Callable[[], list[Member]], board: Board, files: LastKnownGood, signatures: Signatures | None
+        self,
+        ready: Callable[[], list[WorkerProcess]],
+        board: Board,
+        files: LastKnownGood,
+        signatures: Signatures | None,
     ) -> None:
         self.store = ConfigStore(self._prepare, files, signatures)
         self._ready = ready  # workers that accept
@@ -49,12 +53,12 @@ class SharedConfiguration:
         """
         return not key[0] or (self._series is not None and self._series.holds(key, tried=tried))
 
-    async def bring_up_to_date(self, member: Member) -> None:
+    async def bring_up_to_date(self, worker: WorkerProcess) -> None:
         """Put into force in a new worker what is in force in the others; the store is locked meanwhile."""
         applied = self.store.applied
         if applied is not None:
-            await member.prepare(Preparation(applied.snapshot.document, self._columns))
-            await member.commit()
+            await worker.prepare(Preparation(applied.snapshot.document, self._columns))
+            await worker.commit()
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
@@ -62,25 +66,25 @@ class SharedConfiguration:
         prepared = await self._prepared(snapshot, columns)
         return partial(self._swap, snapshot, columns, prepared)
 
-    async def _prepared(self, snapshot: LoadedSnapshot, columns: dict[str, int]) -> list[Member]:
+    async def _prepared(self, snapshot: LoadedSnapshot, columns: dict[str, int]) -> list[WorkerProcess]:
         """The workers that have it ready; one that dies over it is none of them, and its successor gets it later."""
-        members = self._ready()
-        if any(member.is_silent for member in members):
+        processes = self._ready()
+        if any(worker.is_silent for worker in processes):
             raise NotNowError("a worker does not answer")
         preparation = Preparation(snapshot.document, columns)
-        results = await asyncio.gather(*(member.prepare(preparation) for member in members), return_exceptions=True)
+        results = await asyncio.gather(*(worker.prepare(preparation) for worker in processes), return_exceptions=True)
         for result in results:
             if isinstance(result, DeclinedError):
                 reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
                 raise NackError(reason, path=path, revision=snapshot.revision)
             if isinstance(result, TimeoutError):
                 raise NotNowError("a worker does not answer")
-        prepared = [member for member, result in zip(members, results, strict=True) if result is None]
+        prepared = [worker for worker, result in zip(processes, results, strict=True) if result is None]
         if not prepared:
             raise NotNowError(NO_WORKER)
         return prepared
 
-    async def _swap(self, snapshot: LoadedSnapshot, columns: dict[str, int], prepared: list[Member]) -> None:
+    async def _swap(self, snapshot: LoadedSnapshot, columns: dict[str, int], prepared: list[WorkerProcess]) -> None:
         """Put it into force."""
         self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
-        await asyncio.gather(*(or_kill(member, member.commit) for member in prepared))
+        await asyncio.gather(*(or_kill(worker, worker.commit) for worker in prepared))

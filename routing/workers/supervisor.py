@@ -28,9 +28,9 @@ from routing.proxy.stopping import LINGER_S
 from routing.workers.board import Board
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
-from routing.workers.member import ANSWER_S, GONE, Member, or_kill
 from routing.workers.messages import Orders
 from routing.workers.polling import WorkerPoller
+from routing.workers.process import ANSWER_S, GONE, WorkerProcess, or_kill
 from routing.workers.sequence import DecisionSequence
 from routing.workers.shared_configuration import SharedConfiguration
 
@@ -61,15 +61,15 @@ class Supervisor:
         self.store = self.configuration.store
         self.counts = Counts()
         self.sequence = DecisionSequence()
-        self.poller = WorkerPoller(lambda: self.members, self.sequence, self._share_sockets)
+        self.poller = WorkerPoller(lambda: self.processes, self.sequence, self._share_sockets)
         self.restarts = 0
         self.is_stopping = False  # not ready any more, though workers are still replaced and accept
         self.is_draining = False  # nor do they accept
         self._is_open = False  # whether workers may accept
         self.workers = workers
         self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
-        self._slots: list[Member | None] = [None] * workers
-        self._members: set[Member] = set()  # those that start or drain included
+        self._slots: list[WorkerProcess | None] = [None] * workers
+        self._processes: set[WorkerProcess] = set()  # those that start or drain included
         self._rows = set(range(self._board.rows))  # free ones
         self._changed = asyncio.Condition()  # a row became free, or a worker ready
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,19 +82,19 @@ class Supervisor:
     # --- what there is ---
 
     @property
-    def members(self) -> list[Member]:
+    def processes(self) -> list[WorkerProcess]:
         """Workers whose figures count, those that drain included."""
-        return [member for member in self._members if member.has_begun]
+        return [worker for worker in self._processes if worker.has_begun]
 
     @property
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[WorkerProcess]:
         """Workers that accept, by slot."""
-        return [member for member in self._slots if member is not None and member.is_ready]
+        return [worker for worker in self._slots if worker is not None and worker.is_ready]
 
     @property
-    def awake(self) -> list[Member]:
+    def awake(self) -> list[WorkerProcess]:
         """Of these, those that answer."""
-        return [member for member in self.ready if not member.is_silent]
+        return [worker for worker in self.ready if not worker.is_silent]
 
     async def is_serving(self, within_s: float) -> bool:
         """Whether workers have begun to accept, and one is left; as soon as that is so."""
@@ -110,7 +110,7 @@ class Supervisor:
     @property
     def in_flight(self) -> int:
         """Requests that had not ended when the workers were last seen."""
-        return sum(member.in_flight for member in self._members)
+        return sum(worker.in_flight for worker in self._processes)
 
     # --- from start to end ---
 
@@ -167,16 +167,16 @@ class Supervisor:
             for sockets in zip(*self._sockets, strict=True):
                 await send_newcomers_to_others(sockets)
         self.is_draining = True
-        for member in self._members:
-            if not member.is_ready:
-                member.kill()  # it holds the port open, and will not accept from it
+        for worker in self._processes:
+            if not worker.is_ready:
+                worker.kill()  # it holds the port open, and will not accept from it
         async with self._sharing:
-            leaving = asyncio.gather(*(or_kill(member, member.leave) for member in self.members))
+            leaving = asyncio.gather(*(or_kill(worker, worker.leave) for worker in self.processes))
             await asyncio.wait([leaving], timeout=LEAVE_S)
             self._leave()
             await leaving
         linger_s, timeout_s = LINGER_S if to_others else 0.0, self.configuration.drain_timeout_s + ANSWER_S
-        await asyncio.gather(*(member.drain(linger_s, timeout_s=timeout_s) for member in self.members))
+        await asyncio.gather(*(worker.drain(linger_s, timeout_s=timeout_s) for worker in self.processes))
 
     async def close(self) -> None:
         """End everything that is left."""
@@ -184,10 +184,10 @@ class Supervisor:
         self._leave()
         for task in list(self._tasks):
             task.cancel()
-        members = list(self._members)
-        for member in members:
-            member.kill()
-        await asyncio.gather(*(member.end() for member in members))
+        processes = list(self._processes)
+        for worker in processes:
+            worker.kill()
+        await asyncio.gather(*(worker.end() for worker in processes))
 
     def _leave(self) -> None:
         leave(list(chain(*self._sockets)))
@@ -197,40 +197,40 @@ class Supervisor:
 
     async def _fill(self, slot: int) -> None:
         """Put a new worker in a slot and drain the one that was there; OSError where the new one does not start."""
-        member = await self._begun(slot)
+        worker = await self._begun(slot)
         try:
             async with self.store.lock:
-                await self.configuration.bring_up_to_date(member)
+                await self.configuration.bring_up_to_date(worker)
                 self._check_needed()
-                if member not in self._members:
+                if worker not in self._processes:
                     raise OSError(f"worker {slot} ended before it could accept")
-                member.is_ready = True
-                before, self._slots[slot] = self._slots[slot], member
+                worker.is_ready = True
+                before, self._slots[slot] = self._slots[slot], worker
         except (*GONE, DeclinedError) as error:
             raise OSError(f"worker {slot} did not take the configuration: {error!r}") from None
         finally:
-            if not member.is_ready:
-                member.kill()
-        event(logger, "worker_started", worker=slot, pid=member.process.pid)
+            if not worker.is_ready:
+                worker.kill()
+        event(logger, "worker_started", worker=slot, pid=worker.process.pid)
         await self._note_change()
         await self._share_sockets()
-        if before is not None and before in self._members:
+        if before is not None and before in self._processes:
             self._spawn(self._retire(before))
 
-    async def _begun(self, slot: int) -> Member:
+    async def _begun(self, slot: int) -> WorkerProcess:
         """A new worker that answers."""
         async with self._starting:
-            member = await self._start(slot)
+            worker = await self._start(slot)
             try:
-                await member.begin()
+                await worker.begin()
             except (*GONE, DeclinedError) as error:
                 raise OSError(f"worker {slot} did not start: {error!r}") from None
             finally:
-                if not member.has_begun:
-                    member.kill()
-        return member
+                if not worker.has_begun:
+                    worker.kill()
+        return worker
 
-    async def _start(self, slot: int) -> Member:
+    async def _start(self, slot: int) -> WorkerProcess:
         """A new process, as soon as there is a row for it; OSError where there is none, or nobody needs it any more."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._rows)
@@ -240,16 +240,16 @@ class Supervisor:
         try:
             orders = self._orders(slot, row, theirs.fileno())
             fds = [orders.channel_fd, orders.board_fd, *chain(*orders.listening_fds)]
-            member = await Member.start(orders, mine, fds)
+            worker = await WorkerProcess.start(orders, mine, fds)
         except BaseException:
             mine.close()
             await self._free(row)
             raise
         finally:
             theirs.close()
-        self._members.add(member)
-        self._spawn(self._watch(member, slot))
-        return member
+        self._processes.add(worker)
+        self._spawn(self._watch(worker, slot))
+        return worker
 
     def _check_needed(self) -> None:
         if self.is_draining:
@@ -261,30 +261,30 @@ class Supervisor:
             self.name, slot, self.workers, channel_fd, self._board.fd, self._board.rows, row, listening, self._tls
         )
 
-    async def _watch(self, member: Member, slot: int) -> None:
+    async def _watch(self, worker: WorkerProcess, slot: int) -> None:
         """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""
         born_at = asyncio.get_running_loop().time()
-        status = await member.process.wait()
-        await keep_going(Background.WORKERS, partial(self._let_go, member))
-        if self._slots[slot] is not member or self.is_draining:
+        status = await worker.process.wait()
+        await keep_going(Background.WORKERS, partial(self._let_go, worker))
+        if self._slots[slot] is not worker or self.is_draining:
             return
         self._slots[slot] = None
         self.restarts += 1
-        event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=member.process.pid, status=status)
+        event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=worker.process.pid, status=status)
         lived_s = asyncio.get_running_loop().time() - born_at
         pause_s = 0.0 if lived_s > STABLE_S else self._pauses_s[slot]
         await keep_going(Background.WORKERS, self._share_sockets)
         await keep_going(Background.WORKERS, partial(self._refill, slot, pause_s))
 
-    async def _let_go(self, member: Member) -> None:
+    async def _let_go(self, worker: WorkerProcess) -> None:
         """Keep what an ended worker counted, and let its row be used again."""
-        member.channel.close()
-        if member in self._members:
-            self._members.discard(member)
-            present = [it.figures for it in self.members]
-            self.counts.bury(member.figures, present, self.configuration.knows)
-            self.sequence.replace(member, None)
-        await self._free(member.row)
+        worker.channel.close()
+        if worker in self._processes:
+            self._processes.discard(worker)
+            present = [it.figures for it in self.processes]
+            self.counts.bury(worker.figures, present, self.configuration.knows)
+            self.sequence.replace(worker, None)
+        await self._free(worker.row)
 
     async def _refill(self, slot: int, pause_s: float) -> None:
         """Start a worker anew until one stood, with growing pauses; who watches that one sees to its successor."""
@@ -304,29 +304,29 @@ class Supervisor:
         self._rows.add(row)
         await self._note_change()
 
-    async def _retire(self, member: Member) -> None:
+    async def _retire(self, worker: WorkerProcess) -> None:
         """Drain a worker, take over its decisions, and end it."""
-        await member.drain(LINGER_S, timeout_s=self.configuration.drain_timeout_s + ANSWER_S)
-        self.poller.note(member)
-        self.sequence.replace(member, await member.kept())
-        await member.end()
+        await worker.drain(LINGER_S, timeout_s=self.configuration.drain_timeout_s + ANSWER_S)
+        self.poller.note(worker)
+        self.sequence.replace(worker, await worker.kept())
+        await worker.end()
 
     async def _share_sockets(self) -> None:
         """Every slot's sockets to its worker, and to another where it is gone or silent; who takes over goes first."""
         async with self._sharing:
-            ready = [member for member in self.ready if member in self._members]
+            ready = [worker for worker in self.ready if worker in self._processes]
             if not self._is_open or self.is_draining:
                 ready = []
-            awake = [member for member in ready if not member.is_silent] or ready
-            wanted: dict[Member, list[int]] = {member: [] for member in self._members}
-            for slot, member in enumerate(self._slots if ready else ()):
-                if member is not None and member in ready:
-                    wanted[member].append(slot)
-                if member not in awake:
+            awake = [worker for worker in ready if not worker.is_silent] or ready
+            wanted: dict[WorkerProcess, list[int]] = {worker: [] for worker in self._processes}
+            for slot, worker in enumerate(self._slots if ready else ()):
+                if worker is not None and worker in ready:
+                    wanted[worker].append(slot)
+                if worker not in awake:
                     wanted[awake[slot % len(awake)]].append(slot)
             for takes_over in (True, False):
-                chosen = [(member, slots) for member, slots in wanted.items() if bool(slots) is takes_over]
-                await asyncio.gather(*(or_kill(member, partial(member.listen, slots)) for member, slots in chosen))
+                chosen = [(worker, slots) for worker, slots in wanted.items() if bool(slots) is takes_over]
+                await asyncio.gather(*(or_kill(worker, partial(worker.listen, slots)) for worker, slots in chosen))
 
     # --- tasks ---
 

@@ -18,7 +18,7 @@ from routing.proxy.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header
 from routing.proxy.metrics.process import process_lines
 from routing.workers.exposition import lines, parse
-from routing.workers.member import GONE
+from routing.workers.process import GONE
 from routing.workers.shared_configuration import NO_WORKER
 from routing.workers.supervisor import Supervisor
 
@@ -66,14 +66,14 @@ class WorkersView:
     @property
     def warming(self) -> dict[str, dict[str, int]]:
         """How far each replica is that warms up, by name, when the workers were last seen."""
-        rows = merged_rows(member.rows for member in self._supervisor.members)
+        rows = merged_rows(worker.rows for worker in self._supervisor.processes)
         return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
 
     async def metrics(self) -> str:
         """Everything counted, as Prometheus text."""
         supervisor = self._supervisor
         await supervisor.poller.poll(POLL_S)
-        present = [member.figures for member in supervisor.members]
+        present = [worker.figures for worker in supervisor.processes]
         total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.knows)
         return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
 
@@ -89,7 +89,7 @@ class WorkersView:
 
     async def seen_replicas(self) -> list[dict[str, Any]]:
         """The same, when the workers were last seen: at no cost to them."""
-        return merged_rows(member.rows for member in self._supervisor.members)
+        return merged_rows(worker.rows for worker in self._supervisor.processes)
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         """Decisions after a sequence number, oldest first by when the parent learned of them."""
@@ -100,9 +100,9 @@ class WorkersView:
         """The decision that a request would get now, by the next worker in turn; RefusalError if it gets none."""
         ready = self._supervisor.awake
         turn = next(self._turn)
-        for member in [*ready[turn % len(ready) :], *ready[: turn % len(ready)]] if ready else ():
+        for worker in [*ready[turn % len(ready) :], *ready[: turn % len(ready)]] if ready else ():
             try:
-                return await member.explain(asked)
+                return await worker.explain(asked)
             except GONE:
                 continue
         raise RefusalError(503, NO_WORKER)

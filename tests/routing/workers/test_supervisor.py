@@ -23,9 +23,9 @@ from routing.proxy.sockets.listening import bind
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.channel import DeclinedError
 from routing.workers.counts import Counts
-from routing.workers.member import Member
 from routing.workers.messages import Preparation
 from routing.workers.polling import LONGEST_POLL_S, PATIENCE_S, POLL_S, POLL_SHARE, SILENT_POLLS, pause_after
+from routing.workers.process import WorkerProcess
 from routing.workers.supervisor import Supervisor
 from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
@@ -103,9 +103,9 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.workers.polling.POLL_S", 3600.0)
-    polls, poll = 0, Member.poll
+    polls, poll = 0, WorkerProcess.poll
 
-    async def count(self: Member, **options: Any) -> None:
+    async def count(self: WorkerProcess, **options: Any) -> None:
         nonlocal polls
         polls += 1
         await poll(self, **options)
@@ -118,7 +118,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
         async with asyncio.timeout(DEADLINE_S):
             while not all(row["health"] == "down" for row in await view.replicas()):
                 await asyncio.sleep(0.01)
-        monkeypatch.setattr(Member, "poll", count)
+        monkeypatch.setattr(WorkerProcess, "poll", count)
         await observer.look()
         assert [happening.kind for happening in spool.oldest(9)][2:] == ["replica_unreachable"]
     assert polls == 0
@@ -131,7 +131,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_replaced(
     async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
         os.kill(stopped.process.pid, signal.SIGSTOP)
-        await until(lambda: stopped not in supervisor.members, "the silent worker to be killed")
+        await until(lambda: stopped not in supervisor.processes, "the silent worker to be killed")
         await until(lambda: len(supervisor.ready) == 2, "its successor")
 
 
@@ -148,7 +148,7 @@ async def test_the_port_closes_though_a_worker_does_not_answer(tmp_path: Path) -
                 return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
         await until(refuses, "the port to close")
-        assert stopped in supervisor.members
+        assert stopped in supervisor.processes
         draining.cancel()
 
 
@@ -156,44 +156,44 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
     four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
-        prepare = Member.prepare
+        prepare = WorkerProcess.prepare
 
-        async def refuse_in_one(self: Member, snapshot: Any) -> None:
+        async def refuse_in_one(self: WorkerProcess, snapshot: Any) -> None:
             await prepare(self, snapshot)
             if self.number == 1:
                 raise DeclinedError(reason="no room", path="$.pools")
 
-        monkeypatch.setattr(Member, "prepare", refuse_in_one)
+        monkeypatch.setattr(WorkerProcess, "prepare", refuse_in_one)
         with pytest.raises(NackError) as refused:
             await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert (refused.value.reason, refused.value.path, refused.value.revision) == ("no room", "$.pools", 2)
         monkeypatch.undo()
         await supervisor.poller.poll(DEADLINE_S)
-        assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-0"}
+        assert {row["name"] for worker in supervisor.processes for row in worker.rows} == {"replica-0"}
         await supervisor.store.apply(dump_snapshot(config(four[2:3]), 3).document, Source.PUSH)
         await supervisor.poller.poll(DEADLINE_S)
-        assert {row["name"] for member in supervisor.members for row in member.rows} == {"replica-2"}
+        assert {row["name"] for worker in supervisor.processes for row in worker.rows} == {"replica-2"}
 
 
 async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_it(
     four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
-        commit = Member.commit
+        commit = WorkerProcess.commit
         victim = supervisor.ready[0]
 
-        async def die_in_one(self: Member) -> None:
+        async def die_in_one(self: WorkerProcess) -> None:
             if self is victim:
                 self.kill()
                 await self.process.wait()
             await commit(self)
 
-        monkeypatch.setattr(Member, "commit", die_in_one)
+        monkeypatch.setattr(WorkerProcess, "commit", die_in_one)
         applied = await supervisor.store.apply(dump_snapshot(config(four[1:2]), 2).document, Source.PUSH)
         assert applied.snapshot.revision == 2
-        await until(lambda: victim not in supervisor.members and len(supervisor.ready) == 2, "a successor")
+        await until(lambda: victim not in supervisor.processes and len(supervisor.ready) == 2, "a successor")
         await supervisor.poller.poll(DEADLINE_S)
-        assert [row["name"] for member in supervisor.ready for row in member.rows] == ["replica-1"] * 2
+        assert [row["name"] for worker in supervisor.ready for row in worker.rows] == ["replica-1"] * 2
 
 
 async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
@@ -203,10 +203,10 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
     async with supervised(tmp_path, None, workers=1) as supervisor:
         view = WorkersView(supervisor, "1.0")
 
-        async def fails(*_: object) -> Member:
+        async def fails(*_: object) -> WorkerProcess:
             raise OSError("no process")
 
-        monkeypatch.setattr(Member, "start", fails)
+        monkeypatch.setattr(WorkerProcess, "start", fails)
         supervisor.ready[0].kill()
         await until(lambda: not supervisor.ready, "the worker's end")
         with pytest.raises(NotNowError, match="no worker is running"):
@@ -237,7 +237,7 @@ async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
 ) -> None:
     async with supervised(tmp_path, None) as supervisor:
         os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
-        monkeypatch.setattr("routing.workers.member.PREPARE_S", 0.2)
+        monkeypatch.setattr("routing.workers.process.PREPARE_S", 0.2)
         with pytest.raises(NotNowError, match="does not answer"):
             await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
         assert supervisor.store.last_nack is None
@@ -247,16 +247,16 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
     replica: FakeReplica, tmp_path: Path
 ) -> None:
     """What it was asked first takes long to prepare, and nobody waits for that any more."""
-    members = [ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(2000)]
+    configs = [ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(2000)]
     small = config([replica])
-    big = structs.replace(small, pools=(structs.replace(small.pools[0], replicas=tuple(members)),))
+    big = structs.replace(small, pools=(structs.replace(small.pools[0], replicas=tuple(configs)),))
     async with supervised(tmp_path, None, workers=1) as supervisor:
-        (member,) = supervisor.ready
+        (worker,) = supervisor.ready
         late, latest = (Preparation(dump_snapshot(it, 1).document, {}) for it in (big, small))
-        await asyncio.gather(member.prepare(late), member.prepare(latest))
-        await member.commit()
-        await member.poll()
-        assert [row["name"] for row in member.rows] == [replica.name]
+        await asyncio.gather(worker.prepare(late), worker.prepare(latest))
+        await worker.commit()
+        await worker.poll()
+        assert [row["name"] for row in worker.rows] == [replica.name]
 
 
 async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_poll_and_no_successor(
@@ -264,7 +264,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
 ) -> None:
     monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
-    poll, bury, share = Member.poll, Counts.bury, Supervisor._share_sockets
+    poll, bury, share = WorkerProcess.poll, Counts.bury, Supervisor._share_sockets
     failed: list[str] = []
 
     def fail_once(name: str) -> None:
@@ -272,7 +272,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
             failed.append(name)
             raise KeyError(name)
 
-    async def poll_badly(self: Member, **options: Any) -> None:
+    async def poll_badly(self: WorkerProcess, **options: Any) -> None:
         fail_once("poll")
         await poll(self, **options)
 
@@ -285,14 +285,14 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         await share(self)
 
     async with supervised(tmp_path, None) as supervisor:
-        monkeypatch.setattr(Member, "poll", poll_badly)
+        monkeypatch.setattr(WorkerProcess, "poll", poll_badly)
         await until(lambda: failed == ["poll"], "a poll that fails")
-        member = supervisor.ready[0]
-        member.figures = {}
-        await until(lambda: member.figures != {}, "a poll after the one that failed")
+        worker = supervisor.ready[0]
+        worker.figures = {}
+        await until(lambda: worker.figures != {}, "a poll after the one that failed")
         monkeypatch.setattr(Counts, "bury", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
-        member.kill()
+        worker.kill()
         await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")
         assert len(supervisor._rows) == 2
     assert failed == ["poll", "bury", "share"]
@@ -300,16 +300,16 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
 
 async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four that share a core would all be late."""
-    begin, starting, most = Member.begin, 0, 0
+    begin, starting, most = WorkerProcess.begin, 0, 0
 
-    async def count(self: Member) -> None:
+    async def count(self: WorkerProcess) -> None:
         nonlocal starting, most
         starting += 1
         most = max(most, starting)
         await begin(self)
         starting -= 1
 
-    monkeypatch.setattr(Member, "begin", count)
+    monkeypatch.setattr(WorkerProcess, "begin", count)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     async with supervised(tmp_path, None, workers=5) as supervisor:
         assert len(supervisor.ready) == 5
@@ -326,7 +326,7 @@ async def test_rows_and_channels_do_not_run_out(tmp_path: Path) -> None:
         for restarts in range(1, 7):
             supervisor.ready[0].kill()
             await until(lambda n=restarts: supervisor.restarts == n and len(supervisor.ready) == 2, "a successor")
-        assert len(supervisor.members) == 2
+        assert len(supervisor.processes) == 2
         assert len(supervisor._rows) == 2
         assert open_files() <= before
 
@@ -335,38 +335,38 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, None) as supervisor:
-        known, dead, started = set(supervisor.members), [], []
-        listen, start = Member.listen, Member.start
+        known, dead, started = set(supervisor.processes), [], []
+        listen, start = WorkerProcess.listen, WorkerProcess.start
 
-        async def die_once(self: Member, slots: list[int]) -> None:
+        async def die_once(self: WorkerProcess, slots: list[int]) -> None:
             if self not in known and not dead:
                 dead.append(self)
                 self.kill()
                 await self.process.wait()
             await listen(self, slots)
 
-        async def count(*what: Any) -> Member:
+        async def count(*what: Any) -> WorkerProcess:
             started.append(await start(*what))
             return started[-1]
 
-        monkeypatch.setattr(Member, "listen", die_once)
-        monkeypatch.setattr(Member, "start", count)
+        monkeypatch.setattr(WorkerProcess, "listen", die_once)
+        monkeypatch.setattr(WorkerProcess, "start", count)
         supervisor.ready[0].kill()
         await until(lambda: supervisor.restarts == 2 and len(supervisor.ready) == 2, "a second successor")
         await supervisor.poller.poll(DEADLINE_S)
-        await until(lambda: len(supervisor.members) == 2 and len(supervisor._tasks) == 3, "nothing more to begin")
+        await until(lambda: len(supervisor.processes) == 2 and len(supervisor._tasks) == 3, "nothing more to begin")
         assert len(started) == 2
 
 
 async def test_a_successor_that_dies_while_a_configuration_is_taken_has_one_too(tmp_path: Path) -> None:
     """It waits for the end of that, and where nothing comes of it there is nothing to ask it."""
     async with supervised(tmp_path, None) as supervisor:
-        known = set(supervisor.members)
+        known = set(supervisor.processes)
         async with supervisor.store.lock:
             supervisor.ready[0].kill()
-            await until(lambda: set(supervisor.members) - known, "a successor")
-            (successor,) = set(supervisor.members) - known
+            await until(lambda: set(supervisor.processes) - known, "a successor")
+            (successor,) = set(supervisor.processes) - known
             successor.kill()
-            await until(lambda: successor not in supervisor.members, "its end")
+            await until(lambda: successor not in supervisor.processes, "its end")
         await until(lambda: len(supervisor.ready) == 2, "a worker in each slot")
-        await until(lambda: set(supervisor.ready) <= set(supervisor.members), "workers that are there")
+        await until(lambda: set(supervisor.ready) <= set(supervisor.processes), "workers that are there")

@@ -30,7 +30,7 @@ GONE = (ChannelClosedError, TimeoutError)
 logger = logging.getLogger(__name__)
 
 
-class Member:
+class WorkerProcess:
     """A process and the channel to it. Its decisions are a ``Book``."""
 
     def __init__(self, orders: Orders, process: asyncio.subprocess.Process, channel: Channel) -> None:
@@ -50,7 +50,7 @@ class Member:
         self._running = asyncio.create_task(channel.run())
 
     @classmethod
-    async def start(cls, orders: Orders, end: socket.socket, inherited: Sequence[int]) -> Member:
+    async def start(cls, orders: Orders, end: socket.socket, inherited: Sequence[int]) -> WorkerProcess:
         """A new process; OSError where there can be none."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -153,10 +153,10 @@ async def _answer_nothing(question: str, _: Any) -> None:
     raise DeclinedError(reason=f"a parent does not answer {question}")
 
 
-async def or_kill(member: Member, order: Callable[[], Awaitable[None]]) -> None:
+async def or_kill(worker: WorkerProcess, order: Callable[[], Awaitable[None]]) -> None:
     """Let an order be carried out, or end the worker; its successor begins with what is in force."""
     try:
         await order()
     except (*GONE, DeclinedError) as error:
-        event(logger, "worker_disobeyed", level=logging.ERROR, worker=member.number, reason=repr(error))
-        member.kill()
+        event(logger, "worker_disobeyed", level=logging.ERROR, worker=worker.number, reason=repr(error))
+        worker.kill()
