@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from routing.schema import Boundary, LowestCostSettings, PrefixHashSettings, Settings, TieredSettings
-from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
+from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay
 from routing.simulation.whatif.routed import Routed
@@ -21,7 +21,7 @@ from tests.synthetic_traces import chat
 
 REQUESTS = 4000
 REPLICAS = 8
-MODEL = EngineModel(4000)
+MODEL = FastEngineConfig(4000)
 LOADS = (0.1, 0.4, 0.7, 0.9)  # offered prompt tokens / what the replicas can prefill
 STRATEGIES: tuple[Settings, ...] = (
     PrefixHashSettings(boundary=Boundary.BYTES, boundary_bytes=4096),  # a chat's first two blocks

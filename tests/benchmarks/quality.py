@@ -25,7 +25,7 @@ from typing import Any
 
 from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.fast_engine import EngineModel
+from routing.simulation.whatif.fast_engine import FastEngineConfig
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report
@@ -92,7 +92,7 @@ class Cell:
     title: str
     workload: str  # "chat", "hot_prefix", "session_pool", or a trace's path
     replicas: int
-    model: EngineModel
+    model: FastEngineConfig
     strategies: tuple[Settings, ...]
     load: float | None = None  # None: the workload's own pace
     first: int = 0  # requests before this one are left out
@@ -134,7 +134,7 @@ def chat_cells(workload: str) -> Iterator[Cell]:
     for blocks in BLOCKS:
         for replicas in REPLICAS:
             title = f"{name}: {replicas} replicas of {blocks} blocks"
-            yield Cell(title, workload, replicas, EngineModel(blocks), strategies, LOAD)
+            yield Cell(title, workload, replicas, FastEngineConfig(blocks), strategies, LOAD)
 
 
 def literature_cells() -> Iterator[Cell]:
@@ -145,12 +145,12 @@ def literature_cells() -> Iterator[Cell]:
         ("S1, hot prefix: 80 % of the requests have one of 2,000 tokens; bursts of 40", "hot_prefix", 22_000),
         ("S2, session pool: 1,600 prefixes of 2,000 tokens, about what 8 caches hold", "session_pool", 27_500),
     ):
-        yield Cell(title, workload, 8, EngineModel(blocks, **FAST_REPLICA), strategies, first=first)
+        yield Cell(title, workload, 8, FastEngineConfig(blocks, **FAST_REPLICA), strategies, first=first)
 
 
 def hard_cells() -> Iterator[Cell]:
     """Workloads that each have one property which misleads some strategy."""
-    model = EngineModel(48_000, block_tokens=SMALL_BLOCK_TOKENS)
+    model = FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)
     strategies = tuple(all_settings(("least_load", "lowest_cost")))
     for name, make in HARD.items():
         for replicas in REPLICAS:
@@ -221,6 +221,6 @@ def print_speed() -> None:
     print(f"{'runs':<16} {1e6 * (built - made) / len(columns):6.1f}")
     for settings in all_settings(boundary_bytes=4096):
         begun = time.process_time()
-        cell = Cell("", "chat", 8, EngineModel(4000), (), LOAD)
+        cell = Cell("", "chat", 8, FastEngineConfig(4000), (), LOAD)
         figures(cell, forest, Routed(settings, columns, cell.model, cell.replicas))
         print(f"{settings.name:<16} {1e6 * (time.process_time() - begun) / len(columns):6.1f}", flush=True)

@@ -22,46 +22,46 @@ class Clairvoyant:
         self._promised: list[Counter[Run]] = []  # by engine: runs that requests without a first token will cache
         self._engine: dict[int, int] = {}  # by request: where it is, as long as it has no first token
 
-    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, request: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """The engine with the earliest first token; of equals the one with fewer requests."""
         if not self._promised:
             self._promised = [Counter() for _ in engines]
         best, least = 0, (inf, 0)
         for index, engine in enumerate(engines):
-            uncached = job.prompt_tokens - self._hit_tokens(job, index, engine)
+            uncached = request.prompt_tokens - self._hit_tokens(request, index, engine)
             order = (_first_token_s(engine, uncached, now_s), engine.running + len(engine.waiting))
             if order < least:
-                best, least, job.ticket = index, order, uncached
-        self._engine[job.index] = best
-        self._promised[best].update(job.path)
+                best, least, request.ticket = index, order, uncached
+        self._engine[request.index] = best
+        self._promised[best].update(request.path)
         return best
 
-    def first_token(self, job: ModelledRequest, _now_s: float) -> None:
-        """What the job promised is cached now."""
-        self._promised[self._engine.pop(job.index)].subtract(job.path)
+    def first_token(self, request: ModelledRequest, _now_s: float) -> None:
+        """What the request promised is cached now."""
+        self._promised[self._engine.pop(request.index)].subtract(request.path)
 
-    def ended(self, job: ModelledRequest, _now_s: float) -> None:
+    def ended(self, request: ModelledRequest, _now_s: float) -> None:
         """Nothing that counts."""
 
-    def _hit_tokens(self, job: ModelledRequest, index: int, engine: FastEngine) -> int:
-        """Cached tokens that a job would find once all that is ahead of it has been prefilled."""
+    def _hit_tokens(self, request: ModelledRequest, index: int, engine: FastEngine) -> int:
+        """Cached tokens that a request would find once all that is ahead of it has been prefilled."""
         promised, pool, blocks = self._promised[index], engine.pool, 0
-        for run in job.path:
+        for run in request.path:
             cached = run.length if promised[run] > 0 else pool.cached(run)
             blocks += cached
             if cached < run.length:
                 break
-        block_tokens = engine.model.block_tokens
-        return min(blocks, (job.prompt_tokens - 1) // block_tokens) * block_tokens
+        block_tokens = engine.config.block_tokens
+        return min(blocks, (request.prompt_tokens - 1) // block_tokens) * block_tokens
 
 
 def _first_token_s(engine: FastEngine, uncached_tokens: int, now_s: float) -> float:
     """When an engine would give the first token of a request that leaves so many tokens to compute."""
-    model = engine.model
-    tokens: int = uncached_tokens + engine.left_tokens + sum(job.ticket for job in engine.waiting)
-    steps = ceil(tokens / model.chunk_tokens)
-    overhead_s = steps * (model.step_s + model.decode_s * engine.decoding)
-    return engine.next_step_s(now_s) + overhead_s + tokens / model.prefill_rate
+    config = engine.config
+    tokens: int = uncached_tokens + engine.left_tokens + sum(request.ticket for request in engine.waiting)
+    steps = ceil(tokens / config.chunk_tokens)
+    overhead_s = steps * (config.step_s + config.decode_s * engine.decoding)
+    return engine.next_step_s(now_s) + overhead_s + tokens / config.prefill_rate
 
 
 def pooled_hit_rate(forest: Forest, capacity: int | None) -> float | None:

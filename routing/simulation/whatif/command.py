@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from routing.schema import ConfigError, Settings, load_settings
-from routing.simulation.whatif.fast_engine import EngineModel
+from routing.simulation.whatif.fast_engine import FastEngineConfig
 from routing.simulation.whatif.forest import Forest, ForestError
 from routing.simulation.whatif.keys import NotInTracesError
 from routing.simulation.whatif.replay import DoesNotFitError, replay
@@ -63,7 +63,7 @@ def _no_collector() -> Iterator[None]:
 
 def _simulate(given: argparse.Namespace, show: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """A report for each policy, by the name of its file."""
-    model = _model(given)
+    config = _config(given)
     policies = {str(path): _read_policy(path) for path in given.policy}
     show(f"reading {given.trace}")
     columns = _read_trace(given.trace)
@@ -71,18 +71,18 @@ def _simulate(given: argparse.Namespace, show: Callable[[str], None]) -> dict[st
     reports = {}
     for name, settings in policies.items():
         try:
-            routed = Routed(settings, columns, model, given.replicas)
+            routed = Routed(settings, columns, config, given.replicas)
         except NotInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
         told = _told(show, f"{name}: {{}} of {len(columns)} requests")
-        outcome = replay(forest, model, given.replicas, routed, given.time_scale, progress=told)
+        outcome = replay(forest, config, given.replicas, routed, given.time_scale, progress=told)
         reasons = {reason.value: count for reason, count in routed.reasons.most_common()}
         reports[name] = {"policy": name, "strategy": settings.name, **report(outcome, columns), "reasons": reasons}
     return reports
 
 
-def _model(given: argparse.Namespace) -> EngineModel:
-    return EngineModel(
+def _config(given: argparse.Namespace) -> FastEngineConfig:
+    return FastEngineConfig(
         blocks=given.blocks,
         prefill_rate=given.prefill_rate,
         step_s=given.step_s,

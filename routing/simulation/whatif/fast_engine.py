@@ -22,8 +22,11 @@ from routing.simulation.whatif.run_pool import RunPool, Segment
 
 
 @dataclass(frozen=True)
-class EngineModel:
-    """One replica. Defaults are those of the reference results."""
+class FastEngineConfig:
+    """One replica. Defaults are those of the reference results.
+
+    Of ``EngineConfig`` what a what-if may vary; a class of its own, because this module may be native code.
+    """
 
     blocks: int  # usable KV blocks
     block_tokens: int = 512
@@ -64,14 +67,14 @@ class ModelledRequest:
 
 
 class Watcher(Protocol):
-    """Who is told what happens to jobs, in the order of time over all engines."""
+    """Who is told what happens to requests, in the order of time over all engines."""
 
-    def first_token(self, job: ModelledRequest, now_s: float) -> None:
-        """The first token of a job is out."""
+    def first_token(self, request: ModelledRequest, now_s: float) -> None:
+        """The first token of a request is out."""
         ...
 
-    def ended(self, job: ModelledRequest, now_s: float) -> None:
-        """A job has all its tokens."""
+    def ended(self, request: ModelledRequest, now_s: float) -> None:
+        """A request has all its tokens."""
         ...
 
 
@@ -89,18 +92,18 @@ class FastEngine:
         "_steps",
         "_ticks",
         "_watcher",
+        "config",
         "decoding",
         "end_s",
-        "model",
         "pool",
         "running",
         "start_s",
         "waiting",
     )
 
-    def __init__(self, model: EngineModel, watcher: Watcher) -> None:
-        self.model = model
-        self.pool = RunPool(model.blocks)
+    def __init__(self, config: FastEngineConfig, watcher: Watcher) -> None:
+        self.config = config
+        self.pool = RunPool(config.blocks)
         self.waiting: deque[ModelledRequest] = deque()
         self.running = 0  # admitted and not ended
         self.decoding = 0
@@ -113,13 +116,13 @@ class FastEngine:
         self._partial: ModelledRequest | None = None  # prefilled in part
         self._left = 0  # tokens of it beyond the present steps
         self._ticks = 0
-        self._ends: list[tuple[int, int, ModelledRequest]] = []  # heap of (tick, serial, job)
+        self._ends: list[tuple[int, int, ModelledRequest]] = []  # heap of (tick, serial, request)
         self._serial = 0
         self._blocked = False  # the first one waiting found too few free blocks
 
-    def submit(self, job: ModelledRequest, now_s: float) -> bool:
-        """Queue a job that fits into an empty cache; True if ``end_s`` is another now."""
-        self.waiting.append(job)
+    def submit(self, request: ModelledRequest, now_s: float) -> bool:
+        """Queue a request that fits into an empty cache; True if ``end_s`` is another now."""
+        self.waiting.append(request)
         if self.end_s == math.inf:
             self._begin(now_s)
             return True
@@ -155,8 +158,8 @@ class FastEngine:
                 self._end(heappop(ends)[2], now_s)
                 self.decoding -= 1
         if self._prefilled:
-            for job in self._prefilled:
-                self._first_token(job, now_s)
+            for request in self._prefilled:
+                self._first_token(request, now_s)
             self._prefilled.clear()
         self._begin(now_s)
 
@@ -164,9 +167,9 @@ class FastEngine:
 
     def _begin(self, now_s: float) -> None:
         """Plan the next steps, or idle."""
-        model, steps, tokens = self.model, 1, 0
-        if self._partial is not None and self._left > model.chunk_tokens:
-            steps, tokens = self._full_chunks(), model.chunk_tokens
+        config, steps, tokens = self.config, 1, 0
+        if self._partial is not None and self._left > config.chunk_tokens:
+            steps, tokens = self._full_chunks(), config.chunk_tokens
         else:
             if self._partial is not None:
                 tokens = self._left
@@ -180,7 +183,7 @@ class FastEngine:
                     return
                 steps = self._ends[0][0] - self._ticks
         self._steps = steps
-        self._step_s = step_s = model.step_s + model.decode_s * self.decoding + tokens / model.prefill_rate
+        self._step_s = step_s = config.step_s + config.decode_s * self.decoding + tokens / config.prefill_rate
         self.start_s = now_s
         self.end_s = now_s + step_s * steps
 
@@ -194,7 +197,7 @@ class FastEngine:
 
     def _full_chunks(self) -> int:
         """How many equal steps the prompt that is prefilled in part fills."""
-        chunk = self.model.chunk_tokens
+        chunk = self.config.chunk_tokens
         steps = (self._left - 1) // chunk
         if self.decoding:
             steps = min(steps, self._ends[0][0] - self._ticks)
@@ -202,15 +205,15 @@ class FastEngine:
         return steps
 
     def _admit(self, tokens: int) -> int:
-        """Admit waiting jobs in order, as far as budget, slots and blocks go; the step's prefill tokens."""
-        model, waiting = self.model, self.waiting
-        chunk, block_tokens = model.chunk_tokens, model.block_tokens
+        """Admit waiting requests in order, as far as budget, slots and blocks go; the step's prefill tokens."""
+        config, waiting = self.config, self.waiting
+        chunk, block_tokens = config.chunk_tokens, config.block_tokens
         while waiting and tokens < chunk:
-            job = waiting[0]
-            total = job.prompt_tokens + job.output_tokens
+            request = waiting[0]
+            total = request.prompt_tokens + request.output_tokens
             admitted = (
-                self.pool.admit(job.path, -(-total // block_tokens), recompute=job.recompute)
-                if self.running < model.max_running
+                self.pool.admit(request.path, -(-total // block_tokens), recompute=request.recompute)
+                if self.running < config.max_running
                 else None
             )
             if admitted is None:
@@ -218,31 +221,31 @@ class FastEngine:
                 return tokens
             waiting.popleft()
             self.running += 1
-            hits, job.held = admitted
-            job.cached_tokens = hits * block_tokens
-            tokens += job.prompt_tokens - job.cached_tokens
+            hits, request.held = admitted
+            request.cached_tokens = hits * block_tokens
+            tokens += request.prompt_tokens - request.cached_tokens
             if tokens <= chunk:
-                self._prefilled.append(job)
+                self._prefilled.append(request)
             else:
-                self._partial = job
+                self._partial = request
                 self._left = tokens - chunk
                 tokens = chunk
         return tokens
 
     # --- results ---------------------------------------------------------------------------------------
 
-    def _first_token(self, job: ModelledRequest, now_s: float) -> None:
-        job.first_token_s = now_s
-        self._watcher.first_token(job, now_s)
-        if job.output_tokens == 1:
-            self._end(job, now_s)
+    def _first_token(self, request: ModelledRequest, now_s: float) -> None:
+        request.first_token_s = now_s
+        self._watcher.first_token(request, now_s)
+        if request.output_tokens == 1:
+            self._end(request, now_s)
             return
         self.decoding += 1
         self._serial += 1
-        heappush(self._ends, (self._ticks + job.output_tokens - 1, self._serial, job))
+        heappush(self._ends, (self._ticks + request.output_tokens - 1, self._serial, request))
 
-    def _end(self, job: ModelledRequest, now_s: float) -> None:
+    def _end(self, request: ModelledRequest, now_s: float) -> None:
         self.running -= 1
         self._blocked = False
-        self.pool.release(job.held)
-        self._watcher.ended(job, now_s)
+        self.pool.release(request.held)
+        self._watcher.ended(request, now_s)

@@ -14,7 +14,7 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import Protocol
 
-from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest, Watcher
+from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest, Watcher
 from routing.simulation.whatif.forest import Forest, shared_path
 from routing.workload.columns import Columns
 
@@ -28,8 +28,8 @@ class DoesNotFitError(ValueError):
 class Decider(Watcher, Protocol):
     """Who places requests, and is told what becomes of them."""
 
-    def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
-        """The index of the engine that gets a job."""
+    def place(self, request: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
+        """The index of the engine that gets a request."""
         ...
 
 
@@ -46,24 +46,24 @@ class ReplayResult:
 
 
 class _Notes:
-    """Notes what became of jobs, and passes on what happens to them."""
+    """Notes what became of requests, and passes on what happens to them."""
 
     def __init__(self, outcome: ReplayResult, decider: Decider) -> None:
         self._outcome = outcome
         self._ended = decider.ended
         self.first_token = decider.first_token
 
-    def ended(self, job: ModelledRequest, now_s: float) -> None:
-        outcome, index = self._outcome, job.index
-        outcome.ttft_s[index] = job.first_token_s - job.arrived_s
-        outcome.cached_tokens[index] = job.cached_tokens
+    def ended(self, request: ModelledRequest, now_s: float) -> None:
+        outcome, index = self._outcome, request.index
+        outcome.ttft_s[index] = request.first_token_s - request.arrived_s
+        outcome.cached_tokens[index] = request.cached_tokens
         outcome.ended_s = now_s
-        self._ended(job, now_s)
+        self._ended(request, now_s)
 
 
 def replay(
     forest: Forest,
-    model: EngineModel,
+    config: FastEngineConfig,
     replicas: int,
     decider: Decider,
     time_scale: float = 1.0,
@@ -72,10 +72,10 @@ def replay(
 ) -> ReplayResult:
     """Replay a trace; ``time_scale`` 2 plays twice as fast. DoesNotFitError before anything is replayed."""
     columns = forest.columns
-    check_that_all_fit(columns, model)
+    check_that_all_fit(columns, config)
     nothing = bytes(8 * len(columns))
     outcome = ReplayResult(replicas, array("d", nothing), array("q", nothing), array("q", nothing))
-    engines = [FastEngine(model, _Notes(outcome, decider)) for _ in range(replicas)]
+    engines = [FastEngine(config, _Notes(outcome, decider)) for _ in range(replicas)]
     steps: list[tuple[float, int]] = []  # heap of (end, engine)
     place, placed, block_tokens = decider.place, outcome.placed, columns.block_tokens
     rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last, strict=True)
@@ -83,12 +83,12 @@ def replay(
         now_s = at_s / time_scale
         if steps and steps[0][0] <= now_s:
             _advance(engines, steps, now_s)
-        job = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
-        job.path = shared_path(last)
-        job.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
-        placed[index] = chosen = place(job, engines, now_s)
+        request = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
+        request.path = shared_path(last)
+        request.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
+        placed[index] = chosen = place(request, engines, now_s)
         engine = engines[chosen]
-        if engine.submit(job, now_s):
+        if engine.submit(request, now_s):
             heappush(steps, (engine.end_s, chosen))
         if progress is not None and not index % PROGRESS_EVERY:
             progress(index)
@@ -97,15 +97,15 @@ def replay(
     return outcome
 
 
-def check_that_all_fit(columns: Columns, model: EngineModel) -> None:
+def check_that_all_fit(columns: Columns, config: FastEngineConfig) -> None:
     """DoesNotFitError if a request's prompt and output need more blocks than an engine has."""
-    most = model.blocks * model.block_tokens
+    most = config.blocks * config.block_tokens
     for index, (prompt, output) in enumerate(zip(columns.prompt_tokens, columns.output_tokens, strict=True)):
         if prompt + output > most:
-            needed = -(-(prompt + output) // model.block_tokens)
+            needed = -(-(prompt + output) // config.block_tokens)
             raise DoesNotFitError(
-                f"request {index + 1} needs {needed} blocks of {model.block_tokens} tokens "
-                f"({prompt} of prompt, {output} of output), and a replica has {model.blocks}"
+                f"request {index + 1} needs {needed} blocks of {config.block_tokens} tokens "
+                f"({prompt} of prompt, {output} of output), and a replica has {config.blocks}"
             )
 
 

@@ -16,7 +16,7 @@ from routing.core.residency.residency import RUN_TOKENS, Residency
 from routing.core.types import Choice, Reason
 from routing.placement.placement import count_as_sent
 from routing.schema import ReplicaConfig, ResidencySettings, Settings
-from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
+from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.simulation.whatif.keys import KeyBook
 from routing.strategies.registry import build_strategy
 from routing.workload.columns import Columns
@@ -42,13 +42,13 @@ class Clock:
 class Routed:
     """One strategy with everything that a router keeps for it."""
 
-    def __init__(self, settings: Settings, columns: Columns, model: EngineModel, replicas: int) -> None:
+    def __init__(self, settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int) -> None:
         configs = [
             ReplicaConfig(
                 name=f"replica-{number + 1}",
                 url="http://simulated",
-                block_tokens=model.block_tokens,
-                capacity_blocks=model.blocks,
+                block_tokens=config.block_tokens,
+                capacity_blocks=config.blocks,
             )
             for number in range(replicas)
         ]
@@ -56,37 +56,37 @@ class Routed:
         self._clock = Clock()
         self.book = LoadBook(self._clock.read)
         residency = Residency(
-            block_tokens=model.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * model.block_tokens)
+            block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
         self._asked = residency if isinstance(settings, ResidencySettings) else None
         self._keys = KeyBook(settings, columns)
-        self._number = {config.name: number for number, config in enumerate(configs)}
+        self._number = {it.name: number for number, it in enumerate(configs)}
         modelled = GroupReplicas(configs, self.book, residency=residency)
         self._strategy = build_strategy(settings, modelled)
         self._candidates = modelled.candidates(HealthBook())
 
-    def place(self, job: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
+    def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""
-        choice = self.ask(job, now_s)
+        choice = self.ask(request, now_s)
         self.reasons[choice.reason] += 1
-        job.ticket = count_as_sent(choice, self._keys.of(job.index), self.book, self._asked)
+        request.ticket = count_as_sent(choice, self._keys.of(request.index), self.book, self._asked)
         return self._number[choice.target]
 
-    def ask(self, job: ModelledRequest, now_s: float) -> Choice:
+    def ask(self, request: ModelledRequest, now_s: float) -> Choice:
         """Where the strategy would send a request now."""
         self._clock.now_s = now_s
-        return self._strategy.choose(self._keys.of(job.index), self._candidates)
+        return self._strategy.choose(self._keys.of(request.index), self._candidates)
 
-    def first_token(self, job: ModelledRequest, now_s: float) -> None:
+    def first_token(self, request: ModelledRequest, now_s: float) -> None:
         """The first byte of the answer reaches the router."""
         self._clock.now_s = now_s
-        ticket: Ticket = job.ticket
+        ticket: Ticket = request.ticket
         ticket.first_byte()
 
-    def ended(self, job: ModelledRequest, now_s: float) -> None:
+    def ended(self, request: ModelledRequest, now_s: float) -> None:
         """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
         self._clock.now_s = now_s
-        ticket: Ticket = job.ticket
+        ticket: Ticket = request.ticket
         if self._asked is not None:
-            ticket.answered(job.first_token_s - job.arrived_s, job.prompt_tokens, job.cached_tokens)
+            ticket.answered(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
         ticket.end()

@@ -25,7 +25,7 @@ from routing.schema import (
 )
 from routing.simulation.engine import Engine, EngineConfig
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.fast_engine import EngineModel
+from routing.simulation.whatif.fast_engine import FastEngineConfig
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay as replay_fast
 from routing.simulation.whatif.report import quantile, report
@@ -127,7 +127,7 @@ def forest() -> Forest:
 
 def told(forest: Forest, settings: Settings | None, replicas: int, blocks: int) -> dict[str, Any]:
     """The report on a policy; None is the clairvoyant choice."""
-    model = EngineModel(blocks)
+    model = FastEngineConfig(blocks)
     columns = forest.columns
     decider = Clairvoyant() if settings is None else Routed(settings, columns, model, replicas)
     scale = OFFERED * replicas * model.prefill_rate / columns.offered_tokens_per_s()

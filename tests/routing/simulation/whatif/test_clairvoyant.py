@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.fast_engine import EngineModel
+from routing.simulation.whatif.fast_engine import FastEngineConfig
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import replay
 from tests.routing.simulation.whatif.prompts import BLOCK, Row, columns_of
 
-MODEL = EngineModel(100, block_tokens=BLOCK, prefill_rate=1000.0, chunk_tokens=16)
+MODEL = FastEngineConfig(100, block_tokens=BLOCK, prefill_rate=1000.0, chunk_tokens=16)
 LONG = tuple(range(100, 110))
 
 
@@ -32,7 +32,7 @@ def test_a_copy_is_made_where_waiting_would_take_longer() -> None:
     rows = [Row(0.0, 39, 2, LONG), Row(0.0, 400, 2, tuple(range(200, 300))), Row(0.1, 39, 2, (*LONG[:9], 99))]
     rows.insert(2, Row(0.05, 300, 2, tuple(range(400, 475))))
 
-    outcome = replay(Forest(columns_of(rows)), EngineModel(300, BLOCK, 1000.0, chunk_tokens=16), 2, Clairvoyant())
+    outcome = replay(Forest(columns_of(rows)), FastEngineConfig(300, BLOCK, 1000.0, chunk_tokens=16), 2, Clairvoyant())
 
     assert list(outcome.placed) == [0, 1, 0, 0]  # 0.3 s of work is ahead where it is cached, and more at the other
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.simulation.engine import EngineConfig
-from routing.simulation.whatif.fast_engine import EngineModel, FastEngine, ModelledRequest
+from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import DoesNotFitError, replay
 from tests.routing.simulation.stepwise import replay as replay_steps
@@ -53,7 +53,7 @@ def test_times_hits_and_the_order_of_events_are_those_of_single_steps(
     # binary fractions, so that sums are exact and steps do end when requests arrive
     times = {"prefill_rate": 1024.0, "step_s": 1 / 64, "decode_s": 1 / 512, "max_running": max_running}
     config = EngineConfig(blocks=blocks, block_tokens=BLOCK, chunk_tokens=chunk, reserve_output=True, **times)
-    model = EngineModel(blocks, block_tokens=BLOCK, chunk_tokens=chunk, **times)
+    model = FastEngineConfig(blocks, block_tokens=BLOCK, chunk_tokens=chunk, **times)
     decider = Scripted(choices)
 
     in_turn = iter(choices)
@@ -71,4 +71,4 @@ def test_what_no_cache_can_hold_is_refused_before_anything_runs() -> None:
     columns = columns_of([Row(0.0, 3, 1, (1,)), Row(0.0, 13, 4, (1, 2, 3, 4))])
 
     with pytest.raises(DoesNotFitError, match="request 2 needs 5 blocks of 4 tokens"):
-        replay(Forest(columns), EngineModel(4, block_tokens=BLOCK), 1, Scripted([0, 0]))
+        replay(Forest(columns), FastEngineConfig(4, block_tokens=BLOCK), 1, Scripted([0, 0]))

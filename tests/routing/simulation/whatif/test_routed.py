@@ -9,7 +9,7 @@ import pytest
 
 from routing.schema import LowestCostSettings, PolicySettings
 from routing.simulation.whatif.clairvoyant import Clairvoyant
-from routing.simulation.whatif.fast_engine import EngineModel
+from routing.simulation.whatif.fast_engine import FastEngineConfig
 from routing.simulation.whatif.forest import Forest
 from routing.simulation.whatif.replay import Decider, replay
 from routing.simulation.whatif.report import report
@@ -18,7 +18,7 @@ from routing.strategies.registry import STRATEGIES
 from routing.workload.columns import Columns
 from tests import synthetic_traces as synthetic
 
-MODEL = EngineModel(48_000, block_tokens=synthetic.SMALL_BLOCK_TOKENS)
+MODEL = FastEngineConfig(48_000, block_tokens=synthetic.SMALL_BLOCK_TOKENS)
 REPLICAS = 8
 LOAD = 0.7  # of what the replicas could prefill if nothing were cached
 
