@@ -1,8 +1,8 @@
 """The replica that holds most of the prompt, unless that one is full.
 
-Theory of operation. Of those who hold the longest known opening the least loaded is preferred. Whether it gets the
+Theory of operation. Of those who hold the longest known prefix the least loaded is preferred. Whether it gets the
 request is a question of its own load alone: a gate on how far the fleet's loads lie apart would give up affinity
-everywhere as soon as one replica is hot. Where it is full, those who hold the next shorter opening follow, as long as
+everywhere as soon as one replica is hot. Where it is full, those who hold the next shorter prefix follow, as long as
 that is ``min_hit_ratio`` of the prompt, and then the least loaded of all. That is also who gets a prompt of which
 nobody holds so much; among equally loaded ones it goes by the home order of its first unknown block.
 """
@@ -26,7 +26,7 @@ from routing.strategies.strategy import Keys, Weighed
 
 @dataclass(frozen=True, slots=True)
 class CacheAware:
-    """Follow the longest cached opening as far as load allows."""
+    """Follow the longest cached prefix as far as load allows."""
 
     by_load: CostRule  # for whoever has no preferred replica, or none with room
     residency: Residency

@@ -9,7 +9,7 @@ too; and that of what has lain in the caches for long and is asked for again bef
 room thus prefills something long and new at several replicas at once, and a busy or crowded one spares copies.
 
 Whatever the figures are, the cost grows with the load and falls with what the replica holds of the prompt, so the least
-is found among few. Where those who hold the longest known opening are few, and one of them costs less than an idle
+is found among few. Where those who hold the longest known prefix are few, and one of them costs less than an idle
 replica without it would, at whatever price, nobody else is looked at. Otherwise all are compared where they are no more
 than ``MOST_COMPARED``, of more the prompt's home and a shortlist (``shortlist.py``). Whoever costs least but had more
 than its share of late may give the request up (``recent.py``).
@@ -78,7 +78,7 @@ class CostRule:
         self.by_rate = by_rate
 
     def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
-        """The only one who holds the longest opening, where nobody else may cost less; most requests end here.
+        """The only one who holds the longest known prefix, where nobody else may cost less; most requests end here.
 
         What ``choose`` would say as well, without a list of whom to compare, and without the key.
         """
@@ -192,12 +192,12 @@ class CostRule:
         return chosen if home is None else [*chosen, asked.candidates.by_name[home]]
 
     def _elsewhere(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
-        """The least that somebody costs who does not hold the longest opening: idle, at the least price."""
+        """The least that somebody costs who does not hold the longest known prefix: idle, at the least price."""
         next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
         return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
 
     def _few_holders(self, asked: Question) -> tuple[list[Candidate], list[float]]:
-        """Several who hold the longest opening, their costs at the least price; nobody where others may cost less.
+        """Several who hold the longest known prefix, their costs at the least price; nobody where others may cost less.
 
         Whoever holds less of the prompt loses more by a higher price. Holders of one weight stay in the same order, and
         where everybody is one there is nobody else.

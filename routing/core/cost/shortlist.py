@@ -1,9 +1,9 @@
 """Whom to compare where there are too many to compare all of them.
 
 Theory of operation. The cost of a request grows with a replica's load and falls with what it holds of the prompt, so
-the least is found among few: the least loaded of all, and of those who hold its longest known opening, and of those who
+the least is found among few: the least loaded of all, and of those who hold its longest known prefix, and of those who
 hold the next shorter one, up to ``HOLDERS`` with the least work. Work is known in classes by its power of two, each a
-mask of replicas, so the lightest holders are found by a few conjunctions, however many hold the opening. Where a class
+mask of replicas, so the lightest holders are found by a few conjunctions, however many hold the prefix. Where a class
 has more of them than are wanted, they are taken in the order of their bits from one on that the key names by its rank,
 so that each has the same chance, and routers look at the same ones.
 """

@@ -28,18 +28,18 @@ TTL_S: Final = 1200.0  # since last used
 
 
 class Match:
-    """How much of a prompt each replica holds, by its longest known opening."""
+    """How much of a prompt each replica holds, by its longest known prefix."""
 
     __slots__ = ("block_tokens", "levels", "reuse_ratio")
 
     def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
-        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest opening first
+        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # the residency's
 
     @property
     def blocks(self) -> int:
-        """Of the longest opening that anybody holds."""
+        """Of the longest prefix that anybody holds."""
         return self.levels[-1][0] if self.levels else 0
 
     def tokens(self, bit: int, prompt_tokens: int) -> int:

@@ -49,7 +49,7 @@ class Runs:
         return len(self._starts)
 
     def levels(self, chain: Chain) -> list[tuple[int, int]]:
-        """``(blocks, mask of those who hold at least so many)``, the shortest opening first. 0.2 us a run."""
+        """``(blocks, mask of those who hold at least so many)``, the shortest prefix first. 0.2 us a run."""
         starts, levels = self._starts, []
         mask, at, end = EVERYBODY, 0, len(chain)
         self._walked_chain, self._walked = chain, (walked := [])
