@@ -57,8 +57,9 @@ class RequestKeys:
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: its session, else all up to its first user message; None without either."""
-        return self.session or self._hasher.tier2(self._request.prompt, self._served.model, self._served.adapter)
+        """Key of the conversation: its session, else the opening and the message behind it; None without either."""
+        served = self._served
+        return self.session or self._hasher.tier2(self._request.prompt, served.model, self._rule, served.adapter)
 
     @property
     def blocks(self) -> list[array[int]]:

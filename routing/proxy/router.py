@@ -23,19 +23,20 @@ from routing.proxy.clients.access import AccessControl
 from routing.proxy.clients.admission import Admission
 from routing.proxy.clients.client import Client
 from routing.proxy.clients.connection_limit import ConnectionLimit
-from routing.proxy.clients.local_answer import LocalAnswer
 from routing.proxy.clients.models import models_answer
-from routing.proxy.clients.request import Head, Request
 from routing.proxy.configuration.last_known_good import LastKnownGood
 from routing.proxy.configuration.signatures import Signatures
 from routing.proxy.configuration.store import ConfigStore, Swap
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import DecisionRing
 from routing.proxy.decisions.shapes import ShapeSampler
-from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.exchange import Exchange
 from routing.proxy.exchanges.gates import Gates
 from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S
+from routing.proxy.http.answer import AnswerHead
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.local_answer import LocalAnswer
+from routing.proxy.http.request import Head, Request
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.log import event
 from routing.proxy.loop.deadlines import Deadlines
@@ -44,7 +45,6 @@ from routing.proxy.loop.turns import in_turns
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import ReplicaLink
 from routing.proxy.replicas.watch import Watch

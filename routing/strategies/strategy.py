@@ -19,17 +19,20 @@ class Keys(Protocol):
 
     @property
     def tier1(self) -> PrefixHash | None:
-        """Key of the opening that a whole task group shares, at the policy's boundary; None when that is empty."""
+        """Key of the opening that a whole task group shares; None when that is empty.
+
+        It ends where the group's ``tier1`` says, else its pool's, else the policy's settings.
+        """
         ...
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: its session, else its opening and first user message; None without either."""
+        """Key of the conversation: its session, else the opening and the message behind it; None without either."""
         ...
 
     @property
     def chain(self) -> Sequence[int]:
-        """Chained hashes of the prompt's whole blocks, each of ``block_tokens``: what the residency is asked with."""
+        """Chained hashes of the prompt's whole blocks, as long as the residency's: what that is asked with."""
         ...
 
     @property

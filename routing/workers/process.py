@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import event
 from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
 from routing.workers.exposition import Families, parse

@@ -14,7 +14,7 @@ from typing import Any
 from routing.core.health.breaker import State
 from routing.proxy.admin.view import about_lines
 from routing.proxy.configuration.store import Applied, ConfigStore, NotNowError, Source
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header
 from routing.proxy.metrics.process import process_lines
 from routing.workers.exposition import lines, parse

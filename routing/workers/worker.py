@@ -22,7 +22,7 @@ from routing.proxy.admin.router_view import RouterView
 from routing.proxy.clients.client import Client
 from routing.proxy.configuration.store import Swap
 from routing.proxy.decisions.ring import MAX_BYTES, MAX_RECORDS, DecisionRing
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import event, log_to_stderr
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector

@@ -26,7 +26,7 @@ MAX_BLOCKS: Final = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS: Final = 16  # hashed at once where they are known
 MAX_STRETCHES: Final = 16_384  # remembered at least, and twice as many at most: 12 MiB
 MAX_SEEDS: Final = 1024  # remembered: models, salts and adapters
-TIER2_BYTES: Final = 4096  # of the first message behind the opening
+TIER2_BYTES: Final = 4096  # behind the opening
 _STRETCH_BYTES: Final = STRETCH_BLOCKS * BLOCK_BYTES
 
 _, SYSTEM, BYTES, MESSAGES, MARKER = Boundary  # an enum's attributes are slow to look up
@@ -70,16 +70,18 @@ class PrefixHasher:
         opening = data if end == len(data) else memoryview(data)[:end]  # which may be long: it is copied once
         return PrefixHash(xxh3_64_intdigest(b"".join((word, opening))))
 
-    def tier2(self, prompt: CanonicalPrompt, model: str, adapter: str = "") -> PrefixHash | None:
-        """Key of the opening and the first message behind it, which tells conversations apart; None without one.
+    def tier2(
+        self, prompt: CanonicalPrompt, model: str, rule: Tier1 = DEFAULT_TIER1, adapter: str = ""
+    ) -> PrefixHash | None:
+        """Key of the opening and what follows it of the message that ends next, which tells conversations apart.
 
-        Of a long first message the first ``TIER2_BYTES`` count.
+        Of that the first ``TIER2_BYTES`` count. None where no message ends behind the opening.
         """
-        system_end = prompt.system_end
-        end = next((end for end in prompt.message_ends if end > system_end), 0)
+        opening_end = boundary_end(prompt, rule)
+        end = next((end for end in prompt.message_ends if end > opening_end), 0)
         if not end:
             return None
-        data = prompt.data[: min(end, system_end + TIER2_BYTES)]
+        data = prompt.data[: min(end, opening_end + TIER2_BYTES)]
         return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + data))
 
     def session(self, key: str) -> PrefixHash:

@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from routing.core.types import PrefixHash, RoutingError
 from routing.placement.decision import Decision
-from routing.proxy.clients.request import Head, Request
 from routing.proxy.decisions.record import Record, shown_hash
-from routing.proxy.errors import RefusalError
 from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.request import Head, Request
 from routing.proxy.router import Router
 from routing.proxy.serving import Serving
 

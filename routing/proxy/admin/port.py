@@ -19,7 +19,7 @@ from aiohttp import web
 
 from routing.proxy.admin.view import View
 from routing.proxy.configuration.store import NackError, NotNowError
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import defect
 from routing.proxy.sockets.loopback import is_loopback
 from routing.schema import without_secrets

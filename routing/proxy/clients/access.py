@@ -15,12 +15,12 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from routing.core.limits.budget import Budget
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.schema import ApiKey, RouterConfig
 
 if TYPE_CHECKING:
-    from routing.proxy.clients.request import Head
-    from routing.proxy.exchanges.answer_json import Usage
+    from routing.proxy.http.request import Head
+    from routing.proxy.usage.answer_json import Usage
 
 SALT_HEX: Final = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
 

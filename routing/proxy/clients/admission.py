@@ -15,12 +15,12 @@ from routing.core.prompt.bodies import ParsedBody
 from routing.core.prompt.splice import with_member
 from routing.core.request import PlacementRequest
 from routing.core.types import UnknownModelError
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.schema import Caps, RouterConfig
 
 if TYPE_CHECKING:
     from routing.proxy.clients.access import Grant
-    from routing.proxy.clients.request import Request
+    from routing.proxy.http.request import Request
 
 _DEFAULT: Final = Caps()
 

@@ -7,7 +7,7 @@ asked only where a body does not come whole in one read.
 
 from __future__ import annotations
 
-from routing.proxy.clients.request import Head
+from routing.proxy.http.request import Head
 from routing.schema import Limits
 
 

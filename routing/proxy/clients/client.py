@@ -15,10 +15,10 @@ import struct
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Final, cast
 
-from routing.proxy.clients.local_answer import LocalAnswer, local_bytes
 from routing.proxy.clients.reader import Reader
-from routing.proxy.clients.request import Head, Request
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.local_answer import LocalAnswer, local_bytes
+from routing.proxy.http.request import Head, Request
 from routing.proxy.known_heads import KnownHead
 from routing.proxy.log import defect
 from routing.proxy.loop.deadlines import NEVER, NOWHERE

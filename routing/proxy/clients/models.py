@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from routing.proxy.clients.local_answer import LocalAnswer
+from routing.proxy.http.local_answer import LocalAnswer
 from routing.schema import PoolConfig, RouterConfig
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.proxy.clients.body_pace import BodyPace
 from routing.proxy.clients.pieces import join_tail
-from routing.proxy.clients.request import Head, Request, body_too_large, malformed, overhead, read_head, without_upgrade
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.request import Head, Request, body_too_large, malformed, overhead, read_head, without_upgrade
 
 if TYPE_CHECKING:
     from routing.proxy.router import Router

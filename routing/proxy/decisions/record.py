@@ -12,11 +12,11 @@ import msgspec
 
 from routing.core.residency.residency import BLOCK_TOKENS
 from routing.proxy.decisions.sampling import bound
-from routing.proxy.exchanges.answer_reading import prompt_and_cached
+from routing.proxy.usage.answer_reading import prompt_and_cached
 
 if TYPE_CHECKING:
     from routing.placement.decision import CandidateLoads, Decision
-    from routing.proxy.exchanges.answer_json import Usage
+    from routing.proxy.usage.answer_json import Usage
 
 MAX_CANDIDATES: Final = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
 

@@ -17,7 +17,7 @@ from routing.proxy.log import defect
 
 if TYPE_CHECKING:
     from routing.placement.decision import Decision
-    from routing.proxy.clients.request import Request
+    from routing.proxy.http.request import Request
 
 GROUP_S = 1.0  # between two of one task group
 MOST_PER_S = 8.0  # of all groups together

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.decisions.record import Record
-    from routing.proxy.replicas.answer import AnswerHead
+    from routing.proxy.http.answer import AnswerHead
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
 

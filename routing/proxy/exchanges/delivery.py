@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from routing.proxy.clients.framing import chunked, outgoing, plain
-from routing.proxy.errors import RefusalError, error_event
-from routing.proxy.exchanges.answer_json import Said, Usage
-from routing.proxy.exchanges.tail import Tail
+from routing.proxy.clients.framing import outgoing, plain
+from routing.proxy.http.answer import AnswerHead, Framing
+from routing.proxy.http.chunks import chunked
+from routing.proxy.http.errors import RefusalError, error_event
 from routing.proxy.metrics.metrics import Outcome
-from routing.proxy.replicas.answer import AnswerHead, Framing
 from routing.proxy.replicas.upstream import Sink
+from routing.proxy.usage.answer_json import Said, Usage
+from routing.proxy.usage.tail import Tail
 
 if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
-    from routing.proxy.clients.request import Request
     from routing.proxy.decisions.record import Record
+    from routing.proxy.http.request import Request
 
 
 class Delivery:

@@ -16,30 +16,30 @@ from routing.core.prompt.parsing import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.shapes import shape_json
-from routing.proxy.errors import RefusalError
-from routing.proxy.exchanges.answer_reading import is_given_up, said_by, was_aborted
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
+from routing.proxy.http.answer import AnswerHead
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises
 from routing.proxy.metrics.metrics import Outcome
-from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
+from routing.proxy.usage.answer_reading import is_given_up, said_by, was_aborted
 
 if TYPE_CHECKING:
     from routing.core.loads.book import Ticket
     from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client
-    from routing.proxy.clients.request import Request
-    from routing.proxy.exchanges.answer_json import Said
     from routing.proxy.exchanges.gates import Gates, Passage
+    from routing.proxy.http.request import Request
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
+    from routing.proxy.usage.answer_json import Said
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from routing.core.limits.gate import Gate, RefusalCause
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.metrics.histogram import Histogram
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.answer import AnswerHead
+from routing.proxy.http.errors import RefusalError
 from routing.proxy.metrics.metrics import Outcome
-from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure
 
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})

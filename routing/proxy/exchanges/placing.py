@@ -9,11 +9,11 @@ from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.core.prompt.parsing import parse_body, session_key
 from routing.core.request import PlacementRequest
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
 
 if TYPE_CHECKING:
     from routing.proxy.clients.admission import Admission
-    from routing.proxy.clients.request import Request
+    from routing.proxy.http.request import Request
 
 PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [], 0)

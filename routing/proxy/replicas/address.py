@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from urllib.parse import urlsplit
 
-from routing.proxy.clients.request import Request
+from routing.proxy.http.request import Request
 
 
 class Address:

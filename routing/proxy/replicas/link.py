@@ -6,11 +6,11 @@ import asyncio
 import errno
 from typing import Final, Protocol
 
+from routing.proxy.http.answer import AnswerHead
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.sockets.tls import reason_of
 

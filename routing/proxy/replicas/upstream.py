@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.proxy.clients.framing import chunk_start
+from routing.proxy.http.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
+from routing.proxy.http.chunks import chunk_start
 from routing.proxy.known_heads import KnownHead, KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
-from routing.proxy.replicas.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
 from routing.proxy.sockets.delivered import taken_bytes
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from routing.core.types import TargetId
 from routing.core.warming.openings import Cut
-from routing.proxy.clients.request import Head, Request
+from routing.proxy.http.request import Head, Request
 from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises
 
 if TYPE_CHECKING:
-    from routing.proxy.replicas.answer import AnswerHead
+    from routing.proxy.http.answer import AnswerHead
     from routing.proxy.replicas.link import ReplicaLink
     from routing.proxy.replicas.upstream import Failure, Upstream
     from routing.schema import Limits

@@ -29,7 +29,7 @@ from routing.schema import PoolConfig, ReplicaState
 if TYPE_CHECKING:
     from routing.core.prompt.canonical import CanonicalPrompt
     from routing.placement.decision import Decision
-    from routing.proxy.clients.request import Request
+    from routing.proxy.http.request import Request
     from routing.proxy.router import Router
     from routing.schema import RouterConfig
 

@@ -11,7 +11,7 @@ from routing.core.types import PrefixHash
 from routing.schema import Boundary, Settings, Tier1Settings
 from routing.workload.columns import Columns
 
-TIER2_TOKENS = 512  # of the first message that name a conversation: a block of Mooncake's
+TIER2_TOKENS = 512  # behind the opening, a block of Mooncake's: a trace does not say where its first message ends
 
 _PIECE = 65_536  # ids that are spread at once
 
@@ -41,7 +41,7 @@ class TraceKeys:
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: of the block that ends ``TIER2_TOKENS`` behind the opening, in the first message."""
+        """Key of the conversation: of the block that ends ``TIER2_TOKENS`` behind the opening."""
         return PrefixHash(self._book.hashes[min(self._start + self._book.conversation, self._end) - 1])
 
     @property

@@ -19,9 +19,9 @@ from routing.core.residency.residency import BLOCK_TOKENS, MAX_ENTRIES, Residenc
 from routing.placement.placement import Placement
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_RECORDS, DecisionRing
-from routing.proxy.exchanges.answer_json import Usage
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.metrics.metrics import Metrics, Outcome
+from routing.proxy.usage.answer_json import Usage
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
 from tests.benchmarks.soak.stand import resident_kib
 from tests.benchmarks.soak.verdict import Verdict

@@ -12,8 +12,8 @@ import pytest
 
 from routing.proxy.clients import access as access_module
 from routing.proxy.clients.access import AccessControl
-from routing.proxy.clients.request import Head
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.request import Head
 from routing.schema import (
     ApiKey,
     ConfigError,

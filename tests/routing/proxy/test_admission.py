@@ -15,8 +15,8 @@ from routing.placement.keys import RequestKeys
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import Grant
 from routing.proxy.clients.admission import Admission
-from routing.proxy.clients.request import Head, Request
 from routing.proxy.exchanges.placing import admitted_request
+from routing.proxy.http.request import Head, Request
 from routing.schema import (
     ApiKey,
     Caps,

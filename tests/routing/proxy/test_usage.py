@@ -8,8 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.proxy.exchanges.answer_reading import prompt_and_cached
-from routing.proxy.exchanges.tail import TAIL_BYTES, Tail
+from routing.proxy.usage.answer_reading import prompt_and_cached
+from routing.proxy.usage.tail import TAIL_BYTES, Tail
 from tests.fakes.replica import sse
 
 PIECES = (

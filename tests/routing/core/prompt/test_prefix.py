@@ -161,9 +161,54 @@ def test_an_adapter_has_keys_of_its_own() -> None:
     prompt = chat(LONG_SYSTEM, ("user", "a" * 5000))
 
     assert HASHER.tier1(prompt, "llama") != HASHER.tier1(prompt, "llama", adapter="sql")
-    assert HASHER.tier2(prompt, "llama") != HASHER.tier2(prompt, "llama", "sql")
+    assert HASHER.tier2(prompt, "llama") != HASHER.tier2(prompt, "llama", adapter="sql")
     shared = {hash_ for stretch in HASHER.stretches(prompt, "llama") for hash_ in stretch}
     assert shared.isdisjoint(hash_ for stretch in HASHER.stretches(prompt, "llama", "sql") for hash_ in stretch)
+
+
+# --- the tier-2 key ----------------------------------------------------------------------------------
+
+SHARED = ("user", "The contract reads: " + "pay within thirty days. " * 60)
+OPENINGS = {
+    "system": (at(Boundary.SYSTEM), [LONG_SYSTEM]),
+    "auto": (Tier1(), [LONG_SYSTEM]),
+    "messages": (at(Boundary.MESSAGES, boundary_messages=2), [SHORT_SYSTEM, SHARED]),
+    "bytes": (at(Boundary.BYTES, boundary_bytes=1200), [SHORT_SYSTEM, SHARED]),
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_conversations_are_told_apart_by_what_follows_the_opening_and_keep_their_key(name: str) -> None:
+    rule, opening = OPENINGS[name]
+    turns = [("assistant", "Yes. " * 50), ("user", "And then? " * 50)]
+    first, other = ([*opening, ("user", question)] for question in ("When is it due?", "Who pays it?"))
+    key = HASHER.tier2(chat(*first), "llama", rule)
+
+    assert HASHER.tier1(chat(*first), "llama", rule) == HASHER.tier1(chat(*other), "llama", rule)
+    assert None is not key == HASHER.tier2(chat(*first, *turns), "llama", rule)
+    if name != "bytes":  # there the shared message ends behind the opening, and is what counts
+        assert key != HASHER.tier2(chat(*other), "llama", rule)
+
+
+def test_what_follows_a_marker_in_its_message_tells_conversations_apart() -> None:
+    rule = at(Boundary.MARKER)
+    one, other = (chat(("user", f"{SHARED[1]} ### Question {text}")) for text in ("a", "b"))
+
+    assert HASHER.tier1(one, "llama", rule) == HASHER.tier1(other, "llama", rule)
+    assert None is not HASHER.tier2(one, "llama", rule) != HASHER.tier2(other, "llama", rule)
+
+
+def test_of_what_follows_an_opening_4_kib_count() -> None:
+    one, other, third = (
+        chat(LONG_SYSTEM, ("user", "a" * count + end)) for count, end in ((5000, "b"), (6000, "c"), (99, "b"))
+    )
+
+    assert HASHER.tier2(one, "llama") == HASHER.tier2(other, "llama") != HASHER.tier2(third, "llama")
+
+
+def test_where_no_message_ends_behind_the_opening_there_is_no_conversation() -> None:
+    assert HASHER.tier2(chat(LONG_SYSTEM), "llama") is None
+    assert HASHER.tier2(chat(("user", "a" * 2000)), "llama", at(Boundary.MESSAGES)) is None
 
 
 @pytest.mark.parametrize("boundary", Boundary)

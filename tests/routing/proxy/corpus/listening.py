@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from routing.proxy.clients.client import Client
-from routing.proxy.clients.local_answer import LocalAnswer
-from routing.proxy.clients.request import Request
+from routing.proxy.http.local_answer import LocalAnswer
+from routing.proxy.http.request import Request
 from routing.proxy.router import Router
 from routing.schema import Limits
 from tests.routing.proxy.corpus.requests import MAX_BODY_BYTES, MAX_HEADER_BYTES

@@ -11,10 +11,10 @@ from typing import Any
 import h11
 import pytest
 
+from routing.proxy.http.answer import AnswerHead
 from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
-from routing.proxy.replicas.answer import AnswerHead
 from routing.proxy.replicas.upstream import Failure, Upstream
 from tests.routing.proxy.corpus.answers import VECTORS, Fate
 from tests.routing.proxy.corpus.damage import ROUNDS, damaged

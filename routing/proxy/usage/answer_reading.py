@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from routing.proxy.exchanges.answer_json import Said, Usage
+from routing.proxy.usage.answer_json import Said, Usage
 
 WHOLE_BYTES: Final = 16 << 10  # of an answer that is decoded, which is faster than a search up to about here
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from routing.proxy.clients.request import HOP_BY_HOP, Header, without_named
+from routing.proxy.http.headers import HOP_BY_HOP, Header, without_named
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NOT_PASSED: Final = HOP_BY_HOP | {b"content-length", b"x-request-id"}

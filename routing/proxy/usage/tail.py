@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from routing.proxy.exchanges.answer_json import Usage
-from routing.proxy.exchanges.answer_reading import has_error, last_usage
+from routing.proxy.usage.answer_json import Usage
+from routing.proxy.usage.answer_reading import has_error, last_usage
 
 TAIL_BYTES: Final = 4096  # kept of each of the last four reads: usage and [DONE] may come one by one, and in two
 SHORT_BYTES: Final = 128  # a read that is shorter is joined to the one before, until that is no longer short

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from routing.proxy.clients.local_answer import LocalAnswer
+from routing.proxy.http.local_answer import LocalAnswer
 
 _TYPES = {
     401: "authentication_error",

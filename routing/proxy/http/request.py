@@ -11,18 +11,13 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from routing.proxy.errors import RefusalError
+from routing.proxy.http.errors import RefusalError
+from routing.proxy.http.headers import HOP_BY_HOP, Header, without_named
 from routing.schema import Limits
 
 if TYPE_CHECKING:
     from routing.proxy.clients.access import AccessControl, Grant
 
-Header = tuple[bytes, bytes]
-
-HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
-    | {b"trailer", b"transfer-encoding", b"upgrade"}
-)
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
 _NOT_FOR_CLIENTS: Final = frozenset({b"forwarded", b"x-real-ip"})  # what only a trusted hop may say
 _NOT_FOR_CLIENTS_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
@@ -157,14 +152,6 @@ class _Treatments(dict[bytes, tuple[bytes, bool]]):
 
 
 _treatments: Final = _Treatments()
-
-
-def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:
-    """Drop the header lines that a Connection header names: they were meant for this hop alone."""
-    named = {token.strip().lower() for value in connection for token in value.split(b",")} - {b"close", b"keep-alive"}
-    if not named:
-        return lines
-    return [line for line in lines if line.partition(b":")[0].lower() not in named]
 
 
 def _check_framing(special: dict[bytes, list[bytes]], version: str) -> None:
