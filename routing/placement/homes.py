@@ -1,8 +1,9 @@
 """Which replicas an opening will be sent to, before it is: what warming a replica goes by.
 
-A strategy that goes by the hash of an opening has a home or a few for each; what hot ones own under ``affinity_groups``
-is not looked at. Under one that goes by what replicas hold, whoever is sent an opening is its home from then on, so the
-home order divides them. Under any other they come everywhere.
+A strategy that goes by the hash of an opening has a home or a few for each: of a hot one, under ``affinity_groups``,
+as many of its home order as it has replicas of its own, whichever those are. Under one that goes by what replicas hold,
+whoever is sent an opening is its home from then on, so the home order divides them. Under any other they come
+everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from routing.strategies.affinity_groups import AffinityGroups
 def homes_among(
     route: Route, opening: PrefixHash, some: Collection[TargetId], is_there: Callable[[TargetId], bool]
 ) -> list[TargetId]:
-    """Those of some targets that an opening calls home, when the fleet is who ``is_there``. A short walk."""
+    """Those of some targets that an opening calls home, when the replicas are those that ``is_there``. A short walk."""
     count = _homes(route, opening)
     members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
     targets = route.replicas.targets

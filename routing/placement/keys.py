@@ -79,5 +79,5 @@ class RequestKeys:
         return chain
 
     def shape(self, tools: Any) -> Shape:
-        """The opening described without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
+        """How the prompt begins, without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
         return shape_of(self._request.prompt, tools, self._request.session_key, self._hasher.digest)

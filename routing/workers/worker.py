@@ -99,8 +99,8 @@ class Worker:
         """Put what was made ready last into force."""
         if self._prepared is None:
             raise DeclinedError(reason="nothing is prepared")
-        (swap, snapshot), self._prepared = self._prepared, None
-        self._loads.use(snapshot.columns)
+        (swap, preparation), self._prepared = self._prepared, None
+        self._loads.use(preparation.columns)
         await swap()
 
     async def _listen(self, slots: list[int]) -> None:

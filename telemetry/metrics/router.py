@@ -37,7 +37,7 @@ OUTCOMES = {
     "cancelled": "cancelled_requests",
 }
 SPILLED = "spilled_requests"
-AWAY_FOR_LOAD = frozenset({"spill", "all_full", "elsewhere", "spread"})  # reasons: its home or holder had too much
+AWAY_FOR_LOAD = frozenset({"spill", "elsewhere", "spread"})  # reasons: its home or holder had too much
 NO_HOME = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # nothing to be away from
 REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
 TTFTS = ("warmpath_router_ttft_seconds", "warmpath_router_policy_ttft_seconds", REUSE_TTFT)  # no key is in two

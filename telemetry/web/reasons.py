@@ -10,7 +10,6 @@ REASONS = {
     "affinity": ("Affinity", "It is the home that the prefix names, and it had room."),
     "spill": ("Spill", "The homes before it were full: affinity was given up for load."),
     "no_key": ("No key", "The request has no key to place it by; it was the least loaded."),
-    "all_full": ("All full", "Every home of the prefix was full; it was the least loaded."),
     "least_load": ("Least load", "It had the least to do."),
     "round_robin": ("Round robin", "It was its turn."),
     "random": ("Random", "Chance."),

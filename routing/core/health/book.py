@@ -1,4 +1,7 @@
-"""Which replicas may be asked, for what and for how much: written by health checks and breakers, read by placement."""
+"""Which replicas may be asked, for which adapters and for how much of their weight.
+
+Written by health checks, breakers, slow starts and warm-ups; read by placement.
+"""
 
 from __future__ import annotations
 

@@ -36,4 +36,9 @@ class UsualSilence:
 
     def allowed_s(self, stall_s: float, tokens: int, tokens_per_s: float, now_s: float) -> float:
         """What a replica may be silent, whose oldest waiting stream has ``tokens`` to prefill at this rate."""
-        return max(stall_s, SLACK * self.longest_s(now_s)) + SLACK * tokens / tokens_per_s
+        return max(stall_s, SLACK * self.longest_s(now_s)) + prefill_allowance_s(tokens, tokens_per_s)
+
+
+def prefill_allowance_s(tokens: float, tokens_per_s: float) -> float:
+    """How long a prefill may take at a measured rate."""
+    return SLACK * tokens / tokens_per_s

@@ -25,7 +25,6 @@ from math import inf
 from statistics import median
 from typing import Final, NamedTuple
 
-from routing.core.health.silence import SLACK
 from routing.core.types import ReplicaId
 
 FEWEST: Final = 3  # streams
@@ -127,11 +126,6 @@ class Slowness:
     def _faded_s(self, replica: ReplicaId, now_s: float) -> float:
         late_s, at_s = self._lates.get(replica, (0.0, now_s))
         return late_s * 0.5 ** ((now_s - at_s) / HALF_LIFE_S) if late_s else 0.0
-
-
-def allowed_s(tokens: float, tokens_per_s: float) -> float:
-    """How long a prefill may take."""
-    return SLACK * tokens / tokens_per_s
 
 
 class _Peers:

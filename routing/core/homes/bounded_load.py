@@ -19,38 +19,41 @@ from routing.core.types import Choice, Reason, TargetId
 class Room:
     """Who has room for one more request, by the loads of this moment."""
 
-    __slots__ = ("_loads", "_min_bound", "_per_weight", "_weights")
+    __slots__ = ("_all_weights", "_loads", "_min_bound", "_requests", "_weights")
 
     def __init__(self, candidates: Candidates, load_factor: float, min_bound: int) -> None:
         self._loads = candidates.loads
         self._weights = candidates.weights
+        self._all_weights = candidates.weight
+        self._requests = load_factor * (candidates.order.running + 1)
         self._min_bound = min_bound
-        self._per_weight = load_factor * (candidates.order.running + 1) / candidates.weight
 
     def at(self, target: TargetId) -> bool:
-        """Whether a candidate has room."""
+        """Whether a candidate has room: with this request it holds no more than ``bound``."""
         running = self._loads[target].running
-        return running < self._min_bound or running < self._per_weight * self._weights[target]
+        return running < self._min_bound or running < self._share(target)
 
     def bound(self, target: TargetId) -> int:
         """Requests that a candidate may hold, this one included."""
-        return max(self._min_bound, math.ceil(self._per_weight * self._weights[target]))
+        return max(self._min_bound, math.ceil(self._share(target)))
+
+    def _share(self, target: TargetId) -> float:
+        return self._requests * self._weights[target] / self._all_weights
 
 
 def bounded_choice(
     home_order: Iterable[TargetId], candidates: Candidates, load_factor: float, min_bound: int
 ) -> Choice:
-    """The first home with room; ``home_order`` may name replicas that are no candidates."""
-    loads, weights, all_weights = candidates.loads, candidates.weights, candidates.weight
-    requests = load_factor * (candidates.order.running + 1)
+    """The first home with room; ``home_order`` may name replicas that are no candidates.
+
+    Of an order that leaves candidates out, where nobody has room, the least loaded of all.
+    """
+    room = Room(candidates, load_factor, min_bound)
     refused: list[TargetId] = []
     for target in home_order:
-        load = loads.get(target)
-        if load is None:
+        if target not in candidates.loads:
             continue
-        share = requests * weights[target] / all_weights
-        if load.running < share or load.running < min_bound:  # running + 1 <= max(min_bound, ceil(share))
-            reason = Reason.SPILL if refused else Reason.AFFINITY
-            return Choice(target, reason, tuple(refused), max(min_bound, math.ceil(share)))
+        if room.at(target):
+            return Choice(target, Reason.SPILL if refused else Reason.AFFINITY, tuple(refused), room.bound(target))
         refused.append(target)
-    return Choice(candidates.order.least_loaded(), Reason.ALL_FULL, tuple(refused))
+    return Choice(candidates.order.least_loaded(), Reason.SPILL, tuple(refused))

@@ -2,7 +2,7 @@
 
 Theory of operation. Over the last ``WINDOW_S`` seconds there may be ``ratio`` tries for each request that came, plus a
 floor for each second, so that a router with little traffic can still move what a dead replica held. Counting is by
-whole seconds: somebody tells the running number of requests about once a second, and nothing is done per request.
+whole seconds: somebody tells the running number of requests now and then, and nothing is done per request.
 Source of the rule: Finagle's retry budgets.
 """
 

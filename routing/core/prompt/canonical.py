@@ -29,10 +29,9 @@ from xxhash import xxh3_128_hexdigest
 
 from routing.core.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.prompt.rendering import rendering_of
-from routing.core.types import BodyError
+from routing.core.types import BYTES_PER_TOKEN, BodyError
 
 MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes
-BYTES_PER_TOKEN: Final = 4  # of English text, roughly; the estimate of a prompt's length where no ids are given
 
 MESSAGE: Final = b"\xff"
 CONTENT: Final = b"\xfe"

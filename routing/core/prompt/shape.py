@@ -1,11 +1,11 @@
-"""The shape of a prompt's opening: where its parts are, and what in them changes from request to request. No text.
+"""The shape of how a prompt begins: where its parts are, and what in them changes from request to request. No text.
 
 Theory of operation. What a prefix cache can share ends at the first byte in which two prompts differ, so one date in
 the first line of a system prompt costs all that follows it. To find such a place later, without keeping a word, the
 first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each by keyed hashes:
 
 - segments: tools and messages, each with the hash of its bytes and that of its letters in any order;
-- pieces: a segment cut at ends of lines and sentences that its own bytes choose, so that two openings fall into step
+- pieces: a segment cut at ends of lines and sentences that its own bytes choose, so that two prompts fall into step
   again behind a difference, whatever its length: what is stable behind it can be told;
 - volatile tokens: what looks like a date, a time, an id or a number, by class.
 
@@ -90,7 +90,7 @@ class ToolList(Struct, frozen=True, gc=False):
 
 
 class Shape(Struct, frozen=True, gc=False):
-    """What is known of one request's opening."""
+    """How one request's prompt begins."""
 
     bytes: int  # of the whole canonical prompt
     described: int  # of these, from the first on

@@ -18,9 +18,8 @@ from routing.core.residency.holdings import Holding, Holdings
 from routing.core.residency.reuse import Reuse
 from routing.core.residency.runs import Chain, Run, Runs
 from routing.core.residency.stay import Stay
-from routing.core.types import TargetId
+from routing.core.types import BLOCK_TOKENS, TargetId
 
-BLOCK_TOKENS: Final = 64  # of a block of the canonical prompt, as its length is estimated
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS: Final = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
 MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, where no two share one

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from heapq import nlargest
 from typing import Final, NamedTuple, Protocol
 
-from routing.core.prompt.canonical import BYTES_PER_TOKEN
-from routing.core.types import PrefixHash, TargetId
+from routing.core.types import BYTES_PER_TOKEN, PrefixHash, TargetId
 
 KEPT: Final = 512  # openings counted at least
 AGAIN: Final = 2  # times an opening comes until its body is kept

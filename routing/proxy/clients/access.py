@@ -1,4 +1,4 @@
-"""Who is let in: API keys, the rates they may send at, and what stays here of the headers that carry them.
+"""Who is let in: API keys, and the rates they may send at.
 
 Theory of operation. A key is looked up by its SHA-256, so the time of a look-up tells nothing about any key: whoever
 guesses does not choose the digest. What a head's key gave is kept with the head, since heads are remembered, and holds

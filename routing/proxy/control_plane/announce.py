@@ -48,7 +48,7 @@ class Announcement:
     token: str | None
 
 
-async def keep_announcing(router: View, what: Announcement, spool: Spool) -> None:
+async def keep_announcing(view: View, what: Announcement, spool: Spool) -> None:
     """Announce for ever, and hand over what happened; a heartbeat once the control plane has accepted."""
     url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
     headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
@@ -58,7 +58,7 @@ async def keep_announcing(router: View, what: Announcement, spool: Spool) -> Non
         while True:
             waiting = len(spool)
             spool.news.clear()  # what comes from now on is news, also while this is told
-            problem = await _announce(session, url, router, what, spool)
+            problem = await _announce(session, url, view, what, spool)
             if problem not in said:
                 said = {None} if problem is None else {*said, problem} - {None}
                 _log(problem, failures)
@@ -79,11 +79,11 @@ async def _until_news(spool: Spool, *, has_more: bool) -> None:
 
 
 async def _announce(
-    session: aiohttp.ClientSession, url: str, router: View, what: Announcement, spool: Spool
+    session: aiohttp.ClientSession, url: str, view: View, what: Announcement, spool: Spool
 ) -> str | None:
     """Say it once; why it was not accepted, or None if it was."""
     happened = spool.oldest(MOST_EVENTS)
-    body = _body(router, what, happened)
+    body = _body(view, what, happened)
     try:
         for name in ("admin_url", "data_url"):
             body[name] = await reachable(body[name], what.control_plane_url)
@@ -99,18 +99,18 @@ async def _announce(
     return None
 
 
-def _body(router: View, what: Announcement, happened: list[Happening]) -> dict[str, Any]:
+def _body(view: View, what: Announcement, happened: list[Happening]) -> dict[str, Any]:
     """What is said."""
-    applied, warming = router.store.applied, router.warming
+    applied, warming = view.store.applied, view.warming
     body = {
-        "name": router.name,
-        "boot": router.boot,
+        "name": view.name,
+        "boot": view.boot,
         "version": what.version,
         "admin_url": what.admin_url,
         "data_url": what.data_url,
         "revision": applied.snapshot.revision if applied else None,
         "sha256": applied.snapshot.sha256 if applied else None,
-        "signature": router.store.signature,
+        "signature": view.store.signature,
         "sent_at": time.time(),  # by which the control plane knows how our clock goes
         "events": msgspec.to_builtins(happened),
     }

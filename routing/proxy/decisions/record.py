@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.core.residency.residency import BLOCK_TOKENS
+from routing.core.types import BLOCK_TOKENS
 from routing.proxy.decisions.sampling import bound
 from routing.proxy.usage.answer_reading import prompt_and_cached
 
@@ -34,7 +34,6 @@ class Record:
         "group",
         "hit_tokens",
         "matched_by",
-        "opening",
         "policy",
         "pool",
         "prefix",
@@ -46,6 +45,7 @@ class Record:
         "request_id",
         "retries",
         "revision",
+        "shape",
         "status",
         "strategy",
         "ttft_s",
@@ -86,7 +86,7 @@ class Record:
         self.block_tokens = block_tokens  # of the replica
         self.prefix = prefix
         self.blocks = blocks  # in stretches, shared with other records
-        self.candidates = candidates  # with costs where the opening is described
+        self.candidates = candidates  # with costs where the shape is taken
         self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None where the strategy does not ask
         self.retries = 0
         self.status: int | None = None
@@ -95,7 +95,7 @@ class Record:
         self.cached_tokens: int | None = None
         self.rank = rank  # data-parallel, of the replica; None: it has only one
         self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
-        self.opening: bytes | None = None  # JSON of a ``Shape``, of a few requests (shapes.py)
+        self.shape: bytes | None = None  # JSON of a ``Shape``, of a few requests (shapes.py)
 
     @classmethod
     def of(cls, decision: Decision, request_id: str, tokens: int, *, weighed: bool = False) -> Record:
@@ -171,7 +171,7 @@ class Record:
             "ttft_s": self.ttft_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "opening": msgspec.json.decode(self.opening) if self.opening else None,
+            "opening": msgspec.json.decode(self.shape) if self.shape else None,
         }
         if seq is None:
             del shown["seq"]

@@ -70,8 +70,8 @@ class DecisionRing:
         """Enter a record, and drop the oldest ones that no longer fit."""
         blocks = sum(map(len, record.blocks))
         size = _RECORD_BYTES + 8 * blocks + _CANDIDATE_BYTES * len(record.candidates)
-        if record.opening is not None:
-            size += len(record.opening)
+        if record.shape is not None:
+            size += len(record.shape)
         self._records.append((record, size))
         self.last += 1
         self._bytes += size

@@ -1,4 +1,4 @@
-"""Whose opening is described: a request a second of each task group, and no more than ``MOST_PER_S`` of all.
+"""Whose shape is taken: a request a second of each task group, and no more than ``MOST_PER_S`` of all.
 
 Describing one costs a millisecond, so a request that is not looked at asks nothing but whether it is time to look. Once
 a request was looked at and its group had its turn, the next look is a moment later, at whoever comes then: each group
@@ -58,7 +58,7 @@ def shape_json(decision: Decision, request: Request) -> bytes | None:
     try:
         shape = decision.keys.shape(_tools(request))
     except Exception as error:  # noqa: BLE001 - a description that fails is no reason to fail a client
-        defect(logger, error, "opening")
+        defect(logger, error, "shape")
         return None
     return _encode(shape) if shape.segments else None
 

@@ -184,7 +184,7 @@ class Exchange:
         else:
             self._send(upstream)
         if is_described:
-            self._record.opening = shape_json(decision, self._request)
+            self._record.shape = shape_json(decision, self._request)
 
     def _connect(self) -> None:
         self._enter(CONNECTING)

@@ -10,7 +10,7 @@ from routing.schema import PoolConfig, RouterConfig
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """What may stand beside a pool's name. Each has the empty one, which stands for any."""
+    """What may stand beside a pool's name. Of groups and replicas also the empty one, which stands for any."""
 
     groups: frozenset[str]
     replicas: frozenset[str]

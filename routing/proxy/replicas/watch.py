@@ -14,8 +14,8 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.core.health.breaker import Cause, State
-from routing.core.health.silence import UNMEASURED_RATE, UsualSilence
-from routing.core.health.slowness import Observation, Slowness, allowed_s, observation
+from routing.core.health.silence import UNMEASURED_RATE, UsualSilence, prefill_allowance_s
+from routing.core.health.slowness import Observation, Slowness, observation
 from routing.core.types import ReplicaId
 from routing.proxy.log import event
 from routing.schema import ReplicaState
@@ -123,11 +123,11 @@ class Watch:
             return observation((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
         lates_s = [
-            now - upstream.sent_at - allowed_s(listener.tokens_ahead, rate)
+            now - upstream.sent_at - prefill_allowance_s(listener.tokens_ahead, rate)
             for upstream in link.waiting(since)
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]
-        prefill_s = allowed_s(max(load.waiting_tokens for load in loads), rate)
+        prefill_s = prefill_allowance_s(max(load.waiting_tokens for load in loads), rate)
         return observation(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _out(self, link: ReplicaLink, reason: str, cause: Cause) -> None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from routing.core.prompt.canonical import BYTES_PER_TOKEN
 from routing.core.prompt.prefix import BLOCK_BYTES
-from routing.core.types import NoReplicaError, ReplicaId, TargetId
+from routing.core.types import BYTES_PER_TOKEN, NoReplicaError, ReplicaId, TargetId
 from routing.core.warming.cutting import cut_body
 from routing.core.warming.openings import Cut, OpeningKey, Openings
 from routing.proxy.log import defect, event

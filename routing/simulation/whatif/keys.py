@@ -6,8 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from routing.core.prompt.canonical import BYTES_PER_TOKEN
-from routing.core.types import PrefixHash
+from routing.core.types import BYTES_PER_TOKEN, PrefixHash
 from routing.schema import Boundary, Settings, Tier1Settings
 from routing.workload.columns import Columns
 

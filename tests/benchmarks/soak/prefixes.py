@@ -15,7 +15,8 @@ from routing.core.loads.book import LoadBook
 from routing.core.prompt.canonical import canonical_prompt
 from routing.core.prompt.parsing import parse_body, session_key
 from routing.core.request import PlacementRequest
-from routing.core.residency.residency import BLOCK_TOKENS, MAX_ENTRIES, Residency
+from routing.core.residency.residency import MAX_ENTRIES, Residency
+from routing.core.types import BLOCK_TOKENS
 from routing.placement.placement import Placement
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.ring import MAX_RECORDS, DecisionRing

@@ -178,7 +178,7 @@ class Fleet:
         record = Record.of(decision, f"q{self._numbers}", prompt.tokens)
         record.at = T0.timestamp() + self.now_s
         if self.sampler.takes(decision, self.now_s):
-            record.opening = shape_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
+            record.shape = shape_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
         sequence = Sequence(decision.keys.chain, prompt.tokens, output_tokens, self.now_s)

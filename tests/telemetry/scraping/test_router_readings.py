@@ -97,7 +97,7 @@ def test_predictions_spills_and_ttft_by_reuse_of_a_router_are_stored(pool, metri
     """H17"""
     before = {"requests": {("hit", "ok"): 5}, "usage_reported": 5, "prompt_tokens": 500, "cached_tokens": 100}
     after = {
-        "requests": {("hit", "ok"): 7, ("spill", "ok"): 2, ("all_full", "replica_error"): 1},
+        "requests": {("hit", "ok"): 7, ("spill", "ok"): 2, ("elsewhere", "replica_error"): 1},
         "usage_reported": 8,
         "prompt_tokens": 900,
         "cached_tokens": 400,

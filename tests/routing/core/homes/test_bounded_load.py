@@ -80,7 +80,7 @@ def test_only_candidates_count_towards_the_mean() -> None:
 def test_where_every_home_refuses_the_least_loaded_takes_it_and_not_the_first() -> None:
     choice = bounded_choice(order(0, 1), holding(9, 9, 1), 1.0, 1)  # an order that leaves the last one out
 
-    assert (choice.target, choice.reason) == ("replica-2", Reason.ALL_FULL)
+    assert (choice.target, choice.reason, choice.bound) == ("replica-2", Reason.SPILL, None)
 
 
 @given(
