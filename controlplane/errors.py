@@ -43,6 +43,13 @@ class ConflictError(ControlPlaneError):
     """What was asked does not fit the present state; after a fresh look it may."""
 
 
+class GoneError(ConflictError):
+    """It was removed since somebody looked at it."""
+
+    def __init__(self, noun: str) -> None:
+        super().__init__(f"This {noun} was removed meanwhile.")
+
+
 class NameTakenError(ConflictError):
     """Another object has this name, or this URL."""
 

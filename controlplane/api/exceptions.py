@@ -25,6 +25,7 @@ from controlplane.database.connection import is_full
 from controlplane.errors import (
     ConflictError,
     ControlPlaneError,
+    GoneError,
     InvalidError,
     KeyReusedError,
     OwnPublicationError,
@@ -192,7 +193,7 @@ def _status(error: Exception) -> int:
         return HTTPStatus.UNPROCESSABLE_ENTITY
     if isinstance(error, exceptions.APIException):
         return error.status_code
-    if isinstance(error, Http404 | ObjectDoesNotExist):
+    if isinstance(error, Http404 | ObjectDoesNotExist | GoneError):
         return HTTPStatus.NOT_FOUND
     if isinstance(error, PermissionDenied | OwnPublicationError):
         return HTTPStatus.FORBIDDEN

@@ -18,6 +18,7 @@ from controlplane.models import EventKind, Pool
 from controlplane.sealing import seal
 from controlplane.services.checks import check_replica_url
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from telemetry.models import MetricsServer, ReadPool
 from telemetry.prometheus import PrometheusError
 from telemetry.scraping.fold import Failure
@@ -101,7 +102,7 @@ def update_server(
     **settings: Any,
 ) -> MetricsServer:
     """Change what is given; empty credentials forget them, and they never go to another address than before."""
-    server = MetricsServer.objects.select_for_update().get(pk=server.pk)
+    server = hold(MetricsServer.objects.select_for_update(), server.pk)
     before = facts(server)
     if server.sealed is not None and credentials is None and settings.get("url", server.url) != server.url:
         raise InvalidError("$.credentials", "the address changed: give those for it, or empty ones to forget them")
@@ -116,6 +117,7 @@ def update_server(
 @transaction.atomic
 def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
     """Forget a server; its pools' replicas are scraped directly from then on."""
+    server = hold(MetricsServer.objects.select_for_update(), server.pk)
     summary = f"Metrics server {server.name} was removed; its pools are scraped directly."
     record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": facts(server)})
     server.delete()

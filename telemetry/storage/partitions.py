@@ -110,7 +110,7 @@ def drop_before(first_kept: date, parents: Sequence[str] = PARENTS) -> list[str]
     with connection.cursor() as cursor:
         cursor.execute("set local lock_timeout = '2s'")  # a long query keeps its table until the next hour
         for name in expired:
-            cursor.execute(sql.SQL("drop table {}").format(sql.Identifier(name)))
+            cursor.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(name)))
     return expired
 
 

@@ -13,6 +13,7 @@ from django.db import transaction
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Project, Role, RoleAssignment
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def roles_of_groups(groups: Iterable[str]) -> dict[str | None, Role]:
 @transaction.atomic
 def sync_group_roles(person: User, groups: Iterable[str]) -> None:
     """Make the roles that groups bring what the groups of now say; roles that admins gave stay as they are."""
-    User.objects.select_for_update().get(pk=person.pk)
+    hold(User.objects.select_for_update(), person.pk)
     wanted = {place: role for name, role in roles_of_groups(groups).items() for place in _places(name)}
     for held in RoleAssignment.objects.filter(user=person, from_groups=True).select_related("project"):
         if held.project not in wanted:

@@ -12,6 +12,7 @@ from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, Project, Role, RoleAssignment
 from controlplane.services.access.sessions import end_sessions
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 
 
 @transaction.atomic
@@ -36,7 +37,7 @@ def add_person(username: str, *, password: str, email: str = "", by: User | None
 @transaction.atomic
 def set_active(person: User, active: bool, *, by: User | None = None) -> User:
     """Let somebody sign in again, or no more: sessions and tokens end at once. ConflictError for the last admin."""
-    person = User.objects.select_for_update().get(pk=person.pk)
+    person = hold(User.objects.select_for_update(), person.pk)
     if person.is_active == active:
         return person
     person.is_active = active
@@ -53,7 +54,7 @@ def set_active(person: User, active: bool, *, by: User | None = None) -> User:
 @transaction.atomic
 def set_password(person: User, password: str, *, by: User | None = None) -> None:
     """Give somebody a new password, who forgot theirs; their sessions end. InvalidError for a weak one."""
-    person = User.objects.select_for_update().get(pk=person.pk)
+    person = hold(User.objects.select_for_update(), person.pk)
     _set_password(person, password)
     person.save(update_fields=["password"])
     end_sessions(person, by=by)
@@ -66,7 +67,7 @@ def set_role(person: User, role: Role | None, project: Project | None, *, by: Us
 
     A ``role`` of None takes it away. ConflictError where nobody would be left who is admin of everything.
     """
-    person = User.objects.select_for_update().get(pk=person.pk)
+    person = hold(User.objects.select_for_update(), person.pk)
     given = RoleAssignment.objects.filter(user=person, project=project, from_groups=False)
     held = given.first()
     before = held.role if held else None

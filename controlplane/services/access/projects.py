@@ -12,6 +12,7 @@ from controlplane.models import EventKind, Project
 from controlplane.models.names import SHORT_NAME
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 
 DEFAULT = "default"
 
@@ -41,7 +42,7 @@ def update_project(
     project: Project, *, description: str | None = None, needs_approval: bool | None = None, by: User | None = None
 ) -> Project:
     """Change what is given. ``needs_approval``: what is published from now on waits for a second person."""
-    project = Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+    project = hold(Project.objects.select_for_update(no_key=True), project.pk)
     before = facts(project)
     project.description = project.description if description is None else description
     project.needs_approval = project.needs_approval if needs_approval is None else needs_approval
@@ -61,7 +62,7 @@ def facts(project: Project) -> dict[str, Any]:
 @transaction.atomic
 def remove_project(project: Project, *, by: User | None = None) -> None:
     """Remove a project and every role in it; InUseError while it has pools."""
-    project = Project.objects.select_for_update().get(pk=project.pk)
+    project = hold(Project.objects.select_for_update(), project.pk)
     if project.pools.exists():
         raise InUseError(f"Project {project.name} still has pools; remove those first.")
     record_event(EventKind.PROJECT_REMOVED, f"Project {project.name} was removed.", project=project, by=by)

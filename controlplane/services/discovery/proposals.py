@@ -9,6 +9,7 @@ from controlplane.errors import ConflictError, NameTakenError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, TargetCondition
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.holding import hold
 
 from .looks import replica_name
 
@@ -53,7 +54,7 @@ def dismiss(discovered: DiscoveredReplica, *, by: User | None = None) -> Discove
 
 def _locked(discovered: DiscoveredReplica) -> DiscoveredReplica:
     rows = DiscoveredReplica.objects.select_for_update(of=("self",)).select_related("source__pool__project")
-    return rows.get(pk=discovered.pk)
+    return hold(rows, discovered.pk)
 
 
 def _check_room(row: DiscoveredReplica) -> None:

@@ -27,7 +27,7 @@ from django.db import transaction
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from controlplane.errors import ControlPlaneError
+from controlplane.errors import ControlPlaneError, GoneError
 from controlplane.models import (
     Adoption,
     DiscoveredReplica,
@@ -62,8 +62,11 @@ class Leaving:
 
 
 def settle(source_id: int) -> None:
-    """Do what follows from what is known of a source's targets; nothing where it was removed meanwhile."""
-    with suppress(ReplicaSource.DoesNotExist):
+    """Do what follows from what is known of a source's targets.
+
+    Where the source was removed meanwhile, or a replica of it, the rest is left to the next look.
+    """
+    with suppress(ReplicaSource.DoesNotExist, GoneError):
         _join(source_id)
         _leave(source_id)
         _forget(source_id)

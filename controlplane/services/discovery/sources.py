@@ -16,6 +16,7 @@ from controlplane.models.names import SHORT_NAME
 from controlplane.sealing import seal
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 
 LOOK = "controlplane.tasks.look_at_sources"
 LONGEST_SECRET = 16_384  # characters; a service account's token has about a thousand
@@ -61,7 +62,7 @@ def update_source(
 
     An empty ``secret`` forgets it. A secret is never sent to another server than it was given for: InvalidError.
     """
-    source = ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=source.pk)
+    source = hold(ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), source.pk)
     before = facts(source)
     if secret is None:
         _check_server(source, changes)
@@ -81,7 +82,7 @@ def update_source(
 @transaction.atomic
 def remove_source(source: ReplicaSource, *, by: User | None = None) -> None:
     """Forget a source and what it proposed. Replicas that it found stay as they are, and nobody follows them."""
-    source = ReplicaSource.objects.select_for_update(of=("self",)).select_related("pool").get(pk=source.pk)
+    source = hold(ReplicaSource.objects.select_for_update(of=("self",)).select_related("pool"), source.pk)
     before = facts(source)
     source.delete()
     summary = f"Replica source {before['name']} was removed from pool {source.pool.name}; its replicas stay."

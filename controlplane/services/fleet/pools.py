@@ -16,6 +16,7 @@ from controlplane.schema_fields import checked
 from controlplane.services.access.projects import default_project
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from controlplane.services.policies.lifecycle import create_policy, first_revision
 from controlplane.services.snapshots import freeze_snapshot
 
@@ -71,7 +72,7 @@ def create_pool(
 @transaction.atomic
 def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSettings]) -> Pool:
     """Change what is given; InvalidError when another pool already serves a model, or what goes is still used."""
-    pool = Pool.objects.select_for_update(no_key=True).get(pk=pool.pk)
+    pool = hold(Pool.objects.select_for_update(no_key=True), pool.pk)
     before = facts(pool)
     for name, value in _settings(settings).items():
         setattr(pool, name, value)
@@ -88,7 +89,7 @@ def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSe
 @transaction.atomic
 def remove_pool(pool: Pool, *, by: User | None = None) -> None:
     """Remove an empty pool with its policy; InUseError while it has replicas, replica sources or task groups."""
-    pool = Pool.objects.select_for_update().get(pk=pool.pk)
+    pool = hold(Pool.objects.select_for_update(), pool.pk)
     if pool.replicas.exists() or pool.sources.exists() or pool.groups.exists():
         raise InUseError(f"Pool {pool.name} still has replicas, replica sources or task groups; remove those first.")
     before = facts(pool)

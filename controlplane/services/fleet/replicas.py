@@ -17,6 +17,7 @@ from controlplane.schema_fields import canonical, checked
 from controlplane.sealing import seal, unseal
 from controlplane.services.checks import check_labels, check_name, check_replica_url, check_weight
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from controlplane.services.snapshots import freeze_snapshot
 
 from .served_models import told_of_itself
@@ -87,7 +88,7 @@ def set_replica_state(replica: Replica, state: ReplicaState, *, by: User | None 
 @transaction.atomic
 def remove_replica(replica: Replica, *, by: User | None = None) -> None:
     """Remove a replica; InUseError if it is the last one of a task group's subset, which would then widen to all."""
-    replica = Replica.objects.select_for_update(of=("self",)).select_related("pool").get(pk=replica.pk)
+    replica = hold(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
     for group in replica.groups.all():
         if group.replicas.count() == 1:
             raise InUseError(f"Replica {replica.name} is the only one of task group {group}; change the group first.")
@@ -132,7 +133,7 @@ def _note_engine_facts(replica: Replica, told: dict[str, int | None]) -> bool:
 
 
 def _locked(replica: Replica) -> Replica:
-    return Replica.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=replica.pk)
+    return hold(Replica.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), replica.pk)
 
 
 def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary: str, by: User | None) -> Replica:

@@ -15,6 +15,7 @@ from controlplane.models.names import SHORT_NAME
 from controlplane.schema_fields import canonical, checked
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from controlplane.services.snapshots import freeze_snapshot
 
 from .served_models import told_of_itself
@@ -61,7 +62,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
 @transaction.atomic
 def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: Unpack[GroupSettings]) -> TaskGroup:
     """Change what is given; InvalidError."""
-    group = TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=group.pk)
+    group = hold(TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), group.pk)
     before = facts(group)
     if "replicas" in settings:
         group.replicas.set(_of_pool(group.pool, settings.pop("replicas")))
@@ -83,7 +84,7 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
 @transaction.atomic
 def remove_task_group(group: TaskGroup, *, by: User | None = None) -> None:
     """Remove a group with its policy; its requests become the pool's own. The snapshots keep what it once was."""
-    group = TaskGroup.objects.select_for_update(of=("self",)).select_related("pool").get(pk=group.pk)
+    group = hold(TaskGroup.objects.select_for_update(of=("self",)).select_related("pool"), group.pk)
     before, name, pool = facts(group), str(group), group.pool
     group.delete()
     record_event(

@@ -19,6 +19,7 @@ from controlplane.models import (
     TaskGroup,
 )
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from controlplane.services.rollouts.plans import AT_ONCE, RolloutPlan
 from controlplane.services.rollouts.steering import open_rollout, supersede_rollouts
 from controlplane.services.rollouts.trials import publish_draft, put_in_force
@@ -99,9 +100,9 @@ def publish_revision(
 
     NotADraftError if it is no draft (any more); StaleDraftError if ``expected_digest`` is given and the draft was
     edited since; InvalidError for stages where nothing is in force that they could be compared with, or come back to.
-    PolicyRevision.DoesNotExist for an unknown id.
+    GoneError for an unknown id.
     """
-    policy = _locked(PolicyRevision.objects.values_list("policy_id", flat=True).get(pk=revision_id))
+    policy = _locked(PolicyRevision.objects.filter(pk=revision_id).values_list("policy_id", flat=True).first() or 0)
     revision = policy.revisions.filter(pk=revision_id, state=RevisionState.DRAFT).first()
     if revision is None:
         raise NotADraftError(f"This revision of {policy.name} is no draft (any more): it was published or discarded.")
@@ -129,4 +130,4 @@ def _next_number(policy: RoutingPolicy) -> int:
 def _locked(policy_id: int) -> RoutingPolicy:
     """One writer at a time for each policy."""
     rows = RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
-    return rows.get(pk=policy_id)
+    return hold(rows, policy_id)

@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 
 from controlplane.errors import ConflictError, StaleDraftError
 from controlplane.models import PolicyRevision, RevisionState, Rollout, RoutingPolicy
+from controlplane.services.holding import hold
 
 from .lifecycle import publish_revision, save_draft
 
@@ -21,7 +22,7 @@ def revert_policy(
     ConflictError where these settings are in force already; StaleDraftError if ``expected_live`` is given and another
     revision is live by now. PolicyRevision.DoesNotExist for a number that was never published.
     """
-    policy = RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=policy.pk)
+    policy = hold(RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), policy.pk)
     earlier = policy.revisions.exclude(state=RevisionState.DRAFT).get(number=number)
     live, draft = policy.live(), policy.draft()
     if expected_live is not None and (live is None or live.number != expected_live):

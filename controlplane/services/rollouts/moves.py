@@ -19,7 +19,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from controlplane.errors import RolloutMoveError
+from controlplane.errors import GoneError, RolloutMoveError
 from controlplane.models import (
     OPEN_ROLLOUTS,
     EventKind,
@@ -196,10 +196,10 @@ def locked_rollouts(**which: Any) -> list[Rollout]:
 
 
 def locked_rollout(rollout_id: int) -> Rollout:
-    """One of them, whatever its state; Rollout.DoesNotExist."""
+    """One of them, whatever its state; GoneError."""
     for rollout in locked_rollouts(pk=rollout_id):
         return rollout
-    raise Rollout.DoesNotExist
+    raise GoneError("rollout")
 
 
 def open_ones(**which: Any) -> list[Rollout]:

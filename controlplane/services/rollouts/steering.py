@@ -155,7 +155,7 @@ def abort_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 
 
 def _on_trial(rollout_id: int, move: str) -> Rollout:
-    """The rollout, for a move that needs its revision to be on trial; RolloutMoveError, Rollout.DoesNotExist."""
+    """The rollout, for a move that needs its revision to be on trial; RolloutMoveError, GoneError."""
     rollout = locked_rollout(rollout_id)
     if rollout.is_open and not is_on_trial(rollout):
         raise RolloutMoveError(

@@ -9,6 +9,7 @@ from django.utils import timezone
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from telemetry.alerts.message import payload_of
 from telemetry.alerts.pipeline import note
 from telemetry.channels.enqueue import enqueue
@@ -55,7 +56,7 @@ def release(alert: Alert, *, by: User) -> Alert:
 
 def _locked(alert: Alert) -> Alert:
     rows = Alert.objects.select_for_update(of=("self",)).select_related("rule", "rule__group", "pool")
-    found = rows.get(pk=alert.pk)
+    found = hold(rows, alert.pk)
     if found.state == AlertState.RESOLVED:
         raise AlertOverError(found)
     return found

@@ -14,6 +14,7 @@ from django.utils import timezone
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool, TaskGroup
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.telling import tell_ends
@@ -76,7 +77,7 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
 
     Its kind is for good. Disabling a rule, or looking elsewhere, ends its alerts. InvalidError, NameTakenError.
     """
-    rule = AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group").get(pk=rule.pk)
+    rule = hold(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
     before, group = facts(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)
@@ -95,6 +96,7 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
 @transaction.atomic
 def delete_rule(rule: AlertRule, *, by: User | None = None) -> None:
     """Remove a rule and its alerts; what was firing is first resolved, so that nobody waits for the end of it."""
+    rule = hold(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
     close_alerts(rule, because="its rule was removed")
     summary = f"Alert rule {rule.name} of pool {rule.pool.name} was removed."
     record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": facts(rule)})

@@ -17,6 +17,7 @@ from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
 from controlplane.services.events import record_event
+from controlplane.services.holding import hold
 from telemetry.channels.base import Sender
 from telemetry.channels.enqueue import DELIVER
 from telemetry.channels.fields import ConfigError
@@ -62,7 +63,7 @@ def update_channel(
     by: User | None = None,
 ) -> Channel:
     """Change what is given. Of a config the fields given are changed, null takes one away. InvalidError."""
-    channel = Channel.objects.select_for_update().get(pk=channel.pk)
+    channel = hold(Channel.objects.select_for_update(), channel.pk)
     before = facts(channel)
     if name is not None:
         channel.name = _checked_name(name)
@@ -102,6 +103,7 @@ def rotate_secret(channel: Channel, *, by: User | None = None) -> str:
 @transaction.atomic
 def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     """Remove a channel with everything still to be sent to it."""
+    channel = hold(Channel.objects.select_for_update(), channel.pk)
     summary = f"Channel {channel.name} was removed."
     record_event(EventKind.CHANNEL_REMOVED, summary, by=by, detail={"before": facts(channel)})
     channel.delete()

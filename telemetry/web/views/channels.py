@@ -13,7 +13,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.errors import ControlPlaneError, SealBrokenError
-from controlplane.web.doors import signed_in
+from controlplane.web.doors import refusals_as_messages, signed_in
 from telemetry.channels.registry import KINDS
 from telemetry.models import Channel
 from telemetry.services.notifications.channels import (
@@ -123,7 +123,11 @@ def _taken_away(request: HttpRequest, form: ChannelForm) -> dict[str, None]:
 def channel_rotate(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Sign with a fresh secret beside the former one; it is shown once, in this answer."""
     channel = get_object_or_404(Channel, pk=channel_id)
-    secret = rotate_secret(channel, by=signed_in(request))
+    secret = ""
+    with refusals_as_messages(request):
+        secret = rotate_secret(channel, by=signed_in(request))
+    if not secret:
+        return redirect("telemetry:channels")
     return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": secret, "rotated": True})
 
 
@@ -138,8 +142,9 @@ def channel_test(request: HttpRequest, channel_id: int) -> HttpResponse:  # noqa
 def channel_switch(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Switch a channel off or on again; what is due for it waits meanwhile."""
     channel = get_object_or_404(Channel, pk=channel_id)
-    channel = update_channel(channel, enabled=not channel.enabled, by=signed_in(request))
-    messages.success(request, f"Channel {channel.name} is now {'on' if channel.enabled else 'off'}.")
+    with refusals_as_messages(request):
+        channel = update_channel(channel, enabled=not channel.enabled, by=signed_in(request))
+        messages.success(request, f"Channel {channel.name} is now {'on' if channel.enabled else 'off'}.")
     return redirect("telemetry:channels")
 
 
@@ -148,8 +153,9 @@ def channel_remove(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Remove a channel, after saying what will happen."""
     channel = get_object_or_404(Channel, pk=channel_id)
     if request.method == "POST":
-        delete_channel(channel, by=signed_in(request))
-        messages.success(request, f"Channel {channel.name} was removed.")
+        with refusals_as_messages(request):
+            delete_channel(channel, by=signed_in(request))
+            messages.success(request, f"Channel {channel.name} was removed.")
         return redirect("telemetry:channels")
     context: dict[str, Any] = {
         "title": f"Remove channel {channel.name}",

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
-from controlplane.web.doors import signed_in
+from controlplane.web.doors import refusals_as_messages, signed_in
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
 from telemetry.web.metrics_server_form import MetricsServerForm
@@ -74,8 +74,9 @@ def server_remove(request: HttpRequest, server_id: int) -> HttpResponse:
     """Forget a server, after saying what will happen."""
     server = get_object_or_404(MetricsServer, pk=server_id)
     if request.method == "POST":
-        metrics_servers.delete_server(server, by=signed_in(request))
-        messages.success(request, f"Metrics server {server.name} was removed.")
+        with refusals_as_messages(request):
+            metrics_servers.delete_server(server, by=signed_in(request))
+            messages.success(request, f"Metrics server {server.name} was removed.")
         return redirect("telemetry:metrics-servers")
     context = {
         "title": f"Remove metrics server {server.name}",

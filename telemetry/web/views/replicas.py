@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.models import Replica
+from telemetry.metrics.windows import ReplicaRow
 from telemetry.services.figures.heat import heat_strips
 from telemetry.services.figures.overview import replica_rows
 from telemetry.services.figures.reconciliation import newest_part, reconcile
@@ -39,13 +40,22 @@ def _asked(request: HttpRequest, replica_name: str) -> tuple[Asked, Replica]:
     return asked_about(request, Subject.of_replica(replica)), replica
 
 
+def _row_of(replica: Replica, state: Asked) -> ReplicaRow:
+    """The replica's line among its pool's; Http404 where it was removed since it was looked up."""
+    rows = replica_rows([replica.pool], state.range.now)
+    found = next((row for row in rows if row.name == replica.name), None)
+    if found is None:
+        raise Http404(f"Replica {replica.name} was removed.")
+    return found
+
+
 def _live(state: Asked, replica: Replica) -> dict[str, Any]:
     """A fixed number of queries."""
     scraping = scraping_of(replica)
     return {
         **around(state),
         "replica": replica,
-        "row": next(row for row in replica_rows([replica.pool], state.range.now) if row.name == replica.name),
+        "row": _row_of(replica, state),
         "scraping": scraping,
         "silence": silence_of(scraping.read_at, timezone.now())
         if state.range.live and replica.state != "disabled"

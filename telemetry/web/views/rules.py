@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
-from controlplane.web.doors import signed_in, within
+from controlplane.web.doors import refusals_as_messages, signed_in, within
 from controlplane.web.tags import setting
 from telemetry.alerts.kinds import KINDS, Kind
 from telemetry.models import AlertRule, RuleKind, Severity
@@ -69,8 +69,9 @@ def rule_remove(request: HttpRequest, rule_id: int) -> HttpResponse:
     """Remove a rule with its alerts, after saying what will happen."""
     rule = get_object_or_404(AlertRule.objects.select_related("pool"), pk=rule_id)
     if request.method == "POST":
-        delete_rule(rule, by=signed_in(request))
-        messages.success(request, f"Rule {rule.name} was removed.")
+        with refusals_as_messages(request):
+            delete_rule(rule, by=signed_in(request))
+            messages.success(request, f"Rule {rule.name} was removed.")
         return redirect("telemetry:alerts")
     context = {
         "title": f"Remove rule {rule.name}",
