@@ -17,7 +17,7 @@ from routing.schema import Tier1
 class RequestKeys:
     """The keys of one request. Computed when asked; what is asked twice is kept."""
 
-    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "prompt_tokens")
+    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "_tier2", "prompt_tokens")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class RequestKeys:
         self._rule = rule
         self.prompt_tokens = prompt_tokens  # estimated length of the prompt
         self._tier1: PrefixHash | None = None
+        self._tier2: PrefixHash | None = None
         self._blocks: list[array[int]] | None = None
         self._chain: array[int] | None = None
 
@@ -58,8 +59,10 @@ class RequestKeys:
     @property
     def tier2(self) -> PrefixHash | None:
         """Key of the conversation: its session, else the opening and the message behind it; None without either."""
-        served = self._served
-        return self.session or self._hasher.tier2(self._request.prompt, served.model, self._rule, served.adapter)
+        if self._tier2 is None:
+            served, prompt = self._served, self._request.prompt
+            self._tier2 = self.session or self._hasher.tier2(prompt, served.model, self._rule, served.adapter)
+        return self._tier2
 
     @property
     def blocks(self) -> list[array[int]]:

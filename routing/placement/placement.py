@@ -161,11 +161,14 @@ class Placement:
     def dispatch(self, decision: Decision, *, is_retry: bool = False) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
 
-        Towards its group's share a request counts once, however often it is tried.
+        A request counts as traffic once, however often it is tried.
         """
         route = decision.route
-        if route.shares is not None and not is_retry:
-            route.shares.count(route.group)
+        if not is_retry:
+            if route.shares is not None:
+                route.shares.count(route.group)
+            if route.counting is not None:
+                route.counting.count_request(decision.keys)
         residency = self._residency if route.pool in self._asks_residency else None
         return count_as_sent(decision.choice, decision.keys, self._loads, residency)
 

@@ -22,7 +22,7 @@ from routing.core.prompt.prefix import PrefixHasher
 from routing.core.residency.residency import Residency
 from routing.schema import PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
 from routing.strategies.registry import build_strategy
-from routing.strategies.strategy import CarriesOver, Strategy
+from routing.strategies.strategy import CarriesOver, FollowsTraffic, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Route:
     group: str  # "" for the pool's own
     policy: PolicyConfig  # with the revision that places, and its settings
     strategy: Strategy
+    counting: FollowsTraffic | None  # the strategy, where it goes by the requests that came
     replicas: GroupReplicas
     tier1: Tier1  # where tier 1 ends
     shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
@@ -85,11 +86,13 @@ class RouteBuilder:
     def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
         """The route that one revision makes."""
         replicas, name = self._replicas_of(group), group.name if group else ""
+        strategy = build_strategy(policy.settings, replicas, self._seed_of("route", name, str(policy.revision)))
         return Route(
             self._pool.name,
             name,
             policy,
-            build_strategy(policy.settings, replicas, self._seed_of("route", name, str(policy.revision))),
+            strategy,
+            strategy if isinstance(strategy, FollowsTraffic) else None,
             replicas,
             tier1_rule(self._pool, group, policy.settings),
             self.shares,

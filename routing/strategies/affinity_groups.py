@@ -72,8 +72,6 @@ class AffinityGroups:
         opening = keys.tier1
         if opening is None:
             return Choice(candidates.order.least_loaded(), Reason.NO_KEY)
-        self._shares.count(opening)
-        self._requests += 1
         plan = self._plan_for(candidates.whole)
         owned = _untried(plan.owned.get(opening), candidates)
         if owned is not None:
@@ -85,6 +83,16 @@ class AffinityGroups:
             self._settings.load_factor,
             self._settings.min_bound,
         )
+
+    def count_request(self, keys: Keys) -> None:
+        """One more request of its opening, and where that is hot, of its conversation."""
+        opening = keys.tier1
+        if opening is None:
+            return
+        self._shares.count(opening)
+        self._requests += 1
+        if opening in self._latest.sizes and (conversation := keys.tier2) is not None:
+            self._conversations.count(conversation)
 
     def carry_over(self, before: AffinityGroups) -> None:
         """Go on from the traffic that was counted, and from how many replicas each hot opening had."""
@@ -100,7 +108,6 @@ class AffinityGroups:
         idlest, conversation = owned.order.least_loaded(), keys.tier2
         if conversation is None:
             return Choice(idlest, Reason.HOT)
-        self._conversations.count(conversation)
         if self._conversations.share(conversation) * hot > CROWD:  # counted among those of all hot openings
             return Choice(idlest, Reason.HOT)
         home = owned.members[jump(conversation, len(owned))].target

@@ -19,6 +19,7 @@ from routing.schema import ReplicaConfig, ResidencySettings, Settings
 from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.simulation.whatif.keys import KeyBook
 from routing.strategies.registry import build_strategy
+from routing.strategies.strategy import FollowsTraffic
 from routing.workload.columns import Columns
 
 # The residency enters and evicts blocks by runs. In a trace's blocks of 512 tokens the router's runs would be of two;
@@ -63,13 +64,16 @@ class Routed:
         self._number = {it.name: number for number, it in enumerate(configs)}
         modelled = GroupReplicas(configs, self.book, residency=residency)
         self._strategy = build_strategy(settings, modelled)
+        self._counting = self._strategy if isinstance(self._strategy, FollowsTraffic) else None
         self._candidates = modelled.candidates(HealthBook())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask the strategy, and count the request as sent."""
-        choice = self.ask(request, now_s)
+        choice, keys = self.ask(request, now_s), self._keys.of(request.index)
         self.reasons[choice.reason] += 1
-        request.ticket = count_as_sent(choice, self._keys.of(request.index), self.book, self._asked)
+        if self._counting is not None:
+            self._counting.count_request(keys)
+        request.ticket = count_as_sent(choice, keys, self.book, self._asked)
         return self._number[choice.target]
 
     def ask(self, request: ModelledRequest, now_s: float) -> Choice:

@@ -87,15 +87,26 @@ def test_without_affinity_every_replica_is_a_home() -> None:
     assert all(is_home(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
 
 
-def test_a_hot_opening_has_as_many_homes_as_replicas_of_its_own() -> None:
+def test_an_opening_that_requests_made_hot_has_as_many_homes_as_replicas_of_its_own() -> None:
     where, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthBook()
-    for _ in range(400):
-        decided(where, "hot", before)
     prefix = decided(where, "hot", before).prefix
     assert prefix is not None
 
-    homes = [name for name in names(8) if where.homes("chat", ("", prefix), name, "", before)]
-    assert len(homes) >= 7
+    def homes() -> int:
+        return sum(bool(where.homes("chat", ("", prefix), name, "", before)) for name in names(8))
+
+    for _ in range(400):
+        decided(where, "hot", before)  # as one that is explained
+    assert homes() == 1
+    for number in range(400):
+        where.dispatch(decided(where, f"cold {number}", before)).end()
+        for _ in range(9):
+            where.dispatch(decided(where, "hot", before), is_retry=True).end()
+    assert homes() == 1
+    for _ in range(400):
+        where.dispatch(decided(where, "hot", before)).end()
+    decided(where, "hot", before)
+    assert homes() >= 7
 
 
 def test_who_is_down_or_leaving_is_passed_over() -> None:

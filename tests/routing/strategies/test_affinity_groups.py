@@ -31,7 +31,9 @@ class Rig:
 
     def send(self, opening: int, conversation: int | None = None):
         keys = FixedKeys(tier1=opening, tier2=self.rng.getrandbits(64) if conversation is None else conversation)
-        return self.strategy.choose(keys, self.candidates)
+        choice = self.strategy.choose(keys, self.candidates)
+        self.strategy.count_request(keys)
+        return choice
 
     def traffic(self, requests: int, shares: dict[int, float]) -> Counter:
         """Where the requests of each kind went; None stands for the others."""
@@ -139,7 +141,9 @@ def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() ->
     plan = rig.strategy.plan()
     for _ in range(300):
         rig.traffic(9, {HOT: 0.5})  # with the adapter's 3.6 replicas' worth: few enough for 3, and too many to lose one
-        assert rig.strategy.choose(FixedKeys(tier1=5), holders).target in holders
+        adapters = FixedKeys(tier1=5)
+        assert rig.strategy.choose(adapters, holders).target in holders
+        rig.strategy.count_request(adapters)
     rig.traffic(1, {HOT: 1.0})
 
     assert len(plan[HOT]) == 4
