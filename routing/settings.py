@@ -15,7 +15,7 @@ from pathlib import Path
 
 from routing.proxy.sockets.loopback import is_loopback
 from routing.proxy.sockets.tls import TlsFiles
-from routing.schema import KEY_HEX, ConfigError, check_base_url
+from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url
 
 MAX_WORKERS = 64
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
@@ -30,7 +30,7 @@ _PEM_FILES = (  # flag, variable, what it is
 
 _config_key = re.compile(KEY_HEX).fullmatch
 _token = re.compile(r"[!-~]+").fullmatch
-_name = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?").fullmatch
+_name = re.compile(NAME).fullmatch
 
 
 class SettingsError(ValueError):
@@ -62,7 +62,9 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     given = _parser(environ).parse_args(argv)
     name = given.name or _default_name()
     if not _name(name):
-        raise SettingsError(f"--name {name!r}: expected lower-case letters, digits, dots and dashes")
+        raise SettingsError(
+            f"--name {name!r}: expected lower-case letters, digits, dots, dashes and underscores, at most 63"
+        )
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
     _check_together(given, token)
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")

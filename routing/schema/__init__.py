@@ -5,7 +5,7 @@ that others import, so it depends on msgspec alone and does no I/O. README.md sa
 """
 
 from routing.schema.access import Access, ApiKey, check_access
-from routing.schema.base import HIDDEN, SECRET_FIELDS, ConfigError, Frozen, Hex, Model, Name, Seconds, without_secrets
+from routing.schema.base import HIDDEN, NAME, SECRET_FIELDS, ConfigError, Frozen, Hex, Model, Name, without_secrets
 from routing.schema.caps import Caps, GroupCaps
 from routing.schema.checks import check_config
 from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConfig
@@ -55,6 +55,7 @@ __all__ = [
     "HIDDEN",
     "KEY_HEX",
     "LEAST_URGENT",
+    "NAME",
     "OLDEST_SCHEMA",
     "PRIORITIES",
     "SCHEMA_VERSION",
@@ -97,7 +98,6 @@ __all__ = [
     "ResidencySettings",
     "RoundRobinSettings",
     "RouterConfig",
-    "Seconds",
     "SessionAffinitySettings",
     "Settings",
     "Signature",

@@ -13,9 +13,9 @@ def of_form(pattern: str, **facts: Any) -> Meta:
     return Meta(pattern=rf"^{pattern}\Z", **facts)
 
 
-Name = Annotated[str, of_form(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")]
+NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+Name = Annotated[str, of_form(NAME)]
 Model = Annotated[str, Meta(min_length=1, max_length=256)]  # as clients name it
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Hex = Annotated[str, of_form(r"[0-9a-f]{32,128}")]
 
 HIDDEN = "***"

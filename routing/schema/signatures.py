@@ -25,7 +25,7 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     key: Annotated[str, of_form(r"[0-9a-f]{16}")]  # id of the public key that it is checked with
     issued_at: Moment
-    expires_at: Moment  # a hint: after it a document is not taken any more, and one in force is served on
+    expires_at: Moment  # after it a document is not taken any more, and one in force is served on
     value: Annotated[str, of_form(r"[0-9a-f]{128}")]
 
 

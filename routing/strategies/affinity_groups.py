@@ -139,7 +139,8 @@ class AffinityGroups:
             mine = [target for target in self._ring.walk(opening) if target in candidates and target not in taken]
             taken.update(mine[:size])
             owned[opening] = candidates.only(mine[:size])
-        rest = candidates.without(taken) if 0 < len(taken) < len(candidates) else None
+        others = [target for target in candidates if target not in taken]
+        rest = candidates.only(others) if taken and others else None
         return Plan(sizes, owned, rest, due)
 
     def _wanted(self, targets: int, had: dict[PrefixHash, int]) -> dict[PrefixHash, int]:

@@ -21,7 +21,7 @@ import uvloop
 from routing.workload.client import ChatClient
 from routing.workload.job import Workload
 from routing.workload.mix import DEFAULT_RATE, Mix
-from routing.workload.player import Player, Playing
+from routing.workload.player import PlayConfig, Player
 from routing.workload.prompts import TraceWorkload
 from routing.workload.tally import one_line, total
 from routing.workload.trace import TraceError, read_trace
@@ -75,11 +75,11 @@ async def _summaries(player: Player) -> None:
 async def _play(given: argparse.Namespace, workload: Workload, scale: float) -> dict[str, Any]:
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, sock_connect=5.0, sock_read=SILENCE_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
-    limits = Playing(given.model, scale, given.requests, given.in_flight)
+    config = PlayConfig(given.model, scale, given.requests, given.in_flight)
     started = datetime.now(UTC)
     began_s = time.monotonic()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-        player = Player(ChatClient(http, f"{given.router.rstrip('/')}/v1/chat/completions"), limits)
+        player = Player(ChatClient(http, f"{given.router.rstrip('/')}/v1/chat/completions"), config)
         playing = asyncio.create_task(player.play(workload))
         summaries = asyncio.create_task(_summaries(player))
         loop = asyncio.get_running_loop()

@@ -40,7 +40,7 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Playing:
+class PlayConfig:
     """How a workload is played."""
 
     model: str | None = None
@@ -52,13 +52,13 @@ class Playing:
 class Player:
     """Sends a workload's jobs and tallies what comes back."""
 
-    def __init__(self, client: ChatClient, limits: Playing) -> None:
+    def __init__(self, client: ChatClient, config: PlayConfig) -> None:
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.recent: defaultdict[str, Tally] = defaultdict(Tally)  # since the last summary
         self.skipped = 0
         self._client = client
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.in_flight)
+        self._config = config
+        self._slots = asyncio.Semaphore(config.in_flight)
         self._conversations: dict[Script, Conversation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures = 0  # to reach the router, in a row
@@ -68,7 +68,7 @@ class Player:
         """Start every job at its time and wait for the last answers."""
         started_s = time.monotonic()
         for job in self._limited(workload):
-            due_s = started_s + job.at_s / self._limits.time_scale
+            due_s = started_s + job.at_s / self._config.time_scale
             await self._wait_until(due_s)
             await self._slots.acquire()
             late_s = time.monotonic() - due_s - self._moved_s
@@ -86,7 +86,7 @@ class Player:
             task.cancel()
 
     def _limited(self, workload: Workload) -> Iterator[Job]:
-        left = self._limits.requests
+        left = self._config.requests
         for job in workload.jobs():
             if left is not None:
                 if not left:
@@ -129,7 +129,7 @@ class Player:
         return len(conversation.answers) == job.turn and not conversation.is_broken
 
     async def _send(self, job: Job, conversation: Conversation) -> ChatResult:
-        body = _encode(job.body(self._limits.model, conversation.answers))
+        body = _encode(job.body(self._config.model, conversation.answers))
         headers = {"Content-Type": "application/json", "X-Task-Group": job.script.group}
         if job.script.session_id is not None:
             headers["X-Session-ID"] = job.script.session_id

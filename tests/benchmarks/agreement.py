@@ -65,7 +65,7 @@ class Two:
     def _tell(self, router: Routed, job: ModelledRequest) -> None:
         """Tell the other worker what this one has at the job's replica."""
         if self._are_workers:
-            load = job.ticket.load
+            load = job.note.load
             (other,) = (one for one in self._routers if one is not router)
             own = load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens
             other.book.tell_elsewhere(load.target, *own)

@@ -4,13 +4,13 @@ Theory of operation. Four times a second the replicas of a pool are looked at be
 
 *Pace*: how long ago the streams under way there had their last byte, at the median. A replica trickles when that is
 over ``TRICKLE_S`` and over ``PEERS`` times what its peers show, at every look for the whole of ``stall_s``. What waits
-for its prefill there has its time, for an engine may stand still meanwhile: its tokens at the measured rate, ``SLACK``
-times over, come on top.
+for its prefill there has its time, for an engine may stand still meanwhile: what ``prefill_allowance_s`` gives its
+tokens comes on top.
 
-*Lateness*: how much longer streams have waited for their first byte than their prefill needs, with all that was ahead
-of them, ``SLACK`` times over at the rate that the replica itself has shown. A replica is late when that is over
-``stall_s`` and over ``LATE_PEERS`` times what its peers showed of late, unless it is fuller than they are: where it
-answers prompts of ``FULLER`` times as many tokens, they wait for room, and the engine is well.
+*Lateness*: how much longer streams have waited for their first byte than ``prefill_allowance_s`` gives all that was
+ahead of them, at the rate that the replica itself has shown. A replica is late when that is over ``stall_s`` and over
+``LATE_PEERS`` times what its peers showed of late, unless it is fuller than they are: where it answers prompts of
+``FULLER`` times as many tokens, they wait for room, and the engine is well. Whoever observes asks for both allowances.
 
 One stream proves nothing: ``FEWEST`` must agree, for a grammar to compile, an image to fetch or a tool call that is
 held back are one request's own affair. Without a peer that works nobody is slow, and what all suffer from is

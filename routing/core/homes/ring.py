@@ -20,7 +20,7 @@ from typing import Final, Generic
 
 from xxhash import xxh3_64_intdigest
 
-from routing.core.types import Name, PrefixHash
+from routing.core.types import NameT, PrefixHash
 from routing.schema.ring import points_of
 
 LONG_WALK: Final = 16  # replicas, after which a walk is remembered, for its key is hot and its first homes are full
@@ -40,14 +40,14 @@ _DROPPED_BITS: Final = 64 - _PLACE_BITS
 _CIRCLE: Final = 1 << _PLACE_BITS
 
 
-class HashRing(Generic[Name]):
+class HashRing(Generic[NameT]):
     """A circle of replicas, by name and weight (relative capacity, > 0)."""
 
     __slots__ = ("_arc_bits", "_first", "_long_walks", "_names", "_points")
 
-    def __init__(self, weights: Mapping[Name, float]) -> None:
+    def __init__(self, weights: Mapping[NameT, float]) -> None:
         self._names = sorted(weights)
-        self._long_walks: dict[PrefixHash, _LongWalk[Name]] = {}
+        self._long_walks: dict[PrefixHash, _LongWalk[NameT]] = {}
         points = points_of(weights)
         self._points = sorted(  # place and index, in one integer each
             xxh3_64_intdigest(hashed, number) >> _DROPPED_BITS << _INDEX_BITS | index
@@ -70,7 +70,7 @@ class HashRing(Generic[Name]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def nearest(self, key: int, among: Container[Name]) -> Name | None:
+    def nearest(self, key: int, among: Container[NameT]) -> NameT | None:
         """Whose point follows one of the key's ``PROBES`` places the closest; None where nobody's is near any of them.
 
         Shares differ by 4 % instead of the 8 of first homes, and one that leaves moves only its own keys all the same,
@@ -85,7 +85,7 @@ class HashRing(Generic[Name]):
             hash_ = hash_ * _STRIDE & _HASH
         return nearest
 
-    def _next(self, place: int, among: Container[Name]) -> tuple[Name | None, int]:
+    def _next(self, place: int, among: Container[NameT]) -> tuple[NameT | None, int]:
         """Whose point follows a place first, and how far behind it; None where nobody's is among the next ``NEAR``."""
         points, names = self._points, self._names
         first = self._behind(place) - len(points)  # from the end, so that what follows the last point is the first
@@ -104,12 +104,12 @@ class HashRing(Generic[Name]):
             at += 1
         return at
 
-    def walk(self, key: PrefixHash) -> Iterator[Name]:
+    def walk(self, key: PrefixHash) -> Iterator[NameT]:
         """Distinct replicas, clockwise from the key, each found only when it is asked for."""
         known = self._long_walks.get(key)
         return self._clockwise(key) if known is None else iter(known)
 
-    def _clockwise(self, key: PrefixHash) -> Iterator[Name]:
+    def _clockwise(self, key: PrefixHash) -> Iterator[NameT]:
         points, names = self._points, self._names
         if not points:
             return
@@ -143,16 +143,16 @@ def _hashed(name: str) -> bytes:
     return name.encode().ljust(4, b"\0")
 
 
-class _LongWalk(Generic[Name]):
+class _LongWalk(Generic[NameT]):
     """The walk of a hot key: each replica is found once, and every later walk begins with those that were found."""
 
     __slots__ = ("_ahead", "_met")
 
-    def __init__(self, ahead: Iterator[Name]) -> None:
-        self._met: list[Name] = []
+    def __init__(self, ahead: Iterator[NameT]) -> None:
+        self._met: list[NameT] = []
         self._ahead = ahead
 
-    def __iter__(self) -> Iterator[Name]:
+    def __iter__(self) -> Iterator[NameT]:
         at = 0
         while True:
             found = self._met[at:]

@@ -12,19 +12,19 @@ from typing import Any, Generic
 from weakref import WeakValueDictionary
 
 from routing.core.homes.ring import HashRing
-from routing.core.types import Name
+from routing.core.types import NameT
 
 
-class SharedRing(Generic[Name]):
+class SharedRing(Generic[NameT]):
     """A ring, for everyone who holds this."""
 
     __slots__ = ("__weakref__", "ring")
 
-    def __init__(self, weights: Mapping[Name, float]) -> None:
+    def __init__(self, weights: Mapping[NameT, float]) -> None:
         self.ring = HashRing(weights)
 
 
-def shared_ring(weights: Mapping[Name, float]) -> SharedRing[Name]:
+def shared_ring(weights: Mapping[NameT, float]) -> SharedRing[NameT]:
     """The ring of these replicas, the same object for everyone who holds it at the time."""
     key = tuple(sorted(weights.items()))
     shared = _rings.get(key)

@@ -9,8 +9,7 @@ ends without any answer takes it back.
 
 Engines prefill in the order of arrival, so of what waits at a replica the oldest request is under way. How far it has
 come follows from the time since then and from the rate that the replica's answers showed; of a long prompt that is
-nearly done little remains, and a choice that knows it is a tenth better in TTFT. Scraped gauges play no part: they are
-too old to steer bursts.
+nearly done little remains. Scraped gauges play no part: they are too old to steer bursts.
 
 Where several processes share one port, each counts what it dispatched itself and is told now and then what the others
 did (``tell_elsewhere``). A load then is of all of them, so that whoever chooses sees the whole replica.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from routing.core.types import Name
+from routing.core.types import NameT
 
 # Most of a fraction is rounded off, for what is shared hits, and the others are most of the prefill.
 GAIN: Final = 0.75  # replicas that a share must be above its number to gain one
@@ -49,10 +49,10 @@ def trimmed(sizes: Mapping[K, int], floors: Mapping[K, int], replicas: int) -> d
 
 def divided(
     sizes: Mapping[K, int],
-    home_orders: Mapping[K, Sequence[Name]],
-    weights: Mapping[Name, float],
-    owners: Mapping[Name, int],
-) -> dict[K, list[Name]]:
+    home_orders: Mapping[K, Sequence[NameT]],
+    weights: Mapping[NameT, float],
+    owners: Mapping[NameT, int],
+) -> dict[K, list[NameT]]:
     """Who gets which replicas, each in the order of picking; a size counts replicas of mean weight.
 
     ``owners`` counts who has a replica before anybody picks; those with fewer are picked first. O(keys * replicas).
@@ -73,13 +73,13 @@ def divided(
     return {key: list(mine.chosen) for key, mine in picks.items()}
 
 
-class _Picks(Generic[Name]):
+class _Picks(Generic[NameT]):
     """What one has picked."""
 
     __slots__ = ("_at", "_counts", "_level", "_order", "_weights", "chosen", "held")
 
-    def __init__(self, order: Sequence[Name], counts: dict[Name, int], weights: Mapping[Name, float]) -> None:
-        self.chosen: dict[Name, None] = {}  # in the order of picking
+    def __init__(self, order: Sequence[NameT], counts: dict[NameT, int], weights: Mapping[NameT, float]) -> None:
+        self.chosen: dict[NameT, None] = {}  # in the order of picking
         self.held = 0.0  # weight
         self._order = order
         self._weights = weights

@@ -59,7 +59,7 @@ class Attempts:
         self._router.failed(self._record.replica, failure, was_probe=was_probe)
         return None if failure is Failure.BAD_ANSWER else self._next(failure)
 
-    def given_up(self) -> Decision | None:
+    def aborted(self) -> Decision | None:
         """Its engine stops, and ended a whole answer before its time."""
         self._router.checks.suspect(self._record.replica)
         return self._next("aborted")

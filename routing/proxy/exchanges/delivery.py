@@ -43,7 +43,7 @@ class Delivery:
     def __init__(self, client: Client, answer: AnswerHead, said: Said | None, *, is_aborted: bool) -> None:
         self._client = client
         self._answer = answer
-        self._is_aborted = is_aborted  # its engine gave it up, and nobody else can give it
+        self._is_aborted = is_aborted  # its engine stopped, and nobody else can give it
         self._said = said  # by an answer that came in one piece and is no stream
         self._outbox, self._transport = client.outbox, client.transport
 

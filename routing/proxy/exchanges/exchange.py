@@ -28,7 +28,7 @@ from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.upstream import Failure, Upstream
-from routing.proxy.usage.answer_reading import is_given_up, said_by, was_aborted
+from routing.proxy.usage.answer_reading import ends_aborted, said_by, text_ends_aborted
 
 if TYPE_CHECKING:
     from routing.core.loads.book import Ticket
@@ -242,8 +242,8 @@ class Exchange:
     def _came_whole(self, answer: AnswerHead, data: bytes) -> None:
         """Pass it on; of one that its engine gave up to stop, another replica is asked first."""
         said = None if answer.is_stream else said_by(data)
-        is_aborted = was_aborted(data) if said is None else is_given_up(said)
-        if not (is_aborted and self._goes_on(self._failed().given_up())):
+        is_aborted = text_ends_aborted(data) if said is None else ends_aborted(said)
+        if not (is_aborted and self._goes_on(self._failed().aborted())):
             self._begin(answer, data, said, last=True, is_aborted=is_aborted)
 
     @never_raises

@@ -33,7 +33,7 @@ def said_by(answer: bytes) -> Said | None:
     return said
 
 
-def is_given_up(said: Said) -> bool:
+def ends_aborted(said: Said) -> bool:
     """Whether an answer ends because its engine stopped: vLLM says so with status 200."""
     for choice in said.choices:  # noqa: SIM110 - without a generator, which costs more than all of this
         if choice.finish_reason == "abort":
@@ -41,8 +41,8 @@ def is_given_up(said: Said) -> bool:
     return False
 
 
-def was_aborted(text: bytes) -> bool:
-    """The same of an answer that is only searched. No text of a choice can say so, for the quotes."""
+def text_ends_aborted(text: bytes) -> bool:
+    """The same of an answer whose text is only searched. No text of a choice can say so, for the quotes."""
     return b'"abort"' in text and _abort(text) is not None
 
 
@@ -66,7 +66,7 @@ def last_usage(text: bytes) -> Usage | None:
 
 def has_error(text: bytes) -> bool:
     """Whether a stream ended with an error object or aborted, as vLLM's does when its engine dies or stops."""
-    return (b'"error"' in text and _stream_error(text) is not None) or was_aborted(text)
+    return (b'"error"' in text and _stream_error(text) is not None) or text_ends_aborted(text)
 
 
 def _read_usage(text: bytes) -> Usage | None:

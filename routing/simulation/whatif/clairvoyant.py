@@ -31,7 +31,7 @@ class Clairvoyant:
             uncached = request.prompt_tokens - self._hit_tokens(request, index, engine)
             order = (_first_token_s(engine, uncached, now_s), engine.running + len(engine.waiting))
             if order < least:
-                best, least, request.ticket = index, order, uncached
+                best, least, request.note = index, order, uncached
         self._engine[request.index] = best
         self._promised[best].update(request.path)
         return best
@@ -58,7 +58,8 @@ class Clairvoyant:
 def _first_token_s(engine: FastEngine, uncached_tokens: int, now_s: float) -> float:
     """When an engine would give the first token of a request that leaves so many tokens to compute."""
     config = engine.config
-    tokens: int = uncached_tokens + engine.left_tokens + sum(request.ticket for request in engine.waiting)
+    waiting_tokens: int = sum(request.note for request in engine.waiting)  # uncached, as ``place`` noted
+    tokens = uncached_tokens + engine.left_tokens + waiting_tokens
     steps = ceil(tokens / config.chunk_tokens)
     overhead_s = steps * (config.step_s + config.decode_s * engine.decoding)
     return engine.next_step_s(now_s) + overhead_s + tokens / config.prefill_rate

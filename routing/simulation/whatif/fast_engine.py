@@ -46,11 +46,11 @@ class ModelledRequest:
         "first_token_s",
         "held",
         "index",
+        "note",
         "output_tokens",
         "path",
         "prompt_tokens",
         "recompute",
-        "ticket",
     )
 
     def __init__(self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int) -> None:
@@ -63,7 +63,7 @@ class ModelledRequest:
         self.cached_tokens = 0  # known from admission on
         self.first_token_s = 0.0
         self.held: list[Segment] = []
-        self.ticket: Any = None  # what the one who placed it remembers
+        self.note: Any = None  # what the one who placed it remembers
 
 
 class Watcher(Protocol):

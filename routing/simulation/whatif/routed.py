@@ -73,7 +73,7 @@ class Routed:
         self.reasons[choice.reason] += 1
         if self._counting is not None:
             self._counting.count_request(keys)
-        request.ticket = count_as_sent(choice, keys, self.book, self._asked)
+        request.note = count_as_sent(choice, keys, self.book, self._asked)
         return self._number[choice.target]
 
     def ask(self, request: ModelledRequest, now_s: float) -> Choice:
@@ -84,13 +84,13 @@ class Routed:
     def first_token(self, request: ModelledRequest, now_s: float) -> None:
         """The first byte of the answer reaches the router."""
         self._clock.now_s = now_s
-        ticket: Ticket = request.ticket
+        ticket: Ticket = request.note
         ticket.first_byte()
 
     def ended(self, request: ModelledRequest, now_s: float) -> None:
         """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
         self._clock.now_s = now_s
-        ticket: Ticket = request.ticket
+        ticket: Ticket = request.note
         if self._asked is not None:
             ticket.answered(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
         ticket.end()

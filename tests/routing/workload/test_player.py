@@ -22,7 +22,7 @@ from routing.workload.client import ChatClient
 from routing.workload.command import main
 from routing.workload.job import Job
 from routing.workload.mix import Mix
-from routing.workload.player import Player, Playing
+from routing.workload.player import PlayConfig, Player
 from routing.workload.tally import Durations, Tally, one_line, total
 from tests.routing.simulation.standin.replica_process import replica_process
 
@@ -125,7 +125,7 @@ async def serving(router: FakeRouter, port: int = 0) -> AsyncIterator[str]:
 
 async def play(url: str, workload: Any, **limits: Any) -> Player:
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
-        one = Player(ChatClient(http, url), Playing(**limits))
+        one = Player(ChatClient(http, url), PlayConfig(**limits))
         await one.play(workload)
     return one
 
@@ -266,7 +266,7 @@ async def test_a_router_that_is_away_is_waited_for_and_what_was_missed_is_not_se
 
     router.answer = timed
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
-        one = Player(ChatClient(http, url), Playing())
+        one = Player(ChatClient(http, url), PlayConfig())
         playing = asyncio.create_task(one.play(alone(30, gap_s=0.02)))
         while one.tallies["g"].errors["connect"] < 3:
             await asyncio.sleep(0)
