@@ -28,6 +28,7 @@ _READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
     EmbeddingBody: (*_TEMPLATE, "add_special_tokens"),
     ResponsesBody: _TEMPLATE[1:],
 }
+MEMBERS: Final = tuple(sorted({"reasoning", *(name for names in _READ.values() for name in names)}))  # all that is read
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 

@@ -14,15 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from routing.core.prompt.canonical import DOCUMENTS, MESSAGE, CanonicalPrompt, unattributed
+from routing.core.prompt.rendering import MEMBERS
 
 DOT: Final = "."
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
-_RENDERED: Final = (  # what is read before or beside the prompt by whoever renders it, or keys its blocks
-    *("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs", "reasoning_effort"),
-    *("add_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "reasoning", "tool_choice"),
-)
+_TAKEN: Final = ("model", "tools", "tool_choice", "cache_salt", *MEMBERS)  # what begins a prompt, or keys its blocks
 _UNCUT: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")  # with one of these it begins otherwise
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _json: Final = msgspec.json.Encoder()
@@ -40,7 +38,7 @@ def cut_body(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bytes
         return None
     if cut is None:
         return None
-    kept = {name: members[name] for name in _RENDERED if name in members}
+    kept = {name: members[name] for name in _TAKEN if name in members}
     return _json.encode(kept | cut | {"stream": False})
 
 

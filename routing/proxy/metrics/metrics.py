@@ -45,9 +45,9 @@ class Outcome(StrEnum):
     """How a request ended."""
 
     OK = "ok"
-    CLIENT_ERROR = "client_error"  # the client's fault, whoever said so
+    CLIENT_ERROR = "client_error"  # any 4xx, whoever said so: also the 429 of a full line
     REPLICA_ERROR = "replica_error"  # 5xx, no answer, or half of one
-    ROUTER_ERROR = "router_error"  # no replica to ask, too much at once, or a mistake of ours
+    ROUTER_ERROR = "router_error"  # a 5xx of ours: no replica to ask, a wait in line that ended, a mistake
     CANCELLED = "cancelled"  # the client went away
 
 

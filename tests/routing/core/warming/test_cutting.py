@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from routing.core.prompt.canonical import CanonicalPrompt
 from routing.core.prompt.prefix import boundary_end
+from routing.core.prompt.rendering import MEMBERS
 from routing.core.warming.cutting import cut_body
 from routing.schema import Boundary, Tier1
 from tests.routing.building import CHAT, canonical
@@ -101,6 +102,16 @@ def test_only_what_is_rendered_is_taken_over() -> None:
         "max_tokens": 1,
         "stream": False,
     }
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_changes_how_a_prompt_is_rendered_is_taken_over(name: str) -> None:
+    said = {"add_special_tokens": False, "chat_template": "{{ messages }}", "reasoning_effort": "low"}
+    value = said.get(name, {"effort": "low"})
+    kept = cut(CHAT, {"messages": [SYSTEM, QUESTION], name: value})
+
+    assert kept is not None
+    assert kept[name] == value
 
 
 def test_a_prompt_without_an_opening_of_its_own_is_cut_within_its_text() -> None:
