@@ -67,7 +67,7 @@ class Weighs(Protocol):
 
 @runtime_checkable
 class FollowsTraffic(Protocol):
-    """A strategy that goes by the requests that came: ``choose`` changes nothing of what it knows of them."""
+    """A strategy that goes by the requests that came: ``choose`` counts none of them."""
 
     def count_request(self, keys: Keys) -> None:
         """A request is sent. Called once for each, however often it is tried, and never for one that is explained."""

@@ -47,6 +47,11 @@ def check_caps(body: ParsedBody, caps: Caps) -> None:
             _check_media(url, caps.media_hosts)
 
 
+def may_exceed_defaults(body: ParsedBody) -> bool:
+    """Whether a body names any of ``_CHOICES``, all that ``Caps()`` bounds; one by one, because every body is asked."""
+    return body.n is not None or body.best_of is not None
+
+
 def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
     """The member that bounds what is generated, where the body says nothing, null or 0, which means: to the context."""
     names = _LENGTHS_READ[type(body)]

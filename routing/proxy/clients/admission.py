@@ -26,7 +26,7 @@ _DEFAULT: Final = Caps()
 
 
 class Admission:
-    """One configuration's rules for requests. ``is_idle``: they concern nothing but ``n`` and ``best_of``."""
+    """One configuration's rules for requests. ``is_idle``: they concern only those that ``may_exceed_defaults``."""
 
     def __init__(self, config: RouterConfig, models: Models, matcher: Matcher) -> None:
         self._models = models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from routing.core.limits.caps import may_exceed_defaults
 from routing.core.prompt.bodies import BODIES
 from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.core.prompt.parsing import parse_body, session_key
@@ -30,7 +31,7 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
     placement_request = PlacementRequest(parsed.model, head.task_group, head.session_id or session_key(parsed), prompt)
-    if admission.is_idle and parsed.n is None and parsed.best_of is None:
+    if admission.is_idle and not may_exceed_defaults(parsed):
         return placement_request
     return admission.admitted(request, parsed, placement_request)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routing.core.limits.caps import check_caps, length_to_add
+from routing.core.limits.caps import check_caps, length_to_add, may_exceed_defaults
 from routing.core.prompt.bodies import ChatBody, Message
 from routing.core.prompt.parsing import parse_body
 from routing.core.types import BodyError
@@ -34,6 +34,14 @@ def test_without_a_word_of_caps_only_the_number_of_choices_has_one(field: str) -
         check(COMPLETION, {field: 129}, Caps())
 
     assert caught.value.param == field
+
+
+def test_what_no_configuration_caps_need_not_be_looked_at() -> None:
+    asked = {"n", "best_of"}  # by whom ``n`` is exceeded, as above
+    assert {name for name in Caps.__struct_fields__ if getattr(Caps(), name) is not None} == {"n"}
+    for field in NUMBERS:
+        body = parse_body(COMPLETION, json.dumps({field: 10**6}).encode())
+        assert may_exceed_defaults(body) is (field in asked)
 
 
 @pytest.mark.parametrize(("field", "cap"), NUMBERS.items())
