@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 
-from controlplane.errors import ConflictError, InvalidError, NameTakenError, NotADraftError, StaleDraftError
+from controlplane.errors import ConflictError, GoneError, InvalidError, NameTakenError, NotADraftError, StaleDraftError
 from controlplane.models import (
     EventKind,
     PolicyRevision,
@@ -102,7 +102,10 @@ def publish_revision(
     edited since; InvalidError for stages where nothing is in force that they could be compared with, or come back to.
     GoneError for an unknown id.
     """
-    policy = _locked(PolicyRevision.objects.filter(pk=revision_id).values_list("policy_id", flat=True).first() or 0)
+    policy_id = PolicyRevision.objects.filter(pk=revision_id).values_list("policy_id", flat=True).first()
+    if policy_id is None:
+        raise GoneError("draft")
+    policy = _locked(policy_id)
     revision = policy.revisions.filter(pk=revision_id, state=RevisionState.DRAFT).first()
     if revision is None:
         raise NotADraftError(f"This revision of {policy.name} is no draft (any more): it was published or discarded.")

@@ -1,7 +1,7 @@
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from controlplane.errors import ConflictError, FrozenError, InvalidError, NotADraftError, StaleDraftError
+from controlplane.errors import ConflictError, FrozenError, GoneError, InvalidError, NotADraftError, StaleDraftError
 from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
@@ -116,12 +116,14 @@ def test_an_editor_who_looked_at_a_former_live_revision_is_told(policy):
     assert save_draft(policy, {"strategy": "least_load"}, based_on=2).number == 3
 
 
-def test_a_discarded_draft_is_gone_and_there_is_no_second_to_discard(policy):
-    save_draft(policy, PREFIX_HASH)
+def test_a_discarded_draft_is_gone_and_there_is_no_second_to_discard_or_publish(policy):
+    draft = save_draft(policy, PREFIX_HASH)
     discard_draft(policy)
     assert policy.draft() is None
     with pytest.raises(NotADraftError):
         discard_draft(policy)
+    with pytest.raises(GoneError, match="This draft was removed meanwhile"):
+        publish_revision(draft.pk)
 
 
 def test_the_next_publication_supersedes_a_rollout_that_is_still_open(policy):
