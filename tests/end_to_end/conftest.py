@@ -24,7 +24,8 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--font-render-hinting=none",
 )
-expect.set_options(timeout=15_000)  # milliseconds; files run side by side, and a busy core draws slowly
+PATIENCE_MS = 45_000  # files run side by side, and a busy core draws slowly
+expect.set_options(timeout=PATIENCE_MS)
 NO_BROWSER = "no Chromium found: set CHROMIUM to one, or install it; every browser test is skipped"
 
 
@@ -54,7 +55,7 @@ def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
     def make(**options) -> BrowserContext:
         contexts.append(chromium.new_context(**options))
-        contexts[-1].set_default_timeout(15_000)
+        contexts[-1].set_default_timeout(PATIENCE_MS)
         return contexts[-1]
 
     yield make

@@ -101,7 +101,7 @@ def test_figures_follow_what_is_measured_without_a_reload(page):
     Reading.objects.update(hits=0, external_hits=None)
     ScrapeState.objects.update(at=now, ok_at=now)
 
-    expect(page.locator("#tiles .value").first).to_have_text("0.0 %", timeout=15_000)
+    expect(page.locator("#tiles .value").first).to_have_text("0.0 %")
 
 
 def test_paused_means_paused(page):

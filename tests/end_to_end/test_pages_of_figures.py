@@ -17,6 +17,19 @@ MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
 MOST_REFRESH_CPU_S = 0.25
 MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
 MOST_WARM_CPU_S = 0.6
+KNOWN_AT_REST_S = 0.08  # what KNOWN costs on the core that these budgets are for, with nothing beside it
+KNOWN = """async () => {
+    const place = document.createElement("div");
+    place.style.cssText = "width: 600px; height: 300px";
+    document.body.append(place);
+    const wave = Array.from({ length: 720 }, (_, at) => Math.sin(at / 9));
+    const lines = Array.from({ length: 8 }, (_, up) => ({ y: wave.map((value) => value + up) }));
+    for (let times = 0; times < 3; times += 1) {
+        await Plotly.newPlot(place, lines);
+        Plotly.purge(place);
+    }
+    place.remove();
+}"""
 
 
 def drawn(page, charts: int = CHARTS) -> None:
@@ -41,6 +54,14 @@ def watched(page):
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     return session
+
+
+def known_cpu_s(page, session) -> float:
+    """What a drawing that is always the same costs now: others use the core and its caches, too."""
+    page.wait_for_load_state("networkidle")
+    before = cpu_s(session)
+    page.evaluate(KNOWN)
+    return cpu_s(session) - before
 
 
 def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_url(site, full, complaints):
@@ -180,19 +201,24 @@ def test_a_refresh_of_the_overview_is_light(site, full):
 @pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
 def test_the_overview_is_usable_within_its_budget(site, operator, replicas, query):
     warm_fleet(timezone.now(), seconds=3600 if replicas == 8 else 300, replicas=replicas, by=operator)
-    page = site.open(viewport={"width": 1280, "height": 900})
-    session = watched(page)
-    page.goto(f"/?{query}")
-    drawn(page)
-    used = cpu_s(session)
+    cold, warm, known = [], [], []
+    for _ in range(3):
+        page = site.open(viewport={"width": 1280, "height": 900})
+        session = watched(page)
+        page.goto(f"/?{query}")
+        for loads in (cold, warm, warm):
+            drawn(page)
+            loads.append(cpu_s(session))  # of this load: it counts from each navigation on
+            page.reload()
+        drawn(page)
+        known.append(known_cpu_s(page, session))
+        lines = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('.js-plotly-plot')]"
+            ".map((plot) => plot.data.filter((trace) => trace.meta === 'line').length))"
+        )
+        assert 0 < lines <= 12
+        page.close()
 
-    lines = page.evaluate(
-        "Math.max(...[...document.querySelectorAll('.js-plotly-plot')]"
-        ".map((plot) => plot.data.filter((trace) => trace.meta === 'line').length))"
-    )
-    assert used <= MOST_COLD_CPU_S[replicas]
-    assert lines <= 12
-
-    page.reload()
-    drawn(page)
-    assert 0 < cpu_s(session) <= MOST_WARM_CPU_S  # of this load: it counts from each navigation on
+    slower = max(1.0, min(known) / KNOWN_AT_REST_S)
+    assert 0 < min(cold) <= MOST_COLD_CPU_S[replicas] * slower
+    assert 0 < min(warm) <= MOST_WARM_CPU_S * slower
