@@ -18,7 +18,7 @@ from controlplane.push.snapshot import build_config
 from controlplane.sealing import seal, unseal
 from routing.schema import ConfigError, dump_snapshot, without_secrets
 
-_LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
+TURN = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
 
 
 _held: ContextVar[bool] = ContextVar("changes are gathered", default=False)
@@ -48,7 +48,7 @@ def one_configuration(*, reason: str, by: User | None = None) -> Iterator[None]:
 def _take_turn() -> None:
     """Let nobody else number a configuration until this transaction ends."""
     with connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+        cursor.execute("select pg_advisory_xact_lock(%s)", [TURN])
 
 
 @transaction.atomic

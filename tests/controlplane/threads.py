@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from django.db import connection
 
 from controlplane.errors import ControlPlaneError
+from controlplane.services.snapshots import TURN
+from tests.conftest import wait_until
+
+AWAITED_S = 20
 
 
 def at_once(*works):
@@ -23,7 +27,28 @@ def at_once(*works):
             connection.close()
 
     with ThreadPoolExecutor(len(works)) as threads:
-        return [done.result(timeout=20) for done in [threads.submit(run, work) for work in works]]
+        return [done.result(timeout=AWAITED_S) for done in [threads.submit(run, work) for work in works]]
+
+
+def at_one_turn(*works):
+    """The same, where each has done its part before any of them may number a configuration."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_lock(%s)", [TURN])
+        with ThreadPoolExecutor(1) as beside:
+            done = beside.submit(at_once, *works)
+            wait_until(lambda: len(waiting()) == len(works) or done.done(), AWAITED_S, "all of them to wait their turn")
+            cursor.execute("select pg_advisory_unlock(%s)", [TURN])
+            return done.result(timeout=AWAITED_S)
+
+
+def waiting():
+    """The connections that wait for a lock of somebody else's."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_stat_clear_snapshot()")  # else a transaction sees what it saw first
+        cursor.execute(
+            "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        return cursor.fetchall()
 
 
 @contextmanager
@@ -42,7 +67,7 @@ def in_thread(work):
     thread = threading.Thread(target=run)
     thread.start()
     yield thread
-    thread.join(timeout=20)
+    thread.join(timeout=AWAITED_S)
     assert not thread.is_alive()
     if failures:
         raise failures[0]

@@ -27,7 +27,7 @@ from django.db import transaction
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from controlplane.errors import ControlPlaneError, GoneError
+from controlplane.errors import ControlPlaneError, GoneError, InUseError
 from controlplane.models import (
     Adoption,
     DiscoveredReplica,
@@ -46,6 +46,7 @@ from .looks import counted
 from .proposals import adopt
 
 TOGETHER = 50  # steps in one transaction: it keeps others who change the fleet waiting
+LAST = "The pool's last active replica is missing or terminates; it stays."
 REMEMBER_DISMISSED = timedelta(days=7)  # after it was last seen
 
 
@@ -92,7 +93,7 @@ def leaving(
     if len(taken) < len(due):
         held = f"{len(missing)} of the pool's {total} replicas are missing; at most {most} may go at a time."
     elif last:
-        held = "The pool's last active replica is missing or terminates; it stays."
+        held = LAST
     return Leaving(drain, remove, held)
 
 
@@ -212,7 +213,9 @@ def _drain(known: DiscoveredReplica) -> None:
     here = row.replica.state == ReplicaState.ACTIVE
     DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=timezone.now(), drained_here=here)
     if here:
-        set_replica_state(row.replica, ReplicaState.DRAINING)
+        drained = set_replica_state(row.replica, ReplicaState.DRAINING)
+        if not Replica.objects.filter(pool=drained.pool_id, state=ReplicaState.ACTIVE).exists():
+            raise InUseError(LAST)  # another source drained the other one since this one looked
 
 
 @transaction.atomic

@@ -87,17 +87,20 @@ def set_replica_state(replica: Replica, state: ReplicaState, *, by: User | None 
 
 @transaction.atomic
 def remove_replica(replica: Replica, *, by: User | None = None) -> None:
-    """Remove a replica; InUseError if it is the last one of a task group's subset, which would then widen to all."""
+    """Remove a replica; InUseError if it is the last one of a task group's subset, which would then widen to all.
+
+    Subsets are looked at when the configuration is frozen: until then somebody else may remove the other one.
+    """
     replica = hold(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
-    for group in replica.groups.all():
-        if group.replicas.count() == 1:
-            raise InUseError(f"Replica {replica.name} is the only one of task group {group}; change the group first.")
-    before, pool = facts(replica), replica.pool
+    before, pool, groups = facts(replica), replica.pool, list(replica.groups.all())
     replica.delete()
     summary = f"Replica {replica.name} was removed from pool {pool.name}."
     record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
     with told_of_itself():
         freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
+    for group in groups:
+        if not group.replicas.exists():
+            raise InUseError(f"Replica {replica.name} is the only one of task group {group}; change the group first.")
 
 
 def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_blocks: int | None) -> bool:

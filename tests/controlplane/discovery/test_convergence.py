@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import time_machine
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -24,9 +23,10 @@ from controlplane.models import (
 )
 from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
 from controlplane.services.discovery.proposals import adopt
-from controlplane.services.discovery.settling import settle
+from controlplane.services.discovery.settling import LAST, settle
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica
+from tests.controlplane.threads import at_once, at_one_turn
 
 DRAIN_S, REMOVE_S = 60, 180
 pods = st.dictionaries(
@@ -128,17 +128,6 @@ def test_replicas_come_to_the_last_steady_answer(pool, steps, last):
 # --- two at once, with real commits -------------------------------------------------------------------------
 
 
-def at_once(*works):
-    def run(work):
-        try:
-            return work()
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(len(works)) as threads:
-        return [done.result(timeout=30) for done in [threads.submit(run, work) for work in works]]
-
-
 @pytest.fixture
 def source(pool):
     return create_source(pool, name="names", kind="dns", settings={"host": "x.test"}, adoption="adopt")
@@ -200,3 +189,28 @@ def test_people_and_a_source_at_once_neither_wait_for_each_other_for_ever_nor_lo
     assert not {"OperationalError", "IntegrityError"} & set(filter(None, outcomes))
     assert set(Replica.objects.values_list("name", flat=True)) >= {"pod-1", "pod-9"}
     assert not Replica.objects.filter(name="pod-2").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_sources_that_both_miss_a_pools_last_replicas_leave_one(pool):
+    sources = [
+        create_source(
+            pool, name=name, kind="dns", settings={"host": "x.test"}, adoption="adopt", drain_after_s=0,
+            max_vanished_ratio=1.0,
+        )
+        for name in ("a", "b")
+    ]  # fmt: skip
+    for pods in ({"a": {"pod-1": (1, "ready")}, "b": {"pod-2": (2, "ready")}}, {"a": {}, "b": {}}):
+        ReplicaSource.objects.update(next_look_at=timezone.now())
+        for claimed in claim_looks():
+            record_found(claimed, found(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
+        if pods["a"]:
+            for source in sources:
+                settle(source.pk)
+    assert list(Replica.objects.values_list("state", flat=True)) == ["active", "active"]
+
+    at_one_turn(*[lambda source=source: settle(source.pk) for source in sources])
+
+    assert sorted(Replica.objects.values_list("state", flat=True)) == ["active", "draining"]
+    (held,) = DiscoveredReplica.objects.exclude(problem="")
+    assert (held.problem, held.drained_at, held.replica.state) == (LAST, None, "active")

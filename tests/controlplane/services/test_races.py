@@ -2,10 +2,11 @@
 
 import pytest
 
-from controlplane.errors import ConflictError
+from controlplane.errors import ConflictError, InUseError
 from controlplane.models import ConfigSnapshot, Event, Rollout, Router
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts, remove_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.rollouts.steering import (
     Verdict,
@@ -16,7 +17,7 @@ from controlplane.services.rollouts.steering import (
 )
 from controlplane.services.routers import announce
 from tests.controlplane.rollouts import ack, publish_stages, start_routers
-from tests.controlplane.threads import at_once
+from tests.controlplane.threads import at_once, at_one_turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -77,6 +78,17 @@ def test_a_replica_that_is_removed_while_others_change_leaves_no_trace(pool, rep
     at_once(lambda: remove_replica(replica), *others)
     names = [shown["name"] for shown in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
     assert names == ["x0", "x1", "x2", "x3"]
+
+
+def test_of_two_who_remove_the_last_two_replicas_of_a_subset_one_is_refused(pool, replica):
+    other = add_replica(pool, name="r2", url="http://10.0.0.2:8000")
+    add_replica(pool, name="r3", url="http://10.0.0.3:8000")
+    group = create_task_group(pool, "chat", replicas=[replica, other])
+
+    outcomes = at_one_turn(lambda: remove_replica(replica), lambda: remove_replica(other))
+
+    assert sorted(type(outcome) for outcome in outcomes if outcome) == [InUseError]
+    assert group.replicas.count() == 1, "an empty subset would be the whole pool"
 
 
 def test_of_many_who_advance_one_stage_one_does(policy):
