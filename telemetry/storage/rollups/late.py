@@ -3,7 +3,8 @@
 Theory of operation. Who stores readings takes a lock that storers share, until the transaction ends, and then looks
 how far minutes are closed. Who closes minutes takes the lock alone: it waits for all storers that did not see the
 new mark, and those that come after it see it. So a reading is either there when its minute is rolled up, or its
-minute is marked. Storers wait for the moment that closing takes, and never for the rolling.
+minute is marked. Storers wait for the moment that closing takes, and never for the rolling. A mark is taken away
+before its bin is made anew: that waits for those who rely on the mark, and who comes later sets another.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def mark_late(times: Iterable[datetime]) -> None:
 
 
 def mark(resolution_s: int, bins: Iterable[datetime]) -> None:
-    """Note that these bins are to be made anew."""
+    """Note that these bins are to be made anew. A mark that is there already is held until the transaction ends."""
     repairs = [RollupRepair(resolution_s=resolution_s, at=at) for at in sorted(bins)]
     if repairs:
-        RollupRepair.objects.bulk_create(repairs, ignore_conflicts=True)
+        key = ["resolution_s", "at"]
+        RollupRepair.objects.bulk_create(repairs, update_conflicts=True, unique_fields=key, update_fields=["at"])
 
 
 @transaction.atomic

@@ -96,12 +96,12 @@ def _repair(resolution_s: int, readings_since: datetime) -> int:
             continue  # it is still to be made
         start = repair.at - timedelta(seconds=resolution_s)
         with transaction.atomic():
+            repair.delete()
             if start >= readings_since:
                 _make(resolution_s, start, repair.at)
                 repaired += 1
                 if coarser is not None and (through := reached[coarser]) and repair.at <= through:
                     mark(coarser, [up(repair.at, coarser)])
-            repair.delete()
     return repaired
 
 

@@ -1,10 +1,12 @@
 """Rollups against the readings they were made of: the same answers, whatever came late, twice or not at all."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Event
 from unittest.mock import patch
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,10 @@ from telemetry.storage.partitions import drop_before, partitions_of
 from telemetry.storage.rollups import source
 from telemetry.storage.rollups.columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, histograms
 from telemetry.storage.rollups.cover import Part
+from telemetry.storage.rollups.late import close
 from telemetry.storage.rollups.roll import CHUNK_BINS, roll_up
+from tests.conftest import wait_until
+from tests.controlplane.threads import at_once, waiting
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
 
@@ -157,6 +162,36 @@ def test_a_reading_that_comes_late_is_in_every_resolution_after_the_next_run(rep
     RollupState.objects.all().delete()  # as if nothing were rolled up
     assert answers(replicas, HOURS) == late
     assert late["engines"][1].hits >= 5000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reading_that_is_not_committed_yet_is_in_its_bin_or_marks_it_again(replicas, router):
+    some_hours(replicas, router)
+    roll()
+    engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)  # marks the minute
+
+    is_closed, is_stored = Event(), Event()
+
+    def close_and_wait(through):
+        close(through)
+        is_closed.set()
+        assert is_stored.wait(20)
+
+    with patch("telemetry.storage.rollups.roll.close", close_and_wait), ThreadPoolExecutor(1) as beside:
+        rolled = beside.submit(at_once, roll)
+        assert is_closed.wait(20)
+        with transaction.atomic():
+            engine_reading(replicas[0], at(61, 40), queries=7000, hits=7000)  # finds the mark
+            is_stored.set()
+            wait_until(lambda: waiting() or rolled.done(), 20, "the mark to be taken")
+    rolled.result(timeout=20)
+    roll()
+
+    assert not RollupRepair.objects.exists()
+    late = answers(replicas, HOURS)
+    assert read_from(HOURS) == {3600}
+    RollupState.objects.all().delete()
+    assert answers(replicas, HOURS) == late
 
 
 def test_a_reading_that_comes_twice_changes_nothing(replicas, router):
