@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 
 def slowdown() -> float:
-    """How much longer work takes on this machine just now: seconds that pass in a second of CPU, at least 1."""
+    """How much longer work takes on this machine, at least 1.
+
+    The greater of two: seconds that pass in a second of CPU just now, and processes a core that wanted to run in the
+    last minute, for those who got in the way may be gone by the time that somebody asks.
+    """
     begun, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.3:
         pass
-    return max(1.0, (time.perf_counter() - begun) / (time.thread_time() - used))
+    now = (time.perf_counter() - begun) / (time.thread_time() - used)
+    return max(1.0, now, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def is_within(took_s: float, limit_s: float) -> bool:
