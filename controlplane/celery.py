@@ -21,6 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.productio
 
 log = logging.getLogger(__name__)
 _database = Absence("the database is away", "the database is back", log)
+_broker = Absence("the broker is away, and nothing can be woken", "the broker is back", log)
 _clock = Absence("this worker's clock is wrong", "this worker's clock is right again", log)
 _room: dict[str, Absence] = {}  # by task: others may go on, as they only read
 CLOCK_S = 30.0  # that a worker's clock may be off: as long as a router may be silent
@@ -79,13 +80,19 @@ _ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "socket_time
 
 
 def wake(task: str, *arguments: Any) -> None:
-    """Run a task soon, once the current transaction is committed. A broker that is away is logged, never an error."""
+    """Run a task soon, once the current transaction is committed.
+
+    A broker that is away is no error, and is logged once: the next tick does the work.
+    """
     transaction.on_commit(lambda: _send(task, arguments))
 
 
 def _send(task: str, arguments: tuple[Any, ...]) -> None:
+    asked_at_s = time.monotonic()
     try:
         with app.connection_for_write(transport_options=_ONCE) as broker:
             app.send_task(task, arguments, connection=broker, retry=False, expires=30)
     except (OperationalError, OSError) as error:
-        log.warning("could not wake %s (%s); the next tick does its work", task, type(error).__name__)
+        _broker.note_gone(f"{task}: {type(error).__name__}")
+    else:
+        _broker.note_here(asked_at_s)

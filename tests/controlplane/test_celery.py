@@ -6,7 +6,7 @@ import redis
 from django.db import transaction
 from kombu.exceptions import ContentDisallowed
 
-from controlplane.celery import app, wake
+from controlplane.celery import _broker, app, wake
 from tests.fakes.fake_metrics_server import silent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,12 +38,29 @@ def test_nothing_is_woken_by_what_was_rolled_back(broker):
 
 
 def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
+    _broker.note_here(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
         begun = time.monotonic()
         wake("controlplane.tasks.push_config", 7)
         assert time.monotonic() - begun < 10
-    assert "could not wake controlplane.tasks.push_config" in caplog.text
+    assert "the broker is away, and nothing can be woken (controlplane.tasks.push_config: " in caplog.text
+
+
+def test_the_absence_of_a_broker_is_said_once_and_so_is_its_end(broker, monkeypatch, caplog):
+    _broker.note_here(time.monotonic())
+    caplog.clear()
+    with monkeypatch.context() as gone:
+        gone.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
+        for number in range(3):
+            wake("controlplane.tasks.push_config", number)
+    for number in range(3):
+        wake("controlplane.tasks.push_config", number)
+    assert [record.getMessage().partition(" after ")[0].partition(",")[0] for record in caplog.records] == [
+        "the broker is away",
+        "the broker is back",
+    ]
+    assert broker.llen("celery") == 3
 
 
 def test_nothing_but_json_is_taken_from_the_queue(broker):
