@@ -31,7 +31,7 @@ class DnsSettings(SourceSettings, frozen=True):
     host: Annotated[
         str,
         Meta(
-            pattern=r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?$",
+            pattern=r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?\Z",
             description="The name that is asked for, such as vllm.prod.svc.cluster.local.",
         ),
     ]

@@ -28,7 +28,7 @@ class FileSettings(SourceSettings, frozen=True):
     path: Annotated[
         str,
         Meta(
-            pattern=r"^[^/\x00-\x1f][^\x00-\x1f]{0,500}\.(json|yml|yaml)$",
+            pattern=r"^[^/\x00-\x1f][^\x00-\x1f]{0,500}\.(json|yml|yaml)\Z",
             description="A .json, .yml or .yaml file below the folder that WARMPATH_DISCOVERY_DIR names.",
         ),
     ]

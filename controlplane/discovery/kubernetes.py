@@ -30,7 +30,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 250  # slices asked for at once; each holds at most 100 endpoints unless somebody set more
 MOST_PAGES = 40
 LONGEST_PAGE = 16 << 20  # bytes
-DnsLabel = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+DnsLabel = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")]
 
 
 class KubernetesSettings(SourceSettings, frozen=True):
@@ -41,7 +41,7 @@ class KubernetesSettings(SourceSettings, frozen=True):
     port: Annotated[
         str,
         Meta(
-            pattern=r"^([1-9][0-9]{0,4}|[a-z]([a-z0-9-]{0,13}[a-z0-9])?)?$",
+            pattern=r"^([1-9][0-9]{0,4}|[a-z]([a-z0-9-]{0,13}[a-z0-9])?)?\Z",
             description="The port's number, or its name in the service; empty: the only one that there is.",
         ),
     ] = ""

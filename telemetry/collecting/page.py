@@ -13,7 +13,7 @@ MOST_JSON_BYTES = 32 << 10  # of candidates, and of an opening: routers describe
 T = TypeVar("T", bound=msgspec.Struct)
 
 Name = Annotated[str, msgspec.Meta(max_length=256, pattern="^[^\\x00]*$")]
-Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

@@ -73,6 +73,8 @@ def test_a_token_is_not_sent_to_another_server_than_it_was_given_for(api, pool):
         ({"name": "Big Name"}, "#/name"),
         ({"settings": {}}, "#/settings/service"),
         ({"settings": {"service": "vllm", "namespace": "../kube-system"}}, "#/settings/namespace"),
+        ({"settings": {"service": "vllm", "namespace": "kube-system\n"}}, "#/settings/namespace"),
+        ({"settings": {"service": "vllm", "port": "http\n"}}, "#/settings/port"),
         ({"settings": {"service": "vllm", "nonsense": 1}}, "#/settings/nonsense"),
         ({"settings": {"service": 7}}, "#/settings/service"),
         ({"settings": []}, "#/settings"),
@@ -83,6 +85,8 @@ def test_a_token_is_not_sent_to_another_server_than_it_was_given_for(api, pool):
         ({"secret": "two words"}, "#/secret"),
         ({"kind": "dns", "settings": {"host": "vllm.test"}}, "#/secret"),
         ({"kind": "file", "secret": "", "settings": {"path": "/etc/passwd"}}, "#/settings/path"),
+        ({"kind": "file", "secret": "", "settings": {"path": "fleet.json\n"}}, "#/settings/path"),
+        ({"kind": "dns", "secret": "", "settings": {"host": "vllm.test\n"}}, "#/settings/host"),
         ({"adoption": "maybe"}, "#/adoption"),
     ],
 )
