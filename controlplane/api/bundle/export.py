@@ -8,6 +8,7 @@ from django.db.models import Prefetch
 
 from controlplane.access.asker import Asker
 from controlplane.access.scope import visible
+from controlplane.database.moment import one_moment
 from controlplane.models import (
     PolicyRevision,
     Pool,
@@ -24,8 +25,10 @@ FORMAT = 1
 
 
 def export_bundle(asker: Asker) -> dict[str, Any]:
-    """The pools that the asker may see, with all that belongs to them; a fixed number of queries."""
-    return {"format": FORMAT, "pools": [_pool(pool) for pool in _pools(asker)]}
+    """The pools that the asker may see, with all that belongs to them at one moment; a fixed number of queries."""
+    with one_moment():
+        pools = _pools(asker)
+    return {"format": FORMAT, "pools": [_pool(pool) for pool in pools]}
 
 
 def _pools(asker: Asker) -> list[Pool]:

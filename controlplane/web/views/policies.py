@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from controlplane.database.moment import one_moment
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
@@ -45,7 +46,9 @@ def policy_list(request: HttpRequest) -> HttpResponse:
         Prefetch("policies", policies.filter(group=None), to_attr="own"),
         Prefetch("groups", TaskGroup.objects.order_by("name").prefetch_related(Prefetch("policy", policies))),
     )
-    return render(request, "controlplane/policies.html", {"pools": [_pool_rows(pool) for pool in pools]})
+    with one_moment():
+        rows = [_pool_rows(pool) for pool in pools]
+    return render(request, "controlplane/policies.html", {"pools": rows})
 
 
 @require_GET
