@@ -16,18 +16,20 @@ class Absence:
         self._logger = logger
         self._lock = threading.Lock()
         self._since_s: float | None = None  # monotonic; None: it is there
+        self._here_s = float("-inf")  # when it last answered
 
-    def note_gone(self, reason: object) -> None:
-        """It did not answer."""
+    def note_gone(self, reason: object, asked_at_s: float) -> None:
+        """It did not answer who asked at this moment of the monotonic clock. No news if it answered others since."""
         with self._lock:
-            if self._since_s is None:
+            if self._since_s is None and asked_at_s > self._here_s:
                 self._since_s = time.monotonic()
                 line = " ".join(str(reason).split())
                 self._logger.error("%s (%s); what is due waits", self._gone, line[:300])
 
     def note_here(self, asked_at_s: float) -> None:
-        """It answered who asked at this moment of the monotonic clock; what was asked before it went proves nothing."""
+        """It answered who asked at this moment; what was asked before it went proves nothing."""
         with self._lock:
+            self._here_s = time.monotonic()
             if self._since_s is not None and asked_at_s > self._since_s:
                 away_s = time.monotonic() - self._since_s
                 self._since_s = None

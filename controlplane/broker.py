@@ -102,6 +102,6 @@ class QuietScheduler(PersistentScheduler):
         try:
             self.apply_async(entry, producer=producer, advance=False)
         except SchedulingError as error:
-            self._broker.note_gone(error)
+            self._broker.note_gone(error, asked_at_s)
         else:
             self._broker.note_here(asked_at_s)

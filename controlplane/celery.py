@@ -21,7 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.productio
 
 log = logging.getLogger(__name__)
 _database = Absence("the database is away", "the database is back", log)
-_broker = Absence("the broker is away, and nothing can be woken", "the broker is back", log)
+_wakes = Absence("no task can be woken", "tasks can be woken again", log)
 _clock = Absence("this worker's clock is wrong", "this worker's clock is right again", log)
 _room: dict[str, Absence] = {}  # by task: others may go on, as they only read
 CLOCK_S = 30.0  # that a worker's clock may be off: as long as a router may be silent
@@ -46,7 +46,7 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
         except (DatabaseError, InterfaceError) as error:
             if self.request.called_directly or not (is_away(error) or is_full(error)):
                 raise
-            (_room_for(self.name) if is_full(error) else _database).note_gone(error)
+            (_room_for(self.name) if is_full(error) else _database).note_gone(error, asked_at_s)
             return None
         _database.note_here(asked_at_s)
         _room_for(self.name).note_here(asked_at_s)
@@ -64,7 +64,7 @@ def _clock_is_right(asked_at_s: float) -> bool:
         cursor.execute("select extract(epoch from clock_timestamp())")
         off_s = time.time() - float(cursor.fetchone()[0])
     if abs(off_s) > CLOCK_S:
-        _clock.note_gone(f"{off_s:+.0f} s from the database's")
+        _clock.note_gone(f"{off_s:+.0f} s from the database's", asked_at_s)
         return False
     _clock.note_here(asked_at_s)
     return True
@@ -93,6 +93,6 @@ def _send(task: str, arguments: tuple[Any, ...]) -> None:
         with app.connection_for_write(transport_options=_ONCE) as broker:
             app.send_task(task, arguments, connection=broker, retry=False, expires=30)
     except (OperationalError, OSError) as error:
-        _broker.note_gone(f"{task}: {type(error).__name__}")
+        _wakes.note_gone(f"{task}: {type(error).__name__}", asked_at_s)
     else:
-        _broker.note_here(asked_at_s)
+        _wakes.note_here(asked_at_s)
