@@ -32,13 +32,14 @@ def at_once(*works):
 
 def at_one_turn(*works):
     """The same, where each has done its part before any of them may number a configuration."""
-    with connection.cursor() as cursor:
+    with connection.cursor() as cursor, ThreadPoolExecutor(1) as beside:
         cursor.execute("select pg_advisory_lock(%s)", [TURN])
-        with ThreadPoolExecutor(1) as beside:
+        try:
             done = beside.submit(at_once, *works)
             wait_until(lambda: len(waiting()) == len(works) or done.done(), AWAITED_S, "all of them to wait their turn")
+        finally:
             cursor.execute("select pg_advisory_unlock(%s)", [TURN])
-            return done.result(timeout=AWAITED_S)
+        return done.result(timeout=AWAITED_S)
 
 
 def waiting():
