@@ -31,6 +31,6 @@ class Absence:
         with self._lock:
             self._here_s = time.monotonic()
             if self._since_s is not None and asked_at_s > self._since_s:
-                away_s = time.monotonic() - self._since_s
+                away_s = self._here_s - self._since_s
                 self._since_s = None
                 self._logger.warning("%s after %.0f s", self._back, away_s)

@@ -1,1 +1,1 @@
-"""Two database roles: an owner, which migrates, and the application's, which cannot touch what must not change."""
+"""PostgreSQL as it is used here: patient connections, reading of one moment, migrations beside traffic, two roles."""

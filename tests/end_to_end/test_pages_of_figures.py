@@ -205,12 +205,10 @@ def test_the_overview_is_usable_within_its_budget(site, operator, replicas, quer
     for _ in range(3):
         page = site.open(viewport={"width": 1280, "height": 900})
         session = watched(page)
-        page.goto(f"/?{query}")
         for loads in (cold, warm, warm):
+            page.goto(f"/?{query}")
             drawn(page)
             loads.append(cpu_s(session))  # of this load: it counts from each navigation on
-            page.reload()
-        drawn(page)
         known.append(known_cpu_s(page, session))
         lines = page.evaluate(
             "Math.max(...[...document.querySelectorAll('.js-plotly-plot')]"
