@@ -50,8 +50,9 @@ class RealTimeEngine:
             self._loop.call_soon(self._wake)
 
     def abort(self, sequence: Sequence) -> None:
-        """The client has gone."""
-        self._listeners.pop(sequence, None)
+        """Drop a sequence whose client has disconnected; nothing happens if it has ended or was never submitted."""
+        if self._listeners.pop(sequence, None) is None:
+            return
         self.engine.abort(sequence)
         if not self.is_paused:
             self.engine.read_gauges()

@@ -85,7 +85,7 @@ class Generation:
         await self._ended
 
     def drop(self) -> None:
-        """The client has gone, or there is nothing left to do."""
+        """Abort the choices that still run; also called when the client left before any was submitted."""
         for choice in self.choices:
             if choice.finish_reason is None:
                 self._runtime.abort(choice.sequence)

@@ -98,9 +98,10 @@ async def _stream(request: web.Request, generation: Generation, answer_id: str) 
     """The head goes out at once, the first event when prefill has ended: as vLLM does."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     response.enable_chunked_encoding()
-    await response.prepare(request)
+    with contextlib.suppress(ConnectionResetError):  # the client has disconnected
+        await response.prepare(request)
     transport = request.transport
-    if transport is None:
+    if transport is None or transport.is_closing():
         return response
     stream = EventStream(generation, answer_id, transport, request.app[replica_key].crash)
     generation.start(stream.on_token)

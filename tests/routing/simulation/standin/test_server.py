@@ -170,6 +170,26 @@ def test_a_client_that_vanishes_during_prefill_is_noticed_too(replica: ReplicaPr
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_left_while_the_process_stood_still_cause_no_error(
+    capfd: pytest.CaptureFixture[str], *, stream: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 4, "stream": stream}
+    with replica_process() as replica:
+        replica.process.send_signal(signal.SIGSTOP)
+        for _ in range(8):
+            connection = replica.connect()
+            replica.start(connection, "POST", "/v1/chat/completions", body)
+            connection.close()
+        replica.process.send_signal(signal.SIGCONT)
+
+        answered = replica.chat("word")
+
+        assert answered.json["usage"]["completion_tokens"] == 4
+        assert replica.send("GET", "/load").json == {"server_load": 0}
+    assert capfd.readouterr().err == ""
+
+
 # --- faults ------------------------------------------------------------------------------------------
 
 
