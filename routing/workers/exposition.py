@@ -1,18 +1,21 @@
 """Workers' metrics, summed.
 
 Theory of operation. A worker's text is taken apart into samples that may be added: a bucket's count is made its own
-instead of cumulative, since each worker shows only the buckets that hold something. Counters and histograms add up, and
-what a worker had counted when it was last seen stays in the sum after its end, so that no sum goes backwards. Gauges
-add up too, over the workers that are there, except where ``GAUGES`` says otherwise.
+instead of cumulative, since a worker sends only the fine buckets that hold something. ``lines`` shows the sums as one
+process shows its own: with the edges that Prometheus gets, the same in every series, or with the fine ones. Counters
+and histograms add up, and what a worker had counted when it was last seen stays in the sum after its end, so that no
+sum goes backwards. Gauges add up too, over the workers that are there, except where ``GAUGES`` says otherwise.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
+from routing.proxy.metrics.histogram import EXPOSED_EDGES, exposed_edge
 from routing.proxy.metrics.metrics import SeriesKey
 
 Rule = Callable[[float, float], float]
@@ -70,13 +73,13 @@ def add(total: Families, more: Families, *, gauges: bool = True) -> None:
             mine[key] = rule(mine[key], value) if key in mine else value
 
 
-def lines(families: Families) -> Iterator[str]:
-    """Prometheus text."""
+def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
+    """Prometheus text; histograms with all their edges where ``is_fine``."""
     for name, family in families.items():
         yield f"# HELP {name} {family.text}"
         yield f"# TYPE {name} {family.kind}"
         if family.kind == "histogram":
-            yield from _histogram_lines(name, family.samples)
+            yield from _histogram_lines(name, family.samples, is_fine=is_fine)
         else:
             yield from _sample_lines(family.samples.items())
 
@@ -88,21 +91,34 @@ def series_key(sample: str) -> SeriesKey:
     return found.get("pool", ""), found.get("group", ""), found.get("replica", ""), found.get("policy", ""), revision
 
 
-def _histogram_lines(name: str, samples: Mapping[str, float]) -> Iterator[str]:
+def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) -> Iterator[str]:
     """Series by series: buckets in order and cumulative again, then sum and count."""
-    buckets: dict[str, list[tuple[float, str, float]]] = {}
+    buckets: dict[str, dict[float, float]] = {}
     for key, value in samples.items():
-        series, found, edge = key.rpartition('le="')
+        series, found, rest = key.rpartition('le="')
         if found:
-            buckets.setdefault(series, []).append((float(edge[:-2]), key, value))
-    for series, counts in buckets.items():
+            buckets.setdefault(series, {})[float(rest[:-2])] = value
+    for series, fine in buckets.items():
+        counts = fine if is_fine else _exposed(fine)
         cumulative = 0.0
-        for _, key, value in sorted(counts):
-            cumulative += value
-            yield f"{key} {_text(cumulative)}"
+        for edge in sorted(counts):
+            cumulative += counts[edge]
+            yield f'{series}le="{_edge_text(edge)}"}} {_text(cumulative)}'
         labels = series.removeprefix(f"{name}_bucket{{").rstrip(",")
         of_all = [f"{name}_{what}{{{labels}}}" for what in ("sum", "count")]
         yield from _sample_lines((key, samples[key]) for key in of_all if key in samples)
+
+
+def _exposed(fine: Mapping[float, float]) -> dict[float, float]:
+    """The same counts at the edges that every series has."""
+    counts = dict.fromkeys((*EXPOSED_EDGES, math.inf), 0.0)
+    for edge, value in fine.items():
+        counts[exposed_edge(edge)] += value
+    return counts
+
+
+def _edge_text(edge: float) -> str:
+    return "+Inf" if edge == math.inf else repr(edge)
 
 
 def _sample_lines(samples: Iterable[tuple[str, float]]) -> Iterator[str]:

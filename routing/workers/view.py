@@ -69,13 +69,15 @@ class WorkersView:
         rows = merged_rows(worker.rows for worker in self._supervisor.processes)
         return {row["name"]: row["warming"] for row in rows if row["warming"] is not None}
 
-    async def metrics(self) -> str:
-        """Everything counted, as Prometheus text."""
+    async def metrics(self, *, is_fine: bool = False) -> str:
+        """Everything counted, as Prometheus text; histograms with all their edges where ``is_fine``."""
         supervisor = self._supervisor
         await supervisor.poller.poll(POLL_S)
         present = [worker.figures for worker in supervisor.processes]
         total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.knows)
-        return "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total))) + "\n"
+        return (
+            "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))) + "\n"
+        )
 
     @property
     def health_epoch(self) -> int | None:

@@ -127,7 +127,7 @@ class Worker:
     async def _poll(self, _: Any) -> Any:
         """What there is to see."""
         rows = await self._view.replicas()
-        text = "\n".join(await in_turns(self._view.figures(rows)))
+        text = "\n".join(await in_turns(self._view.figures(rows, is_fine=True)))
         ring = self.router.decisions
         return as_plain(WorkerStatus(text, rows, self.router.in_flight, ring.first, ring.last))
 

@@ -189,7 +189,7 @@ async def _start(
             )
 
     async def router_scrape(router: Router) -> Scrape:
-        url = f"{router.admin_url.rstrip('/')}/metrics"
+        url = f"{router.admin_url.rstrip('/')}/metrics?buckets=fine"
         async with room:
             return RouterScrape(
                 router, await scrape(client, url, read_router, deadline_s=deadline_s, most_bytes=ROUTER_BYTES)

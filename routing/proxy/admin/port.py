@@ -69,9 +69,12 @@ class Admin:
             return _json({"status": "not_ready", "reason": reason}, status=503)
         return _json({"status": "ready", "revision": self._view.store.revision})
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        """Everything counted, as Prometheus text."""
-        text = await self._view.metrics()
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Everything counted, as Prometheus text. ``?buckets=fine``: histograms with all edges, non-empty ones only."""
+        buckets = request.query.get("buckets")
+        if buckets not in (None, "fine"):
+            return _json({"error": "buckets: expected fine, or no such parameter"}, status=400)
+        text = await self._view.metrics(is_fine=buckets == "fine")
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def read_config(self, _: web.Request) -> web.Response:

@@ -57,9 +57,10 @@ class RouterView:
         """How far each replica is that warms up, by name."""
         return self._router.all_warm_ups.under_way()
 
-    async def metrics(self) -> str:
-        """Everything counted, as Prometheus text."""
-        about, figures = about_lines(self, self._version), self.figures(await self.replicas())
+    async def metrics(self, *, is_fine: bool = False) -> str:
+        """Everything counted, as Prometheus text; histograms with all their edges where ``is_fine``."""
+        about = about_lines(self, self._version)
+        figures = self.figures(await self.replicas(), is_fine=is_fine)
         return "\n".join(await in_turns(chain(about, figures))) + "\n"
 
     @property
@@ -86,13 +87,13 @@ class RouterView:
 
     # --- rows and lines ---
 
-    def figures(self, replicas: list[dict[str, Any]]) -> Iterator[str]:
+    def figures(self, replicas: list[dict[str, Any]], *, is_fine: bool) -> Iterator[str]:
         """What was counted, and what is now; without what tells this router from others. Take it ``in_turns``."""
         router = self._router
         router.metrics.prune(router.knows)
-        yield from router.metrics.lines()
+        yield from router.metrics.lines(is_fine=is_fine)
         yield from self._failure_lines()
-        yield from router.all_gates.lines()
+        yield from router.all_gates.lines(is_fine=is_fine)
         yield from router.all_warm_ups.lines()
         yield from _replica_lines(replicas)
         yield from header("tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check.")

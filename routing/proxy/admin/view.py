@@ -42,8 +42,8 @@ class View(Protocol):
         """How far each replica is that warms up, by name."""
         ...
 
-    async def metrics(self) -> str:
-        """Everything counted, as Prometheus text."""
+    async def metrics(self, *, is_fine: bool = False) -> str:
+        """Everything counted, as Prometheus text; histograms with all their edges where ``is_fine``."""
         ...
 
     @property

@@ -126,8 +126,8 @@ class Gates:
         for gate, _ in self._gates.values():
             gate.expire()
 
-    def lines(self) -> Iterator[str]:
-        """Prometheus text."""
+    def lines(self, *, is_fine: bool = False) -> Iterator[str]:
+        """Prometheus text; histograms with all their edges where ``is_fine``."""
         if not self._gates:
             return
         named = [(labels(pool=pool, group=group), *gate) for (pool, group), gate in self._gates.items()]
@@ -137,7 +137,7 @@ class Gates:
         yield from (f"{PREFIX}queue_waiting{{{where}}} {gate.waiting}" for where, gate, _ in named)
         yield from header("queue_seconds", "histogram", "How long requests had waited that were let in.")
         for where, _, waits in named:
-            yield from waits.lines(f"{PREFIX}queue_seconds", where)
+            yield from waits.lines(f"{PREFIX}queue_seconds", where, is_fine=is_fine)
         yield from header("queue_refused_total", "counter", "Requests that a limit turned away, by why.")
         for where, gate, _ in named:
             for why, count in gate.refused.items():

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from routing.proxy.metrics.exposition import PREFIX, header, labels
-from routing.proxy.metrics.histogram import Histogram, PlainHistogram, bucket_of
+from routing.proxy.metrics.histogram import Histogram, bucket_of
 from routing.proxy.metrics.tokens import Predictions, Tokens
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GRACE_S: Final = 900.0  # how long a series outlives its configuration
 
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
+TTFT: Final = "ttft_seconds"
 POLICY_TTFT: Final = "policy_ttft_seconds"
 REUSE_TTFT: Final = "reuse_ttft_seconds"
 PREDICTION_LINES: Final = (
@@ -54,13 +55,12 @@ class Outcome(StrEnum):
 class Series:
     """What is counted for one pool, group, replica and revision of a policy."""
 
-    __slots__ = ("plain_ttft", "requests", "tokens", "ttft")
+    __slots__ = ("requests", "tokens", "ttft")
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
         self.tokens: Tokens | None = None  # None: no answer has said any
         self.ttft: Histogram | None = None  # shared by all policies and revisions; None: no first byte yet
-        self.plain_ttft: PlainHistogram | None = None  # shared by all of a pool and group
 
     def count(self, reason: str, outcome: str) -> None:
         """Count one request that ended."""
@@ -75,7 +75,6 @@ class Metrics:
         self._clock = clock
         self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
-        self._plain_ttft: dict[tuple[str, str], PlainHistogram] = {}
         self._policy_ttft: dict[SeriesKey, Histogram] = {}  # of all replicas together, so that label is empty
         self._reuse_ttft: dict[tuple[str, str, str], Histogram] = {}  # by pool, group and reuse, of all replicas
         self._retries: dict[tuple[str, str, str], int] = {}
@@ -96,13 +95,10 @@ class Metrics:
             series.tokens.add(record, record.prompt_tokens, record.cached_tokens)
 
     def _waited(self, series: Series, record: Record, ttft_s: float) -> None:
-        if series.ttft is None or series.plain_ttft is None:
-            place = (record.pool, record.group, record.replica)
-            series.ttft = self._ttft.setdefault(place, Histogram())
-            series.plain_ttft = self._plain_ttft.setdefault(place[:2], PlainHistogram())
+        if series.ttft is None:
+            series.ttft = self._ttft.setdefault((record.pool, record.group, record.replica), Histogram())
         bucket = bucket_of(ttft_s)
         series.ttft.observe(ttft_s, bucket)
-        series.plain_ttft.observe(ttft_s, bucket)
         if record.arm is not None:
             self._policy_ttft_of(record).observe(ttft_s, bucket)
         if record.prompt_tokens and record.cached_tokens is not None:
@@ -152,7 +148,6 @@ class Metrics:
         self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
         self._keep(self._policy_ttft, lambda key: knows(key, tried=True), now)
-        self._keep(self._plain_ttft, lambda key: knows((*key, "", "", 0)), now)
         self._keep(self._reuse_ttft, lambda key: knows((key[0], key[1], "", "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
@@ -166,31 +161,33 @@ class Metrics:
 
     # --- text ---
 
-    def lines(self) -> Iterator[str]:
-        """Everything counted, while counting goes on."""
+    def lines(self, *, is_fine: bool = False) -> Iterator[str]:
+        """Everything counted, while counting goes on; histograms with all their edges where ``is_fine``."""
         yield from header("requests_total", "counter", "Requests that ended, by what became of them.")
         for key, series in list(self._series.items()):
             for (reason, outcome), count in list(series.requests.items()):
                 yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
-        yield from header("ttft_seconds", "histogram", "Arrival of a request's last byte to the first body byte.")
+        yield from self._ttft_lines(is_fine=is_fine)
+        yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
+        for (pool, replica, cause), count in list(self._retries.items()):
+            yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+
+    def _ttft_lines(self, *, is_fine: bool) -> Iterator[str]:
+        yield from header(TTFT, "histogram", "Arrival of a request's last byte to the first body byte.")
         for (pool, group, replica), histogram in list(self._ttft.items()):
-            yield from histogram.lines(f"{PREFIX}ttft_seconds", labels(pool=pool, group=group, replica=replica))
+            where = labels(pool=pool, group=group, replica=replica)
+            yield from histogram.lines(f"{PREFIX}{TTFT}", where, is_fine=is_fine)
         if self._policy_ttft:
             yield from header(POLICY_TTFT, "histogram", "The same by revision, of policies that try another one.")
         for (pool, group, _, policy, revision), histogram in list(self._policy_ttft.items()):
             where = labels(pool=pool, group=group, policy=policy, revision=revision)
-            yield from histogram.lines(f"{PREFIX}{POLICY_TTFT}", where)
+            yield from histogram.lines(f"{PREFIX}{POLICY_TTFT}", where, is_fine=is_fine)
         if self._reuse_ttft:
             yield from header(REUSE_TTFT, "histogram", "The same by whether half of the prompt came from the cache.")
         for (pool, group, reuse), histogram in list(self._reuse_ttft.items()):
-            yield from histogram.lines(f"{PREFIX}{REUSE_TTFT}", labels(pool=pool, group=group, reuse=reuse))
-        yield from header("first_byte_seconds", "histogram", "The same of all replicas, in buckets that add up.")
-        for (pool, group), plain in list(self._plain_ttft.items()):
-            yield from plain.lines(f"{PREFIX}first_byte_seconds", labels(pool=pool, group=group))
-        yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
-        for (pool, replica, cause), count in list(self._retries.items()):
-            yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+            where = labels(pool=pool, group=group, reuse=reuse)
+            yield from histogram.lines(f"{PREFIX}{REUSE_TTFT}", where, is_fine=is_fine)
 
     def _token_lines(self) -> Iterator[str]:
         reported = [(key, series.tokens) for key, series in self._series.items() if series.tokens]

@@ -12,9 +12,9 @@ import pytest
 from routing import __version__
 from routing.placement.decision import CandidateLoads
 from routing.proxy.decisions.record import Record
-from routing.proxy.metrics.histogram import EDGES, PLAIN_EDGES, Histogram, PlainHistogram
+from routing.proxy.metrics.histogram import EDGES, EXPOSED_EDGES, Histogram
 from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
-from routing.schema import TaskGroupConfig
+from routing.schema import ConcurrencyConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
 from tests.routing.proxy.scraped import samples
@@ -26,6 +26,8 @@ PREDICTED = (
     "predicted_tokens",
     "predicted_cached_tokens",
 )
+LE = [*map(repr, EXPOSED_EDGES), "+Inf"]
+HISTOGRAMS = {f"{name}_seconds_bucket" for name in ("ttft", "policy_ttft", "reuse_ttft", "queue")}
 USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
 
 
@@ -68,10 +70,7 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     ):
         assert seen[f"warmpath_router_{name}_total"] == [(series, value)]
     assert seen["warmpath_router_ttft_seconds_count"] == [(place, 3)]
-    edges = [labels["le"] for labels, _ in seen["warmpath_router_ttft_seconds_bucket"]]
-    assert 2 <= len(edges) <= 4
-    assert edges[-1] == "+Inf"
-    assert {float(edge) for edge in edges[:-1]} <= set(EDGES)
+    assert [labels["le"] for labels, _ in seen["warmpath_router_ttft_seconds_bucket"]] == LE
     where = {"pool": "chat", "replica": "replica-0"}
     for name, value in (("replica_up", 1), ("in_flight", 0), ("waiting_tokens", 0)):
         assert seen[f"warmpath_router_{name}"] == [(where, value)]
@@ -84,13 +83,13 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
 def test_a_bucket_includes_its_edge(seconds: float, index: int) -> None:
     histogram = Histogram()
     histogram.observe(seconds)
-    assert next(iter(histogram.lines("x", ""))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
+    assert next(iter(histogram.lines("x", "", is_fine=True))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
 
 
 def test_what_is_longer_than_every_edge_counts_only_as_infinite() -> None:
     histogram = Histogram()
     histogram.observe(EDGES[-1] * 2)
-    assert [line.split("{")[0] for line in histogram.lines("x", "")] == ["x_bucket", "x_sum", "x_count"]
+    assert [line.split("{")[0] for line in histogram.lines("x", "", is_fine=True)] == ["x_bucket", "x_sum", "x_count"]
 
 
 def test_edges_grow_by_five_percent() -> None:
@@ -192,22 +191,43 @@ def test_ttft_by_reuse_leaves_with_its_group() -> None:
     assert "reuse_ttft" not in "\n".join(metrics.lines())
 
 
-def test_plain_buckets_are_all_there_from_the_first_value_on() -> None:
-    histogram = PlainHistogram()
-    for seconds in (0.0, PLAIN_EDGES[3], PLAIN_EDGES[3] * 1.01, PLAIN_EDGES[-1] * 2):
+def test_exposed_buckets_are_all_there_and_count_exactly_what_the_fine_ones_do() -> None:
+    histogram = Histogram()
+    edge = EXPOSED_EDGES[3]
+    for seconds in (0.0, EXPOSED_EDGES[0], EXPOSED_EDGES[0] * 1.001, edge, edge * 1.001, 1e4, EXPOSED_EDGES[-1]):
         histogram.observe(seconds)
 
-    found = samples("# TYPE x histogram\n" + "\n".join(histogram.lines("x", 'pool="chat"')) + "\n")["x_bucket"]
+    found = samples("# TYPE x histogram\n" + "\n".join(histogram.lines("x", 'pool="chat"')) + "\n")
 
-    assert [labels["le"] for labels, _ in found] == [*map(repr, PLAIN_EDGES), "+Inf"]
-    assert [count for _, count in found] == [1, 1, 1, 2, *[3] * (len(PLAIN_EDGES) - 4), 4]
+    assert [labels["le"] for labels, _ in found["x_bucket"]] == LE
+    counts = [count for _, count in found["x_bucket"]]
+    assert counts == [2, 3, 3, 4, *[5] * (len(EXPOSED_EDGES) - 5), 6, 7]
+    assert found["x_count"] == [({"pool": "chat"}, 7)]
 
 
-def test_replicas_and_revisions_of_a_group_share_its_plain_buckets() -> None:
-    metrics = Metrics()
-    for replica, revision in (("replica-0", 1), ("replica-1", 1), ("replica-1", 2)):
-        metrics.placed_ended(record(replica, revision), Outcome.OK)
+async def test_every_series_of_every_histogram_has_the_same_edges(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = answering(USAGE)
+    groups = tuple(TaskGroupConfig(name=name) for name in ("coding", "chatting"))
+    limits = ConcurrencyConfig(max_running=8)
+    async with routed(config(two, groups=groups, concurrency=limits)) as harness:
+        for group in (b"coding", b"chatting", b"coding"):
+            await harness.chat(headers=[b"X-Task-Group: " + group])
+        placed = record()
+        placed.arm = "trial"
+        harness.router.metrics.placed_ended(placed, Outcome.OK)
+        _, text = await harness.admin("GET", "/metrics")
+        _, fine = await harness.admin("GET", "/metrics?buckets=fine")
+        status, refusal = await harness.admin("GET", "/metrics?buckets=some")
 
-    counts = samples("\n".join(metrics.lines()) + "\n")["warmpath_router_first_byte_seconds_count"]
-
-    assert counts == [({"pool": "chat", "group": ""}, 3)]
+    edges: dict[tuple[str, str], list[str]] = {}
+    for name, found in samples(text).items():
+        for labels, _ in found:
+            if name.endswith("_bucket"):
+                rest = str(sorted((label, value) for label, value in labels.items() if label != "le"))
+                edges.setdefault((name, rest), []).append(labels["le"])
+    assert {name.removeprefix("warmpath_router_") for name, _ in edges} == HISTOGRAMS
+    assert len(edges) > len(HISTOGRAMS)
+    assert all(found == LE for found in edges.values())
+    assert {labels["le"] for labels, _ in samples(fine)["warmpath_router_ttft_seconds_bucket"]} - set(LE)
+    assert (status, refusal["error"]) == (400, "buckets: expected fine, or no such parameter")

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.proxy.metrics.exposition import PREFIX, header
-from routing.proxy.metrics.histogram import Histogram
+from routing.proxy.metrics.histogram import EXPOSED_EDGES, Histogram
 from routing.proxy.metrics.metrics import GRACE_S, POLICY_TTFT, SeriesKey
 from routing.workers.counts import Counts
 from routing.workers.exposition import Families, add, lines, parse, series_key
 from routing.workers.view import merged_rows
 
 
-def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat") -> str:
+def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *, is_fine: bool = True) -> str:
     histogram = Histogram()
     for value in seconds:
         histogram.observe(value)
@@ -27,7 +27,7 @@ def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat") -
             *header("requests_total", "counter", "Requests."),
             f'warmpath_router_requests_total{{{where},policy="p",revision="3",reason="x",outcome="ok"}} {count}',
             *header("ttft_seconds", "histogram", "TTFT."),
-            *histogram.lines("warmpath_router_ttft_seconds", where),
+            *histogram.lines("warmpath_router_ttft_seconds", where, is_fine=is_fine),
             *header("replica_up", "gauge", "Up."),
             f'warmpath_router_replica_up{{pool="{pool}",replica="a"}} {up}',
             *header("in_flight", "gauge", "In flight."),
@@ -40,13 +40,17 @@ def everything(_: SeriesKey, *, tried: bool = False) -> bool:
     return True
 
 
-def text(families: Families) -> str:
-    return "\n".join(lines(families)) + "\n"
+def text(families: Families, *, is_fine: bool = True) -> str:
+    return "\n".join(lines(families, is_fine=is_fine)) + "\n"
 
 
 def values(families: Families) -> dict[str, float]:
+    return values_of(text(families))
+
+
+def values_of(exposition: str) -> dict[str, float]:
     found = {}
-    for family in text_string_to_metric_families(text(families)):
+    for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             found[sample.name + sample.labels.get("le", "")] = sample.value
     return found
@@ -65,6 +69,21 @@ def test_merged_histograms_are_the_histogram_of_everything(by_worker: list[list[
     for known in (merged, whole):
         known.pop("warmpath_router_in_flight")
     assert merged == whole
+
+
+@given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
+def test_merged_histograms_have_the_edges_that_one_process_exposes(by_worker: list[list[float]]) -> None:
+    total: Families = {}
+    for seconds in by_worker:
+        add(total, parse(exposed(1, seconds)))
+    everything = [value for seconds in by_worker for value in seconds]
+
+    merged = values_of(text(total, is_fine=False))
+    alone = values_of(exposed(len(by_worker), everything, is_fine=False) + "\n")
+
+    buckets = [{le: count for le, count in found.items() if "_bucket" in le} for found in (merged, alone)]
+    assert buckets[0] == buckets[1]
+    assert len(buckets[0]) == len(EXPOSED_EDGES) + 1
 
 
 def test_one_workers_text_is_shown_as_it_was() -> None:
@@ -166,7 +185,7 @@ def test_what_a_dead_worker_counted_of_a_trial_leaves_some_time_after_the_trial(
     text = "\n".join(
         [
             *header(POLICY_TTFT, "histogram", "TTFT."),
-            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", where),
+            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", where, is_fine=True),
             exposed(1, [0.1]),
         ]
     )
