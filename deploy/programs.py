@@ -11,14 +11,19 @@ from pathlib import Path
 from environment import PYTHON, ROOT, alone, quietly, step
 
 PROGRAMS = ROOT / ".programs"  # what Debian's packages bring, unpacked rather than installed
+DEBIAN_BUILDS = ("chromium", "chromium-headless-shell")  # programs and packages have the same names
 
 
 def browser() -> dict[str, str]:
     """Environment that names a Chromium for the tests; FileNotFoundError where none can be had."""
     if "CHROMIUM" in os.environ:
         return {}
-    names = ("chromium", "chromium-headless-shell", "google-chrome")
-    if found := next(filter(None, map(shutil.which, names)), None):
+    if os.environ.get("REQUIRE_BROWSER") == "1":  # both builds: they differ in what they request and log
+        missing = [build for build in DEBIAN_BUILDS if not shutil.which(build)]
+        with alone():
+            if missing:
+                install_packages(*missing)
+    if found := next(filter(None, map(shutil.which, (*DEBIAN_BUILDS, "google-chrome"))), None):
         return {"CHROMIUM": found}
     with alone():
         package = "chromium-headless-shell"

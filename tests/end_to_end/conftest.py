@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import pytest
 from django.test import Client
@@ -29,14 +30,26 @@ expect.set_options(timeout=PATIENCE_MS)
 NO_BROWSER = "no Chromium found: set CHROMIUM to one, or install it; every browser test is skipped"
 
 
+def browser_builds() -> list[str]:
+    """Paths of every Chromium build of this machine, the preferred one first: ``$CHROMIUM``, then those on PATH."""
+    found = [os.environ.get("CHROMIUM"), *map(shutil.which, PROGRAMS)]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+# For tests whose result depends on the build: the full browser requests favicons, for example, the headless shell none.
+with_every_browser_build = pytest.mark.parametrize(
+    "chromium", browser_builds() or [None], indirect=True, ids=lambda path: str(path).rpartition("/")[2]
+)
+
+
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """The browser that is there: ``$CHROMIUM``, else one on PATH.
+def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """The build that the test is parametrized with, else the preferred one.
 
     The plugin's own fixtures live for the whole session, and their event loop with them, which no asyncio test of
     another folder could run beside. This one ends with its module.
     """
-    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    program = getattr(request, "param", None) or next(iter(browser_builds()), None)
     if program is None:
         (pytest.fail if os.environ.get("REQUIRE_BROWSER") == "1" else pytest.skip)(NO_BROWSER)
     libraries = os.environ.get("CHROMIUM_LIBRARY_PATH")
@@ -65,14 +78,28 @@ def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
 @dataclass
 class Complaints:
-    """What a page said on its console, CSP violations among it, and the scripts' errors."""
+    """What a site's pages said on their console, CSP violations among it, and the scripts' errors.
 
+    A message about a resource of another origin, such as the favicon of an identity provider, belongs to that origin:
+    only the address of its request tells, the text does not name it.
+    """
+
+    origin: str
     heard: list[str] = field(default_factory=list)
 
     def listen(self, page) -> None:
         """Hear a page's complaints."""
-        page.on("console", lambda message: message.type in {"error", "warning"} and self.heard.append(message.text))
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.heard.append(str(error)))
+
+    def _on_console(self, message) -> None:
+        url = message.location.get("url", "")
+        if message.type in {"error", "warning"} and self._is_of_this_site(url):
+            self.heard.append(f"{message.text} ({url})")
+
+    def _is_of_this_site(self, url: str) -> bool:
+        address = urlsplit(url)
+        return not address.netloc or f"{address.scheme}://{address.netloc}" == self.origin
 
 
 @dataclass(frozen=True)
@@ -108,9 +135,9 @@ def site(live_server, operator, new_context) -> Site:
 
 
 @pytest.fixture
-def complaints() -> Iterator[Complaints]:
+def complaints(live_server) -> Iterator[Complaints]:
     """Every page that was listened to stayed silent."""
-    complaints = Complaints()
+    complaints = Complaints(live_server.url)
     yield complaints
     assert complaints.heard == []
 
