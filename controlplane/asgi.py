@@ -1,8 +1,14 @@
-"""The web application, for uvicorn or gunicorn."""
+"""The web application, for uvicorn or gunicorn.
+
+Each process starts a watchdog, which reports over the channels that no worker evaluates alert rules any more.
+"""
 
 import os
 
+from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.utils.module_loading import import_string
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 application = get_asgi_application()
+import_string(settings.WATCHDOG)()

@@ -37,6 +37,7 @@ from controlplane.services.routers import (
     record_unreachable,
 )
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from controlplane.services.worker_liveness import record_worker_seen
 
 PARALLEL = 32  # pushes at once; one that hangs delays nobody else
 
@@ -44,6 +45,7 @@ PARALLEL = 32  # pushes at once; one that hangs delays nobody else
 @shared_task(acks_late=True, ignore_result=True)
 def reconcile_routers() -> None:
     """Push to every router that runs something else or has fallen silent; note those that are lost."""
+    record_worker_seen(timezone.now())
     _push(None)
     mark_lost_routers()
 

@@ -22,6 +22,7 @@ from .router_report import RouterReport
 from .sign_in_lock import SignInLock
 from .source import Adoption, ReplicaSource, SourceStatus
 from .task_group import TaskGroup
+from .worker_liveness import WorkerLiveness
 
 __all__ = [
     "OPEN_ROLLOUTS",
@@ -60,4 +61,5 @@ __all__ = [
     "SourceStatus",
     "TargetCondition",
     "TaskGroup",
+    "WorkerLiveness",
 ]

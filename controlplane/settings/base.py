@@ -185,6 +185,8 @@ CELERY_BEAT_SCHEDULE = {
     "discover": _every("controlplane.tasks.look_at_sources", 5),
 }
 
+WATCHDOG = "telemetry.services.own.watchdog.start"  # by its name: nothing here imports telemetry
+
 # --- Warmpath -------------------------------------------------------------------------------------------
 
 DATABASE_OWNER: dict[str, object] = {}  # how migrations connect where that is not as everything else does

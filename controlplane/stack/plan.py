@@ -121,8 +121,8 @@ def _standin(url: str, options: list[str]) -> Child:
 
 
 def control_plane(settings: StackSettings) -> list[Child]:
-    """Web UI, worker with beat, and the router that announces itself to them."""
-    return [_web(settings), _worker(settings), _router(settings)]
+    """Web UI, worker, beat, and the router that announces itself to them."""
+    return [_web(settings), _worker(), _beat(settings), _router(settings)]
 
 
 def _web(settings: StackSettings) -> Child:
@@ -132,14 +132,18 @@ def _web(settings: StackSettings) -> Child:
     return Child("web", [*uvicorn, *where, *manners], ready=lambda: _answers(f"{settings.web_url}/healthz"))
 
 
-def _worker(settings: StackSettings) -> Child:
-    celery = [sys.executable, "-m", "celery", "--quiet", "-A", "controlplane.celery", "worker", "--loglevel", "INFO"]
-    shape = ["--beat", "--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle"]
+def _worker() -> Child:
+    shape = ["--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle"]
+    quiet = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser"}  # a laptop's container often is root
+    return Child("worker", [*_celery("worker"), *shape], environment=quiet)
+
+
+def _beat(settings: StackSettings) -> Child:
+    """A process of its own: a worker neither notices nor restarts a beat that it started itself."""
     # A beat schedule that outlived its code would keep ticking tasks that are gone, so it starts empty.
     schedule = settings.data_dir / "beat-schedule"
     schedule.unlink(missing_ok=True)
-    quiet = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser"}  # a laptop's container often is root
-    return Child("worker", [*celery, *shape, "--schedule", str(schedule)], environment=quiet)
+    return Child("beat", [*_celery("beat"), "--schedule", str(schedule), "--pidfile="])
 
 
 def _router(settings: StackSettings) -> Child:
@@ -174,6 +178,10 @@ def _admin_token(settings: StackSettings) -> str:
 
 def _signing_secret(settings: StackSettings) -> str:
     return env.text("CONFIG_SIGNING_KEY", "") or places.secret(settings.data_dir, "config_signing_key")
+
+
+def _celery(program: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "--quiet", "-A", "controlplane.celery", program, "--loglevel", "INFO"]
 
 
 def _manage(*arguments: str) -> list[str]:

@@ -3,8 +3,11 @@
 Theory of operation. Each child runs in a session of its own, so that a signal to its group reaches grandchildren
 too, and carries a parent-death signal, so that it goes even when the supervisor is killed. ``start`` returns once
 the child is ready; one that ends before that is a ``StartError`` with the end of its log. After that a watcher
-restarts it after a growing pause. ``stop`` asks all groups at once, latest started first, and kills what remains
-after a grace period.
+kills what the child left of its group and restarts it after a growing pause. ``stop`` asks all groups at once, latest
+started first, and kills what remains after a grace period.
+
+A child writes to a pipe of ours, not to one that asyncio makes: ``Process.wait`` of asyncio waits until its own pipes
+are closed (Python 3.11), and a grandchild that outlives the child keeps them open.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import IO
 
 from .child import Child
 
@@ -23,6 +27,7 @@ GRACE_S = 8.0  # between the polite signal and the kill
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # before a restart, growing while a child keeps ending
 STEADY_S = 30.0  # a child that lived this long starts again with the shortest pause
 READY_POLL_S = 0.1
+MOST_LINE_BYTES = 1 << 20  # a longer line is dropped
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -94,17 +99,23 @@ class Supervisor:
         print(f"{label} {text}", flush=True)  # noqa: T201 - talking to a terminal is this file's purpose
 
     async def _spawn(self, child: Child) -> Running:
-        process = await asyncio.create_subprocess_exec(
-            *child.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=1 << 20,
-            **child.popen_options(),  # type: ignore[arg-type]
-        )
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=asyncio.subprocess.STDOUT,
+                **child.popen_options(),  # type: ignore[arg-type]
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
         running = Running(child, process, time.monotonic())
         self._running[child.name] = running
-        running.relay = self._background(self._relay(running))
+        running.relay = self._background(self._relay(running, os.fdopen(reading, "rb", 0)))
         return running
 
     async def _until_ready(self, running: Running, timeout_s: float) -> None:
@@ -116,16 +127,17 @@ class Supervisor:
                 raise StartError(f"{running.child.name} was not ready within {timeout_s:g} s")
             await asyncio.sleep(READY_POLL_S)
 
-    async def _relay(self, running: Running) -> None:
-        assert running.process.stdout is not None  # noqa: S101 - asked for above
-        async for line in _lines(running.process.stdout):
-            running.tail.append(line)
-            self.say(running.child.name, line)
+    async def _relay(self, running: Running, output_pipe: IO[bytes]) -> None:
+        async with _reader(output_pipe) as output:
+            async for line in _lines(output):
+                running.tail.append(line)
+                self.say(running.child.name, line)
 
     async def _watch(self, running: Running) -> None:
         failures = 0
         while True:
             status = await running.process.wait()
+            _signal_group(running, signal.SIGKILL)  # grandchildren that outlived it would work on beside its successor
             failures = 0 if time.monotonic() - running.started > STEADY_S else failures + 1
             pause = running.child.restart_pause_s or PAUSES_S[min(failures, len(PAUSES_S) - 1)]
             self.say(running.child.name, f"ended ({_describe(status)}); starting it again in {pause:g} s")
@@ -146,6 +158,18 @@ class Supervisor:
             await asyncio.wait({running.relay}, timeout=1)  # a grandchild may hold the pipe open
         said = "\n".join(f"    {line}" for line in running.tail)
         return f"{running.child.name} ended ({_describe(status)}) while starting. The end of what it said:\n{said}"
+
+
+@contextlib.asynccontextmanager
+async def _reader(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
+    """A stream of what is written into a pipe, which is closed at the end."""
+    stream = asyncio.StreamReader(limit=MOST_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+    try:
+        yield stream
+    finally:
+        transport.close()
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

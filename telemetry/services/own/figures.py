@@ -1,4 +1,4 @@
-"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in seven short queries."""
+"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in eight short queries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db.models import Count, Max, Min, Q
 
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.snapshots import newest_snapshot
+from controlplane.services.worker_liveness import worker_silence_s
 from telemetry.models import AlertRule, Notification, NotificationState, ScrapeState
 from telemetry.services.own.lag import refused_since, scrape_lags
 
@@ -36,6 +37,7 @@ def own_figures(now: datetime) -> list[Figure]:
         Figure("outbox_pending", "Messages that wait to be delivered.", outbox["waiting"]),
         Figure("outbox_overdue_seconds", "How long the oldest one has been due.", _since(outbox["since"], now) or 0.0),
         Figure("evaluation_age_seconds", "Since alert rules were last evaluated.", _since(evaluated, now)),
+        Figure("worker_silence_seconds", "Since a worker last ran scheduled work.", worker_silence_s(now)),
         Figure("scrape_age_seconds", "Since the fleet was last scraped.", _since(scraped, now)),
         Figure(
             "readings_refused_seconds",

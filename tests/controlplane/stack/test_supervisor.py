@@ -129,3 +129,42 @@ async def test_what_children_say_is_shown_under_their_name(capsys):
     await supervisor.stop()
 
     assert "talker hello" in capsys.readouterr().out
+
+
+async def test_a_killed_child_is_started_again_though_a_grandchild_holds_its_output_open(tmp_path):
+    pids = tmp_path / "pids"
+    pids.touch()
+    code = f"""
+        import os, signal, subprocess, sys
+        grandchild = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        open({str(pids)!r}, "a").write(f"{{os.getpid()}} {{grandchild.pid}}\\n")
+        signal.pause()
+    """
+    child = script("worker", code, ready=lambda: pids.read_text().endswith("\n"), restart_pause_s=0.01)
+    supervisor = Supervisor()
+    await supervisor.start([child], timeout_s=DEADLINE_S)
+    parent, grandchild = map(int, pids.read_text().split())
+
+    os.kill(parent, signal.SIGKILL)
+
+    await until(lambda: pids.read_text().count("\n") == 2, "a second start")
+    await until(lambda: not lives(grandchild), "the grandchild to be killed")
+    await supervisor.stop()
+
+
+async def test_a_child_that_daemonizes_its_output_does_not_hold_up_the_stop(tmp_path):
+    pid_file = tmp_path / "pid"
+    code = f"""
+        import os, subprocess, sys
+        own = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+        open({str(pid_file)!r}, "w").write(f"{{own.pid}}.")
+        __import__("signal").pause()
+    """
+    child = script("parent", code, ready=lambda: pid_file.exists() and pid_file.read_text().endswith("."))
+    supervisor = Supervisor()
+    await supervisor.start([child], timeout_s=DEADLINE_S)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await supervisor.stop()
+    finally:
+        os.kill(int(pid_file.read_text().rstrip(".")), signal.SIGKILL)

@@ -1,0 +1,33 @@
+"""Whether scheduled work runs: scraping, evaluation of alert rules, pushes to routers.
+
+Theory of operation. Beat sends ``reconcile_routers`` every few seconds and a worker runs it, so one row that each run
+updates shows that beat, the broker and a worker all work. Web processes read it: they are what is left when the worker
+is gone.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.conf import settings
+
+from controlplane.models import WorkerLiveness
+
+ONE = 1
+LATE_AFTER_S = 30.0  # and at least three intervals: a worker that restarts takes about 5 s
+
+
+def record_worker_seen(now: datetime) -> None:
+    """Note that scheduled work runs. One query."""
+    WorkerLiveness.objects.update_or_create(pk=ONE, defaults={"seen_at": now})
+
+
+def worker_silence_s(now: datetime) -> float | None:
+    """Seconds since scheduled work last ran, at least 0; None if it never did. One query."""
+    seen_at = WorkerLiveness.objects.filter(pk=ONE).values_list("seen_at", flat=True).first()
+    return None if seen_at is None else max(0.0, (now - seen_at).total_seconds())
+
+
+def is_late(silence_s: float) -> bool:
+    """Whether scheduled work has been silent for longer than a restart of the worker takes."""
+    return silence_s > max(LATE_AFTER_S, 3 * settings.RECONCILE_INTERVAL_S)

@@ -1,0 +1,74 @@
+"""Whether scheduled work runs, and who says so when it does not."""
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from controlplane.models import WorkerLiveness
+from controlplane.services.worker_liveness import record_worker_seen, worker_silence_s
+from controlplane.tasks import reconcile_routers
+from telemetry.models import Alert
+from telemetry.services.own.pulse import pulse
+
+pytestmark = pytest.mark.django_db
+
+
+def seen(seconds_ago):
+    WorkerLiveness.objects.all().delete()
+    record_worker_seen(timezone.now() - timedelta(seconds=seconds_ago))
+
+
+def silences():
+    """What ``/metrics`` says."""
+    lines = Client().get("/metrics").content.decode().splitlines()
+    of_workers = (line.split() for line in lines if line.startswith("warmpath_controlplane_worker_silence_seconds"))
+    return [float(value) for _name, value in of_workers]
+
+
+def test_scheduled_work_notes_that_it_runs():
+    assert worker_silence_s(timezone.now()) is None
+    reconcile_routers()
+    assert worker_silence_s(timezone.now()) < 10
+    reconcile_routers()
+    assert WorkerLiveness.objects.count() == 1
+
+
+@pytest.mark.parametrize(("seconds_ago", "state", "required"), [(5, "ok", 200), (95, "late", 503)])
+def test_readiness_names_the_worker_and_depends_on_it_only_where_that_is_asked(seconds_ago, state, required):
+    seen(seconds_ago)
+    answer = Client().get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "worker": state})
+    strict = Client().get("/readyz?require=worker")
+    assert strict.status_code == required
+    if required == 503:
+        assert "no worker" in strict.json()["reason"]
+
+
+def test_a_worker_that_never_ran_is_unknown_rather_than_late():
+    assert Client().get("/readyz").json()["worker"] == "never_seen"
+    assert Client().get("/readyz?require=worker").status_code == 503
+    assert silences() == []
+
+
+def test_prometheus_learns_for_how_long_no_worker_ran():
+    seen(95)
+    (silence_s,) = silences()
+    assert 95 <= silence_s < 110
+
+
+@pytest.mark.parametrize(("seconds_ago", "late"), [(5, False), (95, True)])
+def test_every_page_knows_of_a_worker_that_is_gone(seconds_ago, late):
+    seen(seconds_ago)
+    assert (pulse(Alert.objects.none(), timezone.now()).worker_silence_s is not None) is late
+
+
+def test_pages_that_publish_say_that_nothing_is_pushed(pool, admin_client):
+    policy = pool.policies.get(group=None)
+    pages = [f"/policies/{policy.pk}/", "/routers/"]
+    seen(5)
+    assert not any("No worker has run" in admin_client.get(page).content.decode() for page in pages)
+    seen(95)
+    for page in pages:
+        assert "No worker has run for 1 min" in admin_client.get(page).content.decode(), page

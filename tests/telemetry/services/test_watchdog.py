@@ -1,0 +1,76 @@
+"""What a web process does when no worker evaluates alert rules."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.models import Alert, AlertRule
+from telemetry.services.alerts.rules import create_rule
+from telemetry.services.notifications.channels import create_channel
+from telemetry.services.own import watchdog
+from telemetry.storage.locks import EVALUATE, only_one
+from tests.telemetry.readings import engine_reading
+
+T0 = timezone.now() - timedelta(minutes=5)  # delivery goes by the clock
+
+
+@pytest.fixture
+def rule(transactional_db, settings, pool):
+    """A rule of kind ``evaluator_lag``, beside the default rules, which were evaluated at T0 for the last time."""
+    settings.ALERT_GROUP_WAIT_S = 0
+    settings.WEBHOOK_NETWORKS = settings.FLEET_NETWORKS
+    engine_reading(add_replica(pool, name="r1", url="http://127.0.0.1:9101"), T0, queries=100, hits=50)
+    found = AlertRule.objects.filter(pool=pool, kind="evaluator_lag").first() or create_rule(
+        pool, name="lag", kind="evaluator_lag"
+    )
+    AlertRule.objects.update(evaluated_at=T0)
+    return found
+
+
+def test_it_reports_a_worker_that_is_gone_and_leaves_other_rules_as_late_as_they_are(rule, receiver):
+    create_channel("ops", config={"url": receiver.url})
+
+    assert watchdog.check(T0 + timedelta(seconds=40))
+
+    (message,) = receiver.received
+    assert message.payload["data"]["kind"] == "evaluator_lag"
+    assert [alert.rule_id for alert in Alert.objects.all()] == [rule.pk]
+    assert set(AlertRule.objects.values_list("evaluated_at", flat=True)) == {T0}
+
+
+def test_it_says_so_once_while_the_worker_stays_away(rule, receiver):
+    create_channel("ops", config={"url": receiver.url})
+    for second in (40, 50, 60):
+        watchdog.check(T0 + timedelta(seconds=second))
+    assert len(receiver.received) == 1
+
+
+@pytest.mark.parametrize("second", [0, 29])
+def test_it_leaves_a_worker_in_peace_that_evaluates_or_restarts(rule, receiver, second):
+    create_channel("ops", config={"url": receiver.url})
+    assert not watchdog.check(T0 + timedelta(seconds=second))
+    assert receiver.received == []
+
+
+def test_it_evaluates_nothing_beside_a_slow_evaluator(rule):
+    done = []
+
+    def elsewhere():
+        done.append(watchdog.check(T0 + timedelta(seconds=40)))
+        connection.close()
+
+    with only_one(EVALUATE):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(timeout=20)
+    assert done == [False]
+    assert not Alert.objects.exists()
+
+
+def test_an_installation_whose_rules_were_never_evaluated_is_not_late(rule):
+    AlertRule.objects.update(evaluated_at=None)
+    assert not watchdog.check(T0 + timedelta(hours=1))
