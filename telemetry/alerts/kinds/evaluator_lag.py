@@ -85,8 +85,8 @@ KIND = Kind(
     name="evaluator_lag",
     label="Telemetry behind",
     about="Fires when scraping stopped or rules were evaluated late: the worker is overloaded, was away, or its "
-    "database was. While it fires, no other figure of the pool is of now. A telemetry that is wholly away cannot tell "
-    "of itself: have a channel's heartbeat watched from outside.",
+    "database was. While it fires, no other figure of the pool is of now. If no worker evaluates rules for 30 s, a web "
+    "process sends this alert. When web processes are gone too, only a heartbeat watched from outside reports it.",
     settings=EvaluatorLagSettings,
     sources=frozenset({Source.ENGINES, Source.CONTROL}),
     unit="seconds",
