@@ -163,8 +163,9 @@ class Stand:
         self.postgres = Part(self._server.child("fsync=off"), self.environment)
         self.valkey = Part(valkey_child(self._socket), self.environment)
         (folder / "data" / "static").mkdir(parents=True)
-        web, worker, router = self._planned()
-        self.web, self.worker, self.router = (Part(child, self.environment) for child in (web, worker, router))
+        planned = self._planned()
+        self.web, self.router = (Part(planned[name], self.environment) for name in ("web", "router"))
+        self.worker = Part(self._with_beat(planned["worker"], "beat-schedule"), self.environment)
 
     @property
     def database_url(self) -> str:
@@ -219,9 +220,8 @@ class Stand:
 
     def another_worker(self, name: str, *prefix: str) -> Part:
         """One more worker with a beat of its own; ``prefix`` is what runs Celery's command line."""
-        _, child, _ = self._planned()
-        command = [*prefix, *child.command[3:]] if prefix else list(child.command)  # else: python -m celery
-        command[command.index("--schedule") + 1] = str(self.folder / f"beat-{name}")
+        child = self._with_beat(self._planned()["worker"], f"beat-{name}")
+        command = [*prefix, *child.command[3:]] if prefix else child.command  # else: python -m celery
         return Part(
             Child(name, [*command, "--hostname", f"{name}@test"], environment=child.environment), self.environment
         )
@@ -280,10 +280,16 @@ class Stand:
                 part.thaw()
                 part.kill() if part is not self.postgres else part.stop()
 
-    def _planned(self) -> list[Child]:
-        """The local stack's own children."""
+    def _planned(self) -> dict[str, Child]:
+        """The local stack's own children by name."""
         with _environment(self.environment):
-            return plan.control_plane(plan.StackSettings.from_environment(self.folder / "data"))
+            children = plan.control_plane(plan.StackSettings.from_environment(self.folder / "data"))
+        return {child.name: child for child in children}
+
+    def _with_beat(self, worker: Child, schedule: str) -> Child:
+        """A worker that starts a beat of its own, so that both are killed and frozen as one."""
+        command = [*worker.command, "--beat", "--schedule", str(self.folder / schedule)]
+        return Child(worker.name, command, environment=worker.environment)
 
 
 @contextlib.contextmanager
