@@ -8,7 +8,7 @@ from routing.core.prompt.canonical import CanonicalPrompt
 class PlacementRequest:
     """A request to be placed."""
 
-    __slots__ = ("group", "key", "key_groups", "model", "prompt", "session_key", "tenant")
+    __slots__ = ("group", "is_plain", "key", "key_groups", "model", "prompt", "session_key", "tenant")
 
     def __init__(
         self,
@@ -19,6 +19,8 @@ class PlacementRequest:
         tenant: str = "",
         key: str | None = None,
         key_groups: tuple[str, ...] | None = None,
+        *,
+        is_plain: bool = False,
     ) -> None:
         self.model = model
         self.group = group  # the task group that the client named
@@ -26,4 +28,5 @@ class PlacementRequest:
         self.prompt = prompt
         self.tenant = tenant  # the salt of its API key's tenant; "" without one
         self.key = key  # the name of its API key
+        self.is_plain = is_plain  # no byte of its response will come with the first token: not streamed, or no tokens
         self.key_groups = key_groups  # the task groups that the key is good for; None: all

@@ -8,6 +8,7 @@ explains it, so both give the same answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -99,6 +100,9 @@ class Placement:
         self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
     ) -> Decision:
         """Choose a replica that is active, up and not ``excluded``; UnknownModelError or NoReplicaError."""
+        loads = self._loads
+        if loads.next_due_s != math.inf and loads.next_due_s <= (now_s := loads.clock()):
+            loads.advance(now_s)
         served = self.models.served(request.model)
         find, route, routes = self._pools[served.pool.name]
         group, matched_by = find(served, request)
@@ -158,10 +162,10 @@ class Placement:
         if pool in self._asks_residency:
             self._residency.insert(target, cut.blocks, self._loads.clock(), cut.tokens)
 
-    def dispatch(self, decision: Decision, *, is_retry: bool = False) -> Ticket:
+    def dispatch(self, decision: Decision, *, is_retry: bool = False, is_plain: bool = False) -> Ticket:
         """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
 
-        A request counts as traffic once, however often it is tried.
+        A request counts as traffic once, however often it is tried. ``is_plain``: its response is not streamed.
         """
         route = decision.route
         if not is_retry:
@@ -170,16 +174,18 @@ class Placement:
             if route.counting is not None:
                 route.counting.count_request(decision.keys)
         residency = self._residency if route.pool in self._asks_residency else None
-        return count_as_sent(decision.choice, decision.keys, self._loads, residency)
+        return count_as_sent(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
 
 
-def count_as_sent(choice: Choice, keys: Keys, loads: LoadBook, residency: Residency | None) -> Ticket:
+def count_as_sent(
+    choice: Choice, keys: Keys, loads: LoadBook, residency: Residency | None, *, is_plain: bool = False
+) -> Ticket:
     """Enter a choice's work, and what its replica will hold; None where nobody asks what replicas hold."""
     tokens = keys.prompt_tokens
     if residency is None:
-        return loads.dispatch(choice.target, tokens)
+        return loads.dispatch(choice.target, tokens, is_plain=is_plain)
     stay = residency.insert(choice.target, keys.chain, loads.clock(), tokens)
-    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), stay)
+    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), stay, is_plain=is_plain)
 
 
 def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:

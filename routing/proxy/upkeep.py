@@ -1,7 +1,7 @@
 """What happens by the clock, four times a second, whether requests come or not.
 
 The retry budget fills up, replicas that are out are probed, shares of those that join grow, warm-ups go on, waits in
-line end, and replicas that hang or crawl are found.
+line end, plain requests count as prefilled in time, and replicas that hang or crawl are found.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Upkeep:
         now = router.loop.time()
         router.retry_budget.tick(now, router.requests)
         router.breakers.advance()
+        router.loads.advance(router.loads.clock())
         router.slow_starts.advance(now)
         if router.warm_ups is not None:
             router.warm_ups.tick(now)

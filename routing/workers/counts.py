@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from routing.proxy.metrics.exposition import PREFIX
-from routing.proxy.metrics.metrics import GRACE_S, POLICY_TTFT, Knows, SeriesKey
+from routing.proxy.metrics.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, Knows, SeriesKey
 from routing.workers.exposition import Families, add, series_key
 
-_TRIED = f"{PREFIX}{POLICY_TTFT}"  # samples that are kept only while their policy has a trial
+_TRIED = (
+    f"{PREFIX}{POLICY_TTFT}",
+    f"{PREFIX}{POLICY_LATENCY}",
+)  # samples that are kept only while their policy has a trial
 _EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
 
 

@@ -65,6 +65,7 @@ class SharedLoads:
     def _write(self) -> None:
         book, cells = self._router.loads, self._mine
         now_s = book.clock()
+        book.advance(now_s)
         changed = self._changed()
         self._waiting = set()
         for target in changed:

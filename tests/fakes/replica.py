@@ -199,6 +199,11 @@ def sse(content: object) -> bytes:
     return b"data: " + (content.encode() if isinstance(content, str) else json.dumps(content).encode()) + b"\n\n"
 
 
+def streaming(*events: bytes) -> Script:
+    """Answer with these events, whatever was asked for."""
+    return raw(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
+
+
 async def halting(call: Call) -> None:
     """A stream that says no more after its first event, until the router gives up."""
     await call.send(STREAM_HEAD, chunk(sse({"n": 1})))

@@ -11,6 +11,10 @@ Engines prefill in the order of arrival, so of what waits at a replica the oldes
 come follows from the time since then and from the rate that the replica's answers showed; of a long prompt that is
 nearly done little remains. Scraped gauges play no part: they are too old to steer bursts.
 
+The first byte of a plain response comes with its last token, so nothing says when its prompt is prefilled. Such a
+request stops waiting at the earliest of three moments: a request that was sent later has its first token, or its whole
+response; the request itself ends; or ``advance`` finds that at the learnt rate its prefill is over.
+
 Where several processes share one port, each counts what it dispatched itself and is told now and then what the others
 did (``tell_elsewhere``). A load then is of all of them, so that whoever chooses sees the whole replica.
 
@@ -20,8 +24,11 @@ did (``tell_elsewhere``). A load then is of all of them, so that whoever chooses
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from time import monotonic
 from typing import Final
 
@@ -33,6 +40,7 @@ JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further 
 ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
 RECENT_S: Final = 120.0  # after which a request counts half in ``recent``
 MOST_WEIGHT: Final = 1e100  # of a new request, above which all are counted anew
+MOST_STALE: Final = 64  # entries of requests that are not the oldest any more, beside one or two for each replica
 MOST_HALVINGS: Final = 1000.0  # nobody remembers longer, and no float holds more
 
 Clock = Callable[[], float]  # seconds, never going back
@@ -49,6 +57,7 @@ class Load:
     oldest: Ticket | None = None  # of those that wait
     oldest_tokens: float = 0.0  # of it, those that an estimate may take for done
     oldest_since_s: float = 0.0  # when it came to be the oldest
+    plain: int = 0  # of those that wait, requests whose responses are not streamed
     prefill: PrefillRate = field(default_factory=PrefillRate)
     recent: float = 0.0  # requests sent of late, by this process; to be divided by the book's ``weight_now``
     elsewhere_running: int = 0  # of ``running``, what other processes sent
@@ -60,25 +69,30 @@ class Load:
         done, most = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s), self.oldest_tokens
         return self.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
 
-    def line_up(self, now_s: float) -> None:
-        """Look who is the oldest of those that wait now; somebody does."""
-        self.oldest = next(iter(self.waiting))
-        self.oldest_tokens = ALMOST_DONE * self.waiting[self.oldest]
+    def line_up(self, now_s: float) -> Ticket | None:
+        """Look who is the oldest of those that wait now, if anybody does."""
+        if not self.waiting:
+            self.oldest, self.oldest_tokens = None, 0.0
+            return None
+        oldest = self.oldest = next(iter(self.waiting))
+        self.oldest_tokens = ALMOST_DONE * self.waiting[oldest]
         self.oldest_since_s = now_s
+        return oldest
 
 
 class Ticket:
     """One dispatched request's share of a replica's load."""
 
-    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay")
+    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay", "is_plain")
 
-    def __init__(self, book: LoadBook, load: Load, stay: Stay | None, ahead: float) -> None:
+    def __init__(self, book: LoadBook, load: Load, stay: Stay | None, ahead: float, *, is_plain: bool = False) -> None:
         self._book = book
         self._load = load
         self._stay = stay
         self._ahead = ahead  # tokens of requests before it
         self._running = 1
         self._is_prefilled = False
+        self.is_plain = is_plain  # its first byte comes with its last token
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""
@@ -134,15 +148,21 @@ class Ticket:
     def _leave_line(self) -> bool:
         """Wait no longer for a first byte; False if that was so already."""
         load = self._load
-        tokens = load.waiting.pop(self, None)
-        if tokens is None:
+        if self not in load.waiting:
             return False
-        load.waiting_tokens -= tokens
-        if not load.waiting:
-            load.oldest, load.oldest_tokens = None, 0.0
-        elif load.oldest is self:
-            load.line_up(self._book.clock())
+        if load.plain and self._is_prefilled and load.oldest is not self:
+            for earlier in [it for it in takewhile(lambda it: it is not self, load.waiting) if it.is_plain]:
+                earlier.drop_tokens()
+        self.drop_tokens()
+        if load.oldest not in load.waiting:
+            self._book.line_up(load, self._book.clock())
         return True
+
+    def drop_tokens(self) -> None:
+        """Take what it waits for out of its load; somebody lines up the others afterwards."""
+        load = self._load
+        load.waiting_tokens -= load.waiting.pop(self)
+        load.plain -= self.is_plain
 
 
 class LoadBook:
@@ -154,6 +174,9 @@ class LoadBook:
         self._weighed_since_s = clock()  # when a request counted 1
         self._weighed_until_s = self._weighed_since_s  # until when it counts what it does now
         self._prefill = PrefillRate()  # of all replicas together
+        self._due: list[tuple[float, int, Ticket]] = []  # a heap: when plain requests that are the oldest are prefilled
+        self._entered = 0  # in the heap, ever: of equal times the earlier entry is first
+        self.next_due_s = math.inf  # when ``advance`` has something to do
         self._loads: dict[TargetId, Load] = {}
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
@@ -169,14 +192,21 @@ class LoadBook:
             load = self._loads[target] = Load(target, prefill=PrefillRate(self._prefill))
         return load
 
-    def dispatch(self, target: TargetId, uncached_tokens: int, stay: Stay | None = None) -> Ticket:
-        """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill."""
+    def dispatch(
+        self, target: TargetId, uncached_tokens: int, stay: Stay | None = None, *, is_plain: bool = False
+    ) -> Ticket:
+        """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill.
+
+        ``is_plain``: its response is not streamed, so that no first byte will tell when they are prefilled.
+        """
         load = self.load(target)
         now_s = self.clock()
-        ticket = Ticket(self, load, stay, load.remaining_tokens(now_s) if load.waiting_tokens else 0.0)
+        ahead = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
+        ticket = Ticket(self, load, stay, ahead, is_plain=is_plain)
         load.waiting[ticket] = uncached_tokens
+        load.plain += is_plain
         if load.oldest is None:
-            load.oldest, load.oldest_tokens, load.oldest_since_s = ticket, ALMOST_DONE * uncached_tokens, now_s
+            self.line_up(load, now_s)
         load.running += 1
         load.waiting_tokens += uncached_tokens
         if now_s > self._weighed_until_s:
@@ -184,6 +214,32 @@ class LoadBook:
         load.recent += self.weight_now
         self.changed(load)
         return ticket
+
+    def line_up(self, load: Load, now_s: float) -> None:
+        """Look who is the oldest at a replica, and when its prefill will be over if nothing will tell."""
+        oldest = load.line_up(now_s)
+        if oldest is None or not oldest.is_plain:
+            return
+        due_s = now_s + load.waiting[oldest] / load.prefill.tokens_per_s
+        self._entered += 1
+        heappush(self._due, (due_s, self._entered, oldest))
+        if len(self._due) > 2 * len(self._loads) + MOST_STALE:
+            self._due = [it for it in self._due if it[2].load.oldest is it[2]]
+            heapify(self._due)
+        self.next_due_s = self._due[0][0]
+
+    def advance(self, now_s: float) -> None:
+        """Count plain requests as prefilled that are so at the learnt rate; call it before a choice, once it is due."""
+        due = self._due
+        while due and due[0][0] <= now_s:
+            due_s, _, ticket = heappop(due)
+            load = ticket.load
+            if load.oldest is ticket:
+                ticket.drop_tokens()
+                self.line_up(load, due_s)
+                self.changed(load)
+                due = self._due
+        self.next_due_s = due[0][0] if due else math.inf
 
     def tell_elsewhere(self, target: TargetId, running: int, waiting_tokens: int) -> None:
         """What other processes have at a replica now: requests, and tokens of theirs that still wait."""

@@ -17,7 +17,6 @@ from routing.core.prompt.nesting import MAX_DEPTH, is_shallow
 from routing.core.types import BodyError
 
 _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BODIES.items()}
-_decode_any: Final = msgspec.json.Decoder(ParsedBody).decode
 
 
 def parse_body(path: str, body: bytes) -> ParsedBody:
@@ -53,14 +52,6 @@ def session_key(body: ParsedBody) -> str | None:
         if type(session_id) is str and session_id:
             return session_id
     return None
-
-
-def is_stream(body: bytes) -> bool:
-    """Whether a body asks for events. Not on the path of a request that goes well: it is decoded once more."""
-    try:
-        return _decode_any(body).stream is True
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def _parse_odd(kind: type[ParsedBody], body: bytes) -> ParsedBody:

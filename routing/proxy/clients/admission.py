@@ -90,4 +90,7 @@ def _with_key(grant: Grant, placement_request: PlacementRequest) -> PlacementReq
     salt = grant.salt(placement_request.prompt.salt)
     prompt = placement_request.prompt if salt is None else placement_request.prompt.salted(salt)
     named = placement_request.model, placement_request.group, placement_request.session_key
-    return PlacementRequest(*named, prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups)
+    is_plain = placement_request.is_plain
+    return PlacementRequest(
+        *named, prompt, tenant=salt or "", key=grant.name, key_groups=grant.groups, is_plain=is_plain
+    )

@@ -33,6 +33,8 @@ class Record:
         "candidates",
         "group",
         "hit_tokens",
+        "is_streamed",
+        "latency_s",
         "matched_by",
         "policy",
         "pool",
@@ -90,7 +92,9 @@ class Record:
         self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None where the strategy does not ask
         self.retries = 0
         self.status: int | None = None
-        self.ttft_s: float | None = None
+        self.is_streamed: bool | None = None  # whether the response came as events; None: there was none
+        self.ttft_s: float | None = None  # of a streamed response only: the first byte of another is its last token
+        self.latency_s: float | None = None  # from the request's last byte to the response's; None: it never came whole
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.rank = rank  # data-parallel, of the replica; None: it has only one
@@ -133,10 +137,10 @@ class Record:
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
         self.hit_tokens = decision.choice.hit_tokens
 
-    def first_byte(self, status: int, ttft_s: float) -> None:
-        """The first byte of the answer's body is here."""
+    def first_byte(self, status: int, *, is_streamed: bool) -> None:
+        """The first byte of the answer's body is here; of a streamed one also the first token, at most endpoints."""
         self.status = status
-        self.ttft_s = ttft_s
+        self.is_streamed = is_streamed
 
     def used(self, usage: Usage | None) -> None:
         """What the answer said about its tokens."""
@@ -168,7 +172,9 @@ class Record:
             "hit_tokens": self.hit_tokens,
             "retries": self.retries,
             "status": self.status,
+            "streamed": self.is_streamed,
             "ttft_s": self.ttft_s,
+            "latency_s": self.latency_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "opening": msgspec.json.decode(self.shape) if self.shape else None,

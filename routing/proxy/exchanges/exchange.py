@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from routing.core.prompt.parsing import is_stream
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.shapes import shape_json
@@ -28,7 +27,7 @@ from routing.proxy.log import defect
 from routing.proxy.loop.guarded import never_raises
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.upstream import Failure, Upstream
-from routing.proxy.usage.answer_reading import ends_aborted, said_by, text_ends_aborted
+from routing.proxy.usage.answer_reading import ends_aborted, has_token_event, said_by, text_ends_aborted
 
 if TYPE_CHECKING:
     from routing.core.loads.book import Ticket
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
     from routing.proxy.usage.answer_json import Said
+
+RESPONSES: Final = b"/v1/responses"  # whose streams begin with events that come before the first token
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,9 @@ class Exchange:
         "_delivery",
         "_group",
         "_is_placed",
+        "_is_plain",
         "_is_probe",
         "_is_probe_over",
-        "_is_stream",
         "_passage",
         "_placement_request",
         "_pool",
@@ -84,7 +85,7 @@ class Exchange:
         self._request = request
         self._state = PLACING
         self._is_placed = False
-        self._is_stream: bool | None = None  # None: nobody has asked
+        self._is_plain = True  # the client asked for no events
         self._is_probe = False  # of a replica that was out
         self._is_probe_over = False  # what comes of the request now is no success more
         self._passage: Passage | None = None  # through the gates, where there are any
@@ -99,6 +100,7 @@ class Exchange:
         request = self._request
         try:
             self._placement_request = admitted_request(request, self._serving.admission)
+            self._is_plain = self._placement_request.is_plain
             decision = self._serving.placement.decide(self._placement_request, self._router.health)
             if self._router.gates is None or self._may_go(self._router.gates, decision):
                 self._dispatch(decision)
@@ -174,7 +176,8 @@ class Exchange:
             is_described = self._router.shape_sampler.takes(decision, request.arrived_at)
             self._record = Record.of(decision, request.request_id, prompt.tokens, weighed=is_described)
             self._router.placed(decision, request, prompt)
-        self._ticket = self._serving.placement.dispatch(decision, is_retry=self._is_placed)
+        is_retry, is_plain = self._is_placed, self._is_plain
+        self._ticket = self._serving.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
         self._is_placed = True
         if self._router.breakers.troubled:
             self._is_probe = self._router.breakers.sent(ReplicaId(decision.replica.name))
@@ -228,6 +231,8 @@ class Exchange:
             self._upstream = None  # it has gone back to its pool
         try:
             if self._state is STREAMING:
+                if self._awaits_token() and has_token_event(data):
+                    self._on_first_token()
                 self._delivery.finish(data)  # the middle went straight to its sink
                 self._complete()
             elif answer.status >= TOO_MANY:
@@ -271,9 +276,7 @@ class Exchange:
 
     def is_stream(self) -> bool:
         """Whether the client asked for events, so that the first byte must come with the first token."""
-        if self._is_stream is None:
-            self._is_stream = is_stream(self._request.body)
-        return self._is_stream
+        return not self._is_plain
 
     @property
     def waiting_tokens(self) -> int:
@@ -321,8 +324,11 @@ class Exchange:
         """The first byte is here: pass it on, and let go of what only a retry would need."""
         self._enter(STREAMING)
         request = self._request
-        self._record.first_byte(answer.status, monotonic() - request.arrived_at)
-        if not last:
+        self._record.first_byte(answer.status, is_streamed=answer.is_stream)
+        is_first_token = answer.is_stream and (request.head.path != RESPONSES or has_token_event(data))
+        if is_first_token:
+            self._on_first_token()
+        elif not (last or answer.is_stream):
             self._ticket.first_byte()  # its end implies it
         if self._is_probe and answer.status < TOO_MANY:
             self._is_probe_over = self._router.breakers.answered(ReplicaId(self._record.replica))
@@ -335,11 +341,31 @@ class Exchange:
         if last:
             self._complete()
         elif self._upstream is not None:
-            self._upstream.pour_into(delivery.sink)
+            self._upstream.pour_into(self._pass_before_token if self._awaits_token() else delivery.sink)
             if self._client.is_full:  # since before this answer: with one that went out ahead of it
                 self._upstream.pause()
 
+    def _awaits_token(self) -> bool:
+        """Whether the response is a stream of which no token has come: only events that tell of the request."""
+        return self._record.is_streamed is True and self._record.ttft_s is None
+
+    def _on_first_token(self) -> None:
+        """The prompt is prefilled."""
+        self._record.ttft_s = monotonic() - self._request.arrived_at
+        self._ticket.first_byte()
+
+    @never_raises
+    def _pass_before_token(self, data: bytes, start: int) -> None:
+        """Pass events on until one has a token; from then on they go straight to the delivery."""
+        self._delivery.sink(data, start)
+        if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
+            self._on_first_token()
+            self._upstream.pour_into(self._delivery.sink)
+            if self._client.is_full:
+                self._upstream.pause()
+
     def _complete(self) -> None:
+        self._record.latency_s = monotonic() - self._request.arrived_at
         outcome = settle(
             self._router, self._request.grant, self._record, self._ticket, self._delivery, was_probe=self._is_probe
         )

@@ -26,11 +26,12 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
     head = request.head
     prompt_path = PROMPT_PATHS.get(head.path)
     if prompt_path is None:
-        placement_request = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT)
+        placement_request = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
         return placement_request if admission.is_idle else admission.admitted(request, None, placement_request)
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
-    placement_request = PlacementRequest(parsed.model, head.task_group, head.session_id or session_key(parsed), prompt)
+    named = parsed.model, head.task_group, head.session_id or session_key(parsed)
+    placement_request = PlacementRequest(*named, prompt, is_plain=parsed.stream is not True)
     if admission.is_idle and not may_exceed_defaults(parsed):
         return placement_request
     return admission.admitted(request, parsed, placement_request)

@@ -23,6 +23,10 @@ GRACE_S: Final = 900.0  # how long a series outlives its configuration
 
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
 TTFT: Final = "ttft_seconds"
+LATENCY: Final = "latency_seconds"
+POLICY_LATENCY: Final = "policy_latency_seconds"
+STREAMED: Final = "streamed"  # kinds of responses: events
+PLAIN: Final = "plain"  # everything else, embeddings too
 POLICY_TTFT: Final = "policy_ttft_seconds"
 REUSE_TTFT: Final = "reuse_ttft_seconds"
 PREDICTION_LINES: Final = (
@@ -55,12 +59,15 @@ class Outcome(StrEnum):
 class Series:
     """What is counted for one pool, group, replica and revision of a policy."""
 
-    __slots__ = ("requests", "tokens", "ttft")
+    __slots__ = ("plain_latency", "requests", "streamed_latency", "tokens", "ttft")
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
         self.tokens: Tokens | None = None  # None: no answer has said any
-        self.ttft: Histogram | None = None  # shared by all policies and revisions; None: no first byte yet
+        # Shared by all policies and revisions; None: nothing was observed yet.
+        self.ttft: Histogram | None = None  # of streamed responses
+        self.streamed_latency: Histogram | None = None
+        self.plain_latency: Histogram | None = None
 
     def count(self, reason: str, outcome: str) -> None:
         """Count one request that ended."""
@@ -75,6 +82,8 @@ class Metrics:
         self._clock = clock
         self._series: dict[SeriesKey, Series] = {}
         self._ttft: dict[tuple[str, str, str], Histogram] = {}
+        self._latency: dict[tuple[str, str, str, str], Histogram] = {}  # by pool, group, replica and kind of response
+        self._policy_latency: dict[tuple[SeriesKey, str], Histogram] = {}  # as those of TTFT; plain responses only
         self._policy_ttft: dict[SeriesKey, Histogram] = {}  # of all replicas together, so that label is empty
         self._reuse_ttft: dict[tuple[str, str, str], Histogram] = {}  # by pool, group and reuse, of all replicas
         self._retries: dict[tuple[str, str, str], int] = {}
@@ -88,13 +97,31 @@ class Metrics:
         series = self._series.get(key) or self._series_of(key)
         series.count(record.reason, outcome)
         if record.ttft_s is not None and record.status is not None and record.status < 400:
-            self._waited(series, record, record.ttft_s)
+            self._first_token(series, record, record.ttft_s)
+        if record.latency_s is not None and outcome is Outcome.OK:
+            self._completed(series, record, record.latency_s)
         if record.prompt_tokens is not None and record.cached_tokens is not None:
             if series.tokens is None:
                 series.tokens = Tokens()
             series.tokens.add(record, record.prompt_tokens, record.cached_tokens)
 
-    def _waited(self, series: Series, record: Record, ttft_s: float) -> None:
+    def _completed(self, series: Series, record: Record, latency_s: float) -> None:
+        """Count how long a whole response took, those that came as events apart from the others."""
+        place = (record.pool, record.group, record.replica)
+        if record.is_streamed:
+            if series.streamed_latency is None:
+                series.streamed_latency = self._latency.setdefault((*place, STREAMED), Histogram())
+            series.streamed_latency.observe(latency_s)
+            return
+        if series.plain_latency is None:
+            series.plain_latency = self._latency.setdefault((*place, PLAIN), Histogram())
+        bucket = bucket_of(latency_s)
+        series.plain_latency.observe(latency_s, bucket)
+        if record.arm is not None:
+            key = (record.pool, record.group, "", record.policy, record.revision)
+            self._policy_latency.setdefault((key, PLAIN), Histogram()).observe(latency_s, bucket)
+
+    def _first_token(self, series: Series, record: Record, ttft_s: float) -> None:
         if series.ttft is None:
             series.ttft = self._ttft.setdefault((record.pool, record.group, record.replica), Histogram())
         bucket = bucket_of(ttft_s)
@@ -147,7 +174,9 @@ class Metrics:
         now = self._clock()
         self._keep(self._series, knows, now)
         self._keep(self._ttft, lambda key: knows((*key, "", 0)), now)
+        self._keep(self._latency, lambda key: knows((*key[:3], "", 0)), now)
         self._keep(self._policy_ttft, lambda key: knows(key, tried=True), now)
+        self._keep(self._policy_latency, lambda key: knows(key[0], tried=True), now)
         self._keep(self._reuse_ttft, lambda key: knows((key[0], key[1], "", "", 0)), now)
         self._keep(self._retries, lambda key: knows((key[0], "", key[1], "", 0)), now)
 
@@ -169,12 +198,13 @@ class Metrics:
                 yield f'{PREFIX}requests_total{{{_series(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
         yield from self._ttft_lines(is_fine=is_fine)
+        yield from self._latency_lines(is_fine=is_fine)
         yield from header("retries_total", "counter", "Replicas given up before the first byte, by why.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
 
     def _ttft_lines(self, *, is_fine: bool) -> Iterator[str]:
-        yield from header(TTFT, "histogram", "Arrival of a request's last byte to the first body byte.")
+        yield from header(TTFT, "histogram", "Request's last byte to first token, of streamed responses only.")
         for (pool, group, replica), histogram in list(self._ttft.items()):
             where = labels(pool=pool, group=group, replica=replica)
             yield from histogram.lines(f"{PREFIX}{TTFT}", where, is_fine=is_fine)
@@ -188,6 +218,17 @@ class Metrics:
         for (pool, group, reuse), histogram in list(self._reuse_ttft.items()):
             where = labels(pool=pool, group=group, reuse=reuse)
             yield from histogram.lines(f"{PREFIX}{REUSE_TTFT}", where, is_fine=is_fine)
+
+    def _latency_lines(self, *, is_fine: bool) -> Iterator[str]:
+        yield from header(LATENCY, "histogram", "Request's last byte to the last byte of a successful response.")
+        for (pool, group, replica, response), histogram in list(self._latency.items()):
+            where = labels(pool=pool, group=group, replica=replica, response=response)
+            yield from histogram.lines(f"{PREFIX}{LATENCY}", where, is_fine=is_fine)
+        if self._policy_latency:
+            yield from header(POLICY_LATENCY, "histogram", "The same by revision, of policies that try another one.")
+        for ((pool, group, _, policy, revision), response), histogram in list(self._policy_latency.items()):
+            where = labels(pool=pool, group=group, policy=policy, revision=revision, response=response)
+            yield from histogram.lines(f"{PREFIX}{POLICY_LATENCY}", where, is_fine=is_fine)
 
     def _token_lines(self) -> Iterator[str]:
         reported = [(key, series.tokens) for key, series in self._series.items() if series.tokens]

@@ -19,6 +19,8 @@ _decode_usage: Final = msgspec.json.Decoder(Usage).decode
 _decode_answer: Final = msgspec.json.Decoder(Said).decode
 _usage: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
 _stream_error: Final = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
+# Of the responses API: an event of its output; those named here come before the first token, or without any.
+_token_event: Final = re.compile(rb'"type"\s*:\s*"response\.(?!created"|queued"|in_progress"|failed")').search
 _abort: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"').search
 
 
@@ -39,6 +41,11 @@ def ends_aborted(said: Said) -> bool:
         if choice.finish_reason == "abort":
             return True
     return False
+
+
+def has_token_event(events: bytes) -> bool:
+    """Whether events of the responses API go beyond those that come before the first token."""
+    return _token_event(events) is not None
 
 
 def text_ends_aborted(text: bytes) -> bool:

@@ -66,7 +66,8 @@ class Kept:
         record = Record.of(decision, f"id-{number}", wanted.prompt.tokens)
         ticket = self._placement.dispatch(decision)
         ticket.first_byte()
-        record.first_byte(200, 0.05)
+        record.first_byte(200, is_streamed=True)
+        record.ttft_s = 0.05
         record.used(Usage(PROMPT_TOKENS, 16, 0))
         ticket.answered(0.05, PROMPT_TOKENS, 0)
         ticket.end()

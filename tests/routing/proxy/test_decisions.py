@@ -103,7 +103,7 @@ async def test_decisions_are_read_from_where_one_left_off(replica: FakeReplica) 
         "rank",
         "reason",
         "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
-        "candidates", "hit_tokens", "retries", "status", "ttft_s",
+        "candidates", "hit_tokens", "retries", "status", "streamed", "ttft_s", "latency_s",
         "prompt_tokens", "cached_tokens", "opening",
     }  # fmt: skip
     load = {"replica", "running", "waiting_tokens"}

@@ -15,7 +15,7 @@ from routing.proxy.decisions.record import Record
 from routing.proxy.metrics.histogram import EDGES, EXPOSED_EDGES, Histogram
 from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
 from routing.schema import ConcurrencyConfig, TaskGroupConfig
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import FakeReplica, streaming
 from tests.routing.proxy.harness import config, routed
 from tests.routing.proxy.scraped import samples
 
@@ -27,8 +27,11 @@ PREDICTED = (
     "predicted_cached_tokens",
 )
 LE = [*map(repr, EXPOSED_EDGES), "+Inf"]
-HISTOGRAMS = {f"{name}_seconds_bucket" for name in ("ttft", "policy_ttft", "reuse_ttft", "queue")}
 USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
+EVENT = b"data: " + USAGE + b"\n\n"
+HISTOGRAMS = {
+    f"{name}_seconds_bucket" for name in ("ttft", "policy_ttft", "reuse_ttft", "queue", "latency", "policy_latency")
+}
 
 
 def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Record:
@@ -36,13 +39,14 @@ def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Re
         "id", 0.0, "chat", "", "unmatched", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
         [array("Q", range(blocks))], CandidateLoads([]),
     )  # fmt: skip
-    record.first_byte(200, 0.5)
+    record.first_byte(200, is_streamed=True)
+    record.ttft_s = 0.5
     record.prompt_tokens, record.cached_tokens = 33, 16
     return record
 
 
 async def test_everything_the_contract_names_is_exposed_and_parses(replica: FakeReplica) -> None:
-    replica.script = answering(USAGE)
+    replica.script = streaming(EVENT)
     groups = (TaskGroupConfig(name="coding"),)
     async with routed(config([replica], groups=groups), revision=8) as harness:
         await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
@@ -70,6 +74,7 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     ):
         assert seen[f"warmpath_router_{name}_total"] == [(series, value)]
     assert seen["warmpath_router_ttft_seconds_count"] == [(place, 3)]
+    assert seen["warmpath_router_latency_seconds_count"] == [({**place, "response": "streamed"}, 3)]
     assert [labels["le"] for labels, _ in seen["warmpath_router_ttft_seconds_bucket"]] == LE
     where = {"pool": "chat", "replica": "replica-0"}
     for name, value in (("replica_up", 1), ("in_flight", 0), ("waiting_tokens", 0)):
@@ -207,14 +212,16 @@ def test_exposed_buckets_are_all_there_and_count_exactly_what_the_fine_ones_do()
 
 async def test_every_series_of_every_histogram_has_the_same_edges(two: list[FakeReplica]) -> None:
     for replica in two:
-        replica.script = answering(USAGE)
+        replica.script = streaming(EVENT)
     groups = tuple(TaskGroupConfig(name=name) for name in ("coding", "chatting"))
     limits = ConcurrencyConfig(max_running=8)
     async with routed(config(two, groups=groups, concurrency=limits)) as harness:
-        for group in (b"coding", b"chatting", b"coding"):
+        for group in (b"coding", b"chatting", b"coding", b"coding"):
             await harness.chat(headers=[b"X-Task-Group: " + group])
         placed = record()
         placed.arm = "trial"
+        harness.router.metrics.placed_ended(placed, Outcome.OK)
+        placed.is_streamed, placed.ttft_s, placed.latency_s = False, None, 2.0
         harness.router.metrics.placed_ended(placed, Outcome.OK)
         _, text = await harness.admin("GET", "/metrics")
         _, fine = await harness.admin("GET", "/metrics?buckets=fine")

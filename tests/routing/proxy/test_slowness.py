@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from routing.core.prompt.parsing import is_stream
 from routing.schema import BreakerConfig, PrefixHashSettings
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
 from tests.pace import is_within
@@ -153,7 +152,7 @@ async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: li
     well, released = Engine(), asyncio.Event()
 
     async def forgetful(call: Call) -> None:
-        if is_stream(call.body):
+        if json.loads(call.body).get("stream"):
             await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
             await call.wait_gone()
         else:

@@ -8,7 +8,7 @@ import pytest
 
 from routing.proxy.metrics import metrics
 from routing.schema import LeastLoadSettings
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import FakeReplica, answering, streaming
 from tests.routing.proxy.harness import Answer, Harness, config, get, routed
 from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.trials import HISTOGRAM, body, trying
@@ -30,7 +30,7 @@ async def series(harness: Harness) -> dict[str, list[tuple[dict[str, str], float
 @pytest.fixture(autouse=True)
 def _usage(two: list[FakeReplica]) -> None:
     for replica in two:
-        replica.script = answering(USAGE)
+        replica.script = streaming(b"data: " + USAGE + b"\n\n")
 
 
 async def test_every_figure_of_a_request_carries_the_revision_that_placed_it(two: list[FakeReplica]) -> None:

@@ -57,7 +57,7 @@ async def test_figures_may_change_between_any_two_lines(replica: FakeReplica, mo
         text = await scrape
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert "warmpath_router_requests" in families
-    assert families["warmpath_router_ttft_seconds"].samples[-1].value == 1
+    assert families["warmpath_router_latency_seconds"].samples[-1].value == 1
 
 
 async def test_requests_have_their_turns_while_decisions_and_replicas_are_written_out(

@@ -230,7 +230,8 @@ class Fleet:
     def _first_token(self, sequence: Sequence) -> None:
         if sequence in self._running:
             record, ticket, _ = self._running[sequence]
-            record.first_byte(200, self.now_s - sequence.arrived_s)
+            record.first_byte(200, is_streamed=True)
+            record.ttft_s = self.now_s - sequence.arrived_s
             ticket.first_byte()
 
     def _finished(self, sequence: Sequence) -> None:

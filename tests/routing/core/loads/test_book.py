@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from routing.core.loads.book import JOURNAL_ENTRIES, LoadBook, Ticket
+from routing.core.loads.book import JOURNAL_ENTRIES, MOST_STALE, LoadBook, Ticket
 from routing.core.loads.candidate import REQUEST_TOKENS
 from routing.core.loads.candidates import Candidates
 from routing.core.types import ReplicaId
@@ -136,19 +138,35 @@ def test_a_reader_that_is_too_far_behind_is_told_so() -> None:
     assert book.position - begin == 2 * JOURNAL_ENTRIES
 
 
+class Clock:
+    """Seconds, set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class BookAndReaders(RuleBasedStateMachine):
     """Requests come and go in any order; two readers of different replicas ask now and then."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = LoadBook()
+        self.clock = Clock()
+        self.book = LoadBook(self.clock)
         self.fleet = names(3)
         self.tickets: list[Ticket] = []
         self.readers = [Candidates(dict.fromkeys(self.fleet, 1.0), self.book), Candidates({A: 2.0, B: 1.0}, self.book)]
 
-    @rule(replica=st.sampled_from(names(3)), tokens=st.integers(0, 200))
-    def dispatch(self, replica: ReplicaId, tokens: int) -> None:
-        self.tickets.append(self.book.dispatch(replica, tokens))
+    @rule(replica=st.sampled_from(names(3)), tokens=st.integers(0, 200), is_plain=st.booleans())
+    def dispatch(self, replica: ReplicaId, tokens: int, is_plain: bool) -> None:
+        self.tickets.append(self.book.dispatch(replica, tokens, is_plain=is_plain))
+
+    @rule(seconds=st.floats(0, 0.05))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.book.advance(self.clock.now_s)
 
     @rule(data=st.data())
     def first_byte(self, data: st.DataObject) -> None:
@@ -183,6 +201,15 @@ class BookAndReaders(RuleBasedStateMachine):
         assert self.book.audit(self.tickets) == {}
 
     @invariant()
+    def no_plain_request_waits_once_its_prefill_is_over(self) -> None:
+        for load in map(self.book.load, self.fleet):
+            assert load.plain == sum(ticket.is_plain for ticket in load.waiting)
+            assert (load.oldest is None) == (not load.waiting)
+            if load.oldest is not None and load.oldest.is_plain:
+                over_s = load.oldest_since_s + load.waiting[load.oldest] / load.prefill.tokens_per_s
+                assert over_s >= self.book.next_due_s
+
+    @invariant()
     def nothing_is_negative(self) -> None:
         assert all(min(held(self.book, name)) >= 0 for name in self.fleet)
 
@@ -206,16 +233,6 @@ def test_a_load_begins_at_zero(replica: ReplicaId) -> None:
 
 
 # --- what remains of the work that waits -------------------------------------------------------------
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_what_waits_shrinks_with_time_by_the_replicas_rate_but_only_the_oldest_request() -> None:
@@ -268,3 +285,57 @@ def test_a_rate_is_learnt_from_all_the_work_that_was_done_before_the_first_byte(
     book.dispatch(A, 6000).answered(2.5, 6000, 1000)
 
     assert book.load(A).prefill.tokens_per_s == pytest.approx((4000 + 5000) / 2.5)
+
+
+# --- requests whose responses are not streamed ---------------------------------------------------------
+
+
+def test_a_plain_request_waits_for_as_long_as_its_prefill_takes_and_not_until_its_last_token() -> None:
+    clock = Clock()
+    book = LoadBook(clock)
+    book.load(A).prefill.learn(8000, 1.0)
+    book.dispatch(A, 4000, is_plain=True)
+    book.dispatch(A, 2000, is_plain=True)
+    book.dispatch(A, 1000)
+    assert book.next_due_s == pytest.approx(100.5)
+
+    book.advance(100.4)
+    assert held(book, A) == (3, 7000)
+    book.advance(100.6)
+    assert held(book, A) == (3, 3000)
+    assert book.load(A).remaining_tokens(100.6) == pytest.approx(3000 - 800)  # the next one began at 100.5, not now
+    book.advance(150.0)
+    assert held(book, A) == (3, 1000)  # of the streamed one the first byte will tell
+    assert book.next_due_s == math.inf
+
+
+def test_the_first_token_of_a_later_request_tells_that_earlier_plain_ones_are_prefilled() -> None:
+    book = LoadBook(Clock())
+    book.dispatch(A, 4000, is_plain=True)
+    streamed = book.dispatch(A, 2000)
+    later, last = book.dispatch(A, 1000), book.dispatch(A, 500, is_plain=True)
+
+    later.first_byte()
+    assert held(book, A) == (4, 2500)  # of another stream its own first byte will tell
+    assert (streamed.waiting_tokens, last.waiting_tokens) == (2000, 500)
+    last.answered()
+    last.end()
+    assert held(book, A) == (3, 2000)
+
+
+def test_a_request_that_is_cancelled_says_nothing_of_earlier_ones() -> None:
+    book = LoadBook(Clock())
+    book.dispatch(A, 4000, is_plain=True)
+    book.dispatch(A, 2000).end()
+
+    assert held(book, A) == (1, 4000)
+
+
+def test_what_is_remembered_of_plain_requests_is_bounded() -> None:
+    book = LoadBook(Clock())
+    for _ in range(10_000):
+        ticket = book.dispatch(A, 1_000_000, is_plain=True)
+        ticket.first_byte()
+        ticket.end()
+
+    assert len(book._due) <= 2 * len(book) + MOST_STALE
