@@ -99,7 +99,8 @@ def servers(settings: StackSettings) -> list[Child]:
 def preparation(settings: StackSettings) -> Child:
     """Migrate the database and seed the fleet; ends by itself."""
     arguments = [word for url in settings.replica_urls for word in ("--replica", url)]
-    return Child("setup", [*_manage("prepare_stack"), *arguments], restart=False)
+    demo = [] if settings.replicas else ["--demo"]
+    return Child("setup", [*_manage("prepare_stack"), *arguments, *demo], restart=False)
 
 
 def standins(settings: StackSettings) -> list[Child]:

@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from controlplane.management.commands.seed_fleet import GROUPS
+from controlplane.management.commands.seed_fleet import DEMO_GROUPS
 from controlplane.models import ApiToken, ConfigSnapshot, Pool, Replica, TaskGroup
 from controlplane.services.access.tokens import find_token
 
@@ -23,9 +23,9 @@ def output_of(command, *arguments):
     return out.getvalue()
 
 
-def test_seeding_makes_a_fleet_that_routers_can_run():
-    output_of("seed_fleet", "--replica", URLS[0], "--replica", URLS[1])
-    assert set(TaskGroup.objects.values_list("name", flat=True)) == set(GROUPS)
+def test_the_demo_begins_with_round_robin_and_task_groups_of_its_own():
+    output_of("seed_fleet", "--demo", "--replica", URLS[0], "--replica", URLS[1])
+    assert set(TaskGroup.objects.values_list("name", flat=True)) == set(DEMO_GROUPS)
     assert Pool.objects.get(name="default").policies.get(group=None).live().strategy == "round_robin"
     assert set(Replica.objects.values_list("url", flat=True)) == {"http://127.0.0.1:9101", "http://127.0.0.1:9102"}
     assert len(ConfigSnapshot.objects.first().document["pools"][0]["replicas"]) == 2
@@ -34,7 +34,7 @@ def test_seeding_makes_a_fleet_that_routers_can_run():
 def test_seeding_again_changes_nothing_and_removes_nothing():
     output_of("seed_fleet", "--replica", *URLS)
     before = ConfigSnapshot.objects.count()
-    assert output_of("seed_fleet", "--replica", URLS[0]) == ""
+    assert "Added" not in output_of("seed_fleet", "--replica", URLS[0])
     assert (ConfigSnapshot.objects.count(), Replica.objects.count()) == (before, 2)
 
 

@@ -325,6 +325,11 @@ def test_named_replicas_take_the_place_of_stand_ins_and_get_no_made_up_traffic(t
         stack.start(within_s=FIRST_START_S)
         assert not stack.pids(r"routing (replica|play)")
         stack.until(lambda: complete(stack, 3) == 200, 20, "the named replica to answer")
+        listed = httpx.get(f"{standin_replica}/v1/models", timeout=10, trust_env=False).json()["data"]
+        with stack.rest() as client:
+            assert client.get("pools/default").json()["models"] == [model["id"] for model in listed]
+            assert client.get("policies/default").json()["live"]["settings"]["strategy"] == "lowest_cost"
+            assert client.get("task-groups").json()["results"] == []
         stack.interrupt()
         stack.until_gone()
     finally:

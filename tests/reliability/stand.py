@@ -212,7 +212,7 @@ class Stand:
         self.valkey.start(wait=False)
         self.postgres.until_ready()
         self.valkey.until_ready()
-        self.manage("prepare_stack", "--replica", NOWHERE)
+        self.manage("prepare_stack", "--demo", "--replica", NOWHERE)
         self.web.start(wait=False)
         self.worker.start(wait=False)
         self.web.until_ready()

@@ -15,9 +15,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Replicas to add when they are missing."""
         parser.add_argument("--replica", action="append", default=[], metavar="URL", help="base URL of a replica")
+        parser.add_argument("--demo", action="store_true", help="the replicas are stand-ins")
 
     def handle(self, *_arguments: Any, **options: Any) -> None:
         """One process for both, because starting Django costs more than either."""
         call_command("migrate", interactive=False, verbosity=0)
         call_command("maintain_partitions")
-        call_command("seed_fleet", *(word for url in options["replica"] for word in ("--replica", url)))
+        replicas = [word for url in options["replica"] for word in ("--replica", url)]
+        call_command("seed_fleet", *replicas, *(["--demo"] if options["demo"] else []))
