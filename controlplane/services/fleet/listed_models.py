@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated
 
 import httpx
 import msgspec
 
 from controlplane.egress import fetch, fleet_rules, guarded_client
-from routing.schema import Adapter
+from routing.schema import Adapter, Model
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # as long as the configuration allows
 DEADLINE_S = 2.0
 MOST_BYTES = 1 << 20  # a thousand adapters take a quarter of it
 AT_ONCE = 32
 
 
 class _Card(msgspec.Struct):
-    id: Name
-    parent: Name | None = None  # of a LoRA adapter: the model that it adapts
+    id: Model
+    parent: Model | None = None  # of a LoRA adapter: the model that it adapts
 
 
 class _List(msgspec.Struct):
