@@ -18,8 +18,9 @@ LATE_AFTER_S = 30.0  # and at least three intervals: a worker that restarts take
 
 
 def record_worker_seen(now: datetime) -> None:
-    """Note that scheduled work runs. One query."""
-    WorkerLiveness.objects.update_or_create(pk=ONE, defaults={"seen_at": now})
+    """Note that scheduled work runs. One query, so that two first runs at once do not collide."""
+    row = WorkerLiveness(pk=ONE, seen_at=now)
+    WorkerLiveness.objects.bulk_create([row], update_conflicts=True, unique_fields=["id"], update_fields=["seen_at"])
 
 
 def worker_silence_s(now: datetime) -> float | None:
