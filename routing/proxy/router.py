@@ -47,6 +47,7 @@ from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
 from routing.proxy.replicas.address import Address
 from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import ReplicaLink
+from routing.proxy.replicas.upstream import Failure
 from routing.proxy.replicas.watch import Watch
 from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids
 from routing.proxy.sockets.tls import Tls
@@ -85,7 +86,7 @@ class Router:
         self.health = HealthBook()
         self.slow_starts = SlowStarts(self.health)
         self.breakers = Breakers(self.health, self.loop.time, self._returned)
-        self.checks = HealthChecks(self.health, self._came_up, self._progress_at)
+        self.checks = HealthChecks(self.health, self._came_up, self.progress_at)
         self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
         self.all_gates = Gates()
         self.gates: Gates | None = None  # None: no limit is configured
@@ -182,6 +183,13 @@ class Router:
         if self.breakers.failed(ReplicaId(replica), reason, was_probe=was_probe):
             event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
 
+    def response_failed(self, replica: str, failure: Failure, *, was_probe: bool) -> None:
+        """A response, or its rest, will not come. A timeout counts only where the engine shows no progress either."""
+        if failure is Failure.TIMEOUT:
+            self.watch.timed_out(replica, was_probe=was_probe)
+        else:
+            self.failed(replica, failure, was_probe=was_probe)
+
     def _returned(self, replica: ReplicaId) -> None:
         event(logger, "replica_back", replica=replica)
         self.start_slowly(replica)
@@ -190,7 +198,8 @@ class Router:
         self.breakers.came_up(replica)
         self._join(replica)
 
-    def _progress_at(self, replica: str) -> float:
+    def progress_at(self, replica: str) -> float:
+        """When a replica's latest body byte came, in loop time; 0 if none ever did."""
         link = self.serving.links.get(replica) if self.serving else None
         return link.progress_at if link else 0.0
 
@@ -322,6 +331,7 @@ class Router:
             client.cut()
         self.checks.close()
         self._upkeep.close()
+        self.watch.close()
         self.all_warm_ups.close()
         for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
             link.close()

@@ -12,7 +12,7 @@ from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConf
 from routing.schema.failures import BreakerConfig, HealthCheck
 from routing.schema.fleet import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
-from routing.schema.limits import Limits
+from routing.schema.limits import RETRY_CAUSES, UNSAFE_CAUSES, Limits
 from routing.schema.models import Adapter, Alias, ModelNames
 from routing.schema.policies import PolicyConfig, Trial
 from routing.schema.ring import moved_by_chance, moved_ratio, points_of
@@ -58,8 +58,10 @@ __all__ = [
     "NAME",
     "OLDEST_SCHEMA",
     "PRIORITIES",
+    "RETRY_CAUSES",
     "SCHEMA_VERSION",
     "SECRET_FIELDS",
+    "UNSAFE_CAUSES",
     "Access",
     "Adapter",
     "AffinityGroupsSettings",

@@ -9,7 +9,25 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.base import Frozen
+from routing.schema.base import Frozen, of_form
+
+# Causes of a failed attempt, by the names that ``retries_total{cause}`` has for them.
+RETRY_CAUSES = (
+    "connect",
+    "reset",
+    "timeout",
+    "stalled",
+    "aborted",
+    "draining",
+    "busy",
+    "status_429",
+    "status_502",
+    "status_503",
+    "status_504",
+)
+# Those after which the engine may still be generating, so that a retry would generate the response twice.
+UNSAFE_CAUSES = frozenset({"timeout", "status_504"})
+RetryCause = Annotated[str, of_form(f"({'|'.join(RETRY_CAUSES)})")]
 
 
 class Limits(Frozen, frozen=True):
@@ -92,10 +110,21 @@ class Limits(Frozen, frozen=True):
         Meta(
             gt=0,
             le=86_400,
-            description="From a request's dispatch to the first byte of the answer's body.",
+            description="From the dispatch of a streamed request, or of one without a prompt, to the first byte of the "
+            "response's body.",
             extra={"unit": "seconds"},
         ),
     ] = 120.0
+    response_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="From the dispatch of a request that is not streamed to the first byte of the response's body, "
+            "which comes when the whole of it is generated.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 1800.0
     idle_timeout_s: Annotated[
         float, Meta(gt=0, le=86_400, description="Between two reads of a replica's answer.", extra={"unit": "seconds"})
     ] = 60.0
@@ -105,6 +134,14 @@ class Limits(Frozen, frozen=True):
             ge=0, le=8, description="Further replicas that are tried before the first byte.", extra={"unit": "replicas"}
         ),
     ] = 2
+    retry_on: Annotated[
+        tuple[RetryCause, ...],
+        Meta(
+            min_length=1,
+            max_length=len(RETRY_CAUSES),
+            description="Failures after which another replica is tried: any of " + ", ".join(RETRY_CAUSES) + ".",
+        ),
+    ] = tuple(cause for cause in RETRY_CAUSES if cause not in UNSAFE_CAUSES)
     retry_ratio: Annotated[
         float,
         Meta(ge=0, le=1, description="Further tries that requests of the last 10 s allow.", extra={"unit": "ratio"}),

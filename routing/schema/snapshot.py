@@ -19,6 +19,7 @@ from routing.schema.base import ConfigError, Frozen
 from routing.schema.checks import check_config
 from routing.schema.decoding import decoded
 from routing.schema.fleet import RouterConfig
+from routing.schema.limits import Limits
 from routing.schema.signatures import Signature, signed_text
 
 SCHEMA_VERSION = 1
@@ -61,6 +62,7 @@ class LoadedSnapshot(Frozen, frozen=True):
         )
 
 
+_DEFAULT_LIMITS = Limits()
 _encoder = msgspec.json.Encoder(order="deterministic")
 _envelopes = msgspec.json.Decoder(Snapshot)
 _configs = msgspec.json.Decoder(RouterConfig)
@@ -122,13 +124,15 @@ def encode_config(config: RouterConfig) -> bytes:
     """The bytes whose digest names a config: equal configs give equal bytes within one release."""
     tree = msgspec.to_builtins(config)
     _leave_out(tree["pools"], "warm_up")
+    _leave_out([tree["limits"]], "response_timeout_s", _DEFAULT_LIMITS.response_timeout_s)
+    _leave_out([tree["limits"]], "retry_on", _DEFAULT_LIMITS.retry_on)
     if tree["access"] is not None:
         _leave_out(tree["access"]["keys"], "expires_at")
     return msgspec.json.encode(tree)
 
 
-def _leave_out(rows: Iterable[dict[str, object]], name: str) -> None:
+def _leave_out(rows: Iterable[dict[str, object]], name: str, default: object = None) -> None:
     """What says nothing is not written, so that routers which do not know the name read the rest all the same."""
     for row in rows:
-        if row[name] is None:
+        if row[name] == default:
             del row[name]

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 DEADLINE_S = 10.0
+TOKEN_PROBE = b"POST /v1/completions HTTP/1.1"
 
 
 @dataclass
@@ -70,6 +71,10 @@ class FakeReplica:
         self.connections = 0
         self.health_status: int | None = 200  # None: it takes the question and says nothing
         self.probes = 0
+        self.metrics: Callable[[], bytes] | None = None  # the text of ``/metrics``; None: 404
+        self.reads = 0  # of ``/metrics``
+        self.on_token_probe: Script = answering(status=404)  # a router's own request for one token
+        self.token_probes: list[Call] = []
         self.port = 0
         self.tls: ssl.SSLContext | None = None  # plain HTTP
         self._server: asyncio.Server | None = None
@@ -106,10 +111,17 @@ class FakeReplica:
                 if head.startswith(b"GET /health "):
                     await self._answer_probe(reader, writer)
                     continue
+                if head.startswith(b"GET /metrics "):
+                    self._answer_metrics(writer)
+                    continue
                 if not number:
                     self.connections += 1
                     number = self.connections
                 call = Call(head, await _body(head, reader), number, reader, writer)
+                if call.line == TOKEN_PROBE and b'"max_tokens": 1,' in call.body:
+                    self.token_probes.append(call)
+                    await self.on_token_probe(call)
+                    continue
                 self.calls.append(call)
                 async with self._arrived:
                     self._arrived.notify_all()
@@ -119,6 +131,13 @@ class FakeReplica:
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    def _answer_metrics(self, writer: asyncio.StreamWriter) -> None:
+        self.reads += 1
+        text = b"" if self.metrics is None else self.metrics()
+        status = 404 if self.metrics is None else 200
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(text), text))
+        writer.close()
 
     async def _answer_probe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.probes += 1

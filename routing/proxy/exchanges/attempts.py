@@ -2,8 +2,8 @@
 
 Theory of operation. Each kind of failure of the replica that has the request is a method. It tells health checks and
 breaker what they have to know, and gives the decision for another replica: None where none may do better
-(``judging.py``), none is left, or the limit or the budget is reached, and the client has to be told. ``was_probe``: the
-request tried a replica that was out.
+(``judging.py``), the retry policy names no such failure, none is left, or the limit or the budget is reached, and the
+client has to be told. ``was_probe``: the request tried a replica that was out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 HELD_BYTES: Final = 64 << 10  # of an error answer that is being judged
 TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
+GATEWAY_TIMEOUT: Final = HTTPStatus.GATEWAY_TIMEOUT.value
 
 
 class Attempts:
@@ -56,7 +57,7 @@ class Attempts:
     def broken_off(self, failure: Failure, *, was_probe: bool) -> Decision | None:
         """Its answer will not come, or not its rest."""
         self._router.checks.suspect(self._record.replica)
-        self._router.failed(self._record.replica, failure, was_probe=was_probe)
+        self._router.response_failed(self._record.replica, failure, was_probe=was_probe)
         return None if failure is Failure.BAD_ANSWER else self._next(failure)
 
     def aborted(self) -> Decision | None:
@@ -76,7 +77,9 @@ class Attempts:
     def answered(self, answer: AnswerHead, *, was_probe: bool) -> Decision | None:
         """It answered with the error that is held."""
         cause = cause_of(answer, self.held)
-        if is_its_fault(answer.status, cause):
+        if answer.status == GATEWAY_TIMEOUT:
+            self._router.response_failed(self._record.replica, Failure.TIMEOUT, was_probe=was_probe)
+        elif is_its_fault(answer.status, cause):
             self._router.failed(self._record.replica, cause or f"status_{answer.status}", was_probe=was_probe)
         if answer.status == TOO_MANY:  # of several, only the first is a reason to go elsewhere
             cause, self._retried_busy = (None if self._retried_busy else cause), True
@@ -86,7 +89,8 @@ class Attempts:
         """Where to go that was not tried yet; None if there is nowhere, or the limit or the budget is reached."""
         router, record = self._router, self._record
         self._tried.add(ReplicaId(record.replica))
-        if record.retries >= self._serving.limits.retries:
+        limits = self._serving.limits
+        if cause not in limits.retry_on or record.retries >= limits.retries:
             return None
         try:
             decision = self._untried()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from routing.proxy.usage.answer_json import Said
 
 RESPONSES: Final = b"/v1/responses"  # whose streams begin with events that come before the first token
+POST: Final = b"POST"
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,6 @@ class Exchange:
         "_ticket",
         "_upstream",
     )
-
     __deletable__ = ("_placement_request", "_decision")  # for mypyc
 
     _placement_request: PlacementRequest  # until the first byte, as the decision
@@ -206,11 +206,12 @@ class Exchange:
         self._enter(AWAITING)
         self._upstream = upstream
         request, limits = self._request, self._serving.limits
+        is_whole = self._is_plain and request.head.method == POST  # generated to its end before the first byte comes
         upstream.send(
             self,
             upstream.link.address.head(request, self._decision.target.rank),
             request.body,
-            first_byte_s=limits.first_byte_timeout_s,
+            first_byte_s=limits.response_timeout_s if is_whole else limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
@@ -256,7 +257,7 @@ class Exchange:
         """The answer ends here, though it is not complete."""
         self._upstream = None
         if self._state is STREAMING:
-            self._router.failed(self._record.replica, failure, was_probe=self._is_probe)
+            self._router.response_failed(self._record.replica, failure, was_probe=self._is_probe)
             self._finish(REPLICA_ERROR)
             self._delivery.break_off(no_answer(self._record.replica, failure))
         elif stale and self._failed().reconnects():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.inspect import FloatType, IntType, Metadata, NoneType, StrType, UnionType
+from msgspec.inspect import FloatType, IntType, Metadata, NoneType, StrType, UnionType, VarTupleType
 
 import routing.schema
 from routing.schema import BreakerConfig, ConcurrencyConfig, Frozen, HealthCheck, Limits, WarmUp
@@ -24,7 +24,7 @@ SECTIONS = {
 
 def rows(section: str) -> dict[str, list[str]]:
     """Cells of a section's table, by the setting in the first one."""
-    part = re.split(r"^## ", TEXT.partition(f"\n## `{section}`\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    part = re.split(r"^##+ ", TEXT.partition(f"\n## `{section}`\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     lines = (line for line in part.splitlines() if line.startswith("| `"))
     cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {name.strip("`"): rest for name, *rest in cells}
@@ -35,6 +35,9 @@ def described(field: msgspec.inspect.Field) -> list[str]:
     kinds = field.type.types if isinstance(field.type, UnionType) else [field.type]
     [kind] = [kind for kind in kinds if not isinstance(kind, NoneType)]
     default = "-" if field.default is msgspec.NODEFAULT else str(field.default)
+    if isinstance(kind, Metadata) and isinstance(kind.type, VarTupleType):
+        assert kind.extra_json_schema["description"].endswith(".")
+        return ["failures", f"{kind.type.min_length} to {kind.type.max_length}", ", ".join(field.default)]
     if isinstance(kind, Metadata):
         assert kind.extra_json_schema["description"].endswith(".")
         if isinstance(kind.type, StrType):

@@ -192,9 +192,11 @@ def test_nothing_is_asked_for_and_nothing_is_limited_until_somebody_says_so(api,
 def test_limits_reach_the_routers_and_are_taken_back(api, pool):
     before = newest_snapshot().sha256
     limits = {"max_in_flight": 100, "max_connections_per_address": 8, "retry_ratio": 0.0}
+    limits |= {"retry_on": ["connect", "timeout"], "response_timeout_s": 60.0}
     answer = api.patch(FLEET, {"limits": limits}, format="json")
     assert answer.data["limits"] == answer.data["limits"] | limits
     assert (running().limits.max_in_flight, running().limits.retries) == (100, 2)
+    assert (running().limits.retry_on, running().limits.response_timeout_s) == (("connect", "timeout"), 60.0)
     assert api.patch(FLEET, {"limits": None}, format="json").data["limits"] is None
     assert newest_snapshot().sha256 == before
 
@@ -214,6 +216,9 @@ def test_letting_only_keys_in_is_one_configuration_and_one_event(api, pool):
     [
         ({"limits": {"retries": 9}}, "#/limits/retries"),
         ({"limits": {"retires": 1}}, "#/limits"),
+        ({"limits": {"retry_on": ["connect", "timeouts"]}}, "#/limits/retry_on/1"),
+        ({"limits": {"retry_on": []}}, "#/limits/retry_on"),
+        ({"limits": {"response_timeout_s": 0}}, "#/limits/response_timeout_s"),
         ({"needs_key": None}, "#/needs_key"),
     ],
 )

@@ -88,6 +88,18 @@ def test_limits_are_set_and_taken_back(visitor, pool):
     assert FleetSettings.objects.get().limits is None
 
 
+def test_the_retry_policy_is_set_one_failure_a_line_and_kept(visitor, pool):
+    page = "/fleet/limits/"
+    wrong = visitor.post(page, {"limits-retry_on": "connect\ntimeouts"})
+    assert wrong.status_code == 422
+    assert "Line 2: Expected a text of the form" in wrong.text
+    assert "connect|reset|timeout|" in wrong.text
+    visitor.post(page, {"limits-retry_on": "connect\ntimeout\n", "limits-response_timeout_s": "60"})
+    limits = FleetSettings.objects.get().limits
+    assert (limits["retry_on"], limits["response_timeout_s"]) == (["connect", "timeout"], 60.0)
+    assert ">\nconnect\ntimeout</textarea>" in visitor.get(page).text
+
+
 def test_people_see_keys_of_their_own_projects_and_make_them_as_admins_alone(client, django_user_model, key):
     create_client_key(create_project("other"), "confidential")
     person = django_user_model.objects.create_user("eve", password="a long enough password")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from routing.schema import HealthCheck, Limits
+from routing.schema import RETRY_CAUSES, HealthCheck, Limits
 from tests.fakes.replica import (
     STREAM_HEAD,
     Call,
@@ -27,7 +27,13 @@ from tests.fakes.replica import (
 from tests.routing.proxy.harness import BODY, CHAT, config, get, post, routed
 
 DRAINING = json.dumps({"error": {"message": "cannot schedule new futures after shutdown", "code": 500}}).encode()
-SHORT = Limits(first_byte_timeout_s=0.15, idle_timeout_s=0.15, connect_timeout_s=0.5)
+SHORT = Limits(
+    first_byte_timeout_s=0.15,
+    response_timeout_s=0.15,
+    idle_timeout_s=0.15,
+    connect_timeout_s=0.5,
+    retry_on=RETRY_CAUSES,
+)
 NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
 
 RETRIED: dict[str, tuple[Script, str]] = {
