@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import httpx
@@ -65,7 +66,7 @@ class Rest:
         answer = self.get(path, **query)
         yield answer["results"]
         while answer.get("next"):
-            answer = self._asked("GET", answer["next"]).json()
+            answer = self._asked("GET", _own_page(path, answer["next"])).json()
             yield answer["results"]
 
     def _asked(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -86,6 +87,11 @@ class Rest:
                     return _accepted(answer)
             time.sleep(wait_s)
         raise AssertionError("patience ends before so many attempts")
+
+
+def _own_page(path: str, following: str) -> str:
+    """The next page of a list at the site that is talked to: the token goes to no other that an answer names."""
+    return f"{path}?{urlsplit(following).query}"
 
 
 def _retry_after_s(answer: httpx.Response) -> float:

@@ -51,6 +51,7 @@ class ReplicaSource(models.Model):
     max_vanished_ratio = models.FloatField(default=0.5)  # of the pool's replicas that may be on their way out at once
     max_targets = models.PositiveIntegerField(default=256)  # an answer with more is refused
     created_at = models.DateTimeField(auto_now_add=True)
+    settings_changed_at = models.DateTimeField(null=True, blank=True)  # None: they are as they were first
 
     next_look_at = models.DateTimeField(default=timezone.now)
     looks = models.PositiveBigIntegerField(default=0)

@@ -88,6 +88,7 @@ class ChannelKind:
     fields: Sequence[Field]
     open: Callable[[Mapping[str, Any]], Sender]
     target: Callable[[Mapping[str, Any]], str]  # where a config sends to, as far as that may be shown
+    destination: Callable[[Mapping[str, Any]], str]  # whom its secrets are for, in one spelling: they go to no other
     check: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)  # what fields forbid each other
     refresh: Callable[[Sender, Sequence[Mapping[str, Any]], datetime], None] | None = None  # for receivers that forget
 

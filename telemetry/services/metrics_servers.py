@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
 from controlplane.sealing import seal
+from controlplane.secret_destinations import address_of, check_destination
 from controlplane.services.checks import check_replica_url
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
@@ -104,9 +105,10 @@ def update_server(
     """Change what is given; empty credentials forget them, and they never go to another address than before."""
     server = hold(MetricsServer.objects.select_for_update(), server.pk)
     before = facts(server)
-    if server.sealed is not None and credentials is None and settings.get("url", server.url) != server.url:
-        raise InvalidError("$.credentials", "the address changed: give those for it, or empty ones to forget them")
+    address = address_of(server.url)
     _change(server, settings, credentials)
+    if server.sealed is not None and credentials is None:
+        check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
     _save(server)
     if pools is not None:
         _read_there(server, pools)

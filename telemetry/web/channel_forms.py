@@ -54,9 +54,9 @@ class ChannelForm(Form):
         return (self[field.name] for field in self.kind.fields)
 
     def removable(self) -> list[Field]:
-        """Secrets that are set and need not be."""
+        """Secrets that are set and need not be; one that is made where none is given is made anew."""
         hidden = self.shown.get("secrets", ()) if self.shown is not None else ()
-        return [field for field in self.kind.fields if field.name in hidden and not field.required and not field.make]
+        return [field for field in self.kind.fields if field.name in hidden and not field.required]
 
     def config(self) -> dict[str, Any]:
         """What was filled in. Of a change also what was emptied, as None; a secret left empty stays out of it."""

@@ -6,7 +6,7 @@ locks on its rows (the replica before what was discovered; the logs after both),
 
 | what the source says of an adopted engine | what happens |
 | --- | --- |
-| it has another address | its replica follows, with its name |
+| it has another address | its replica follows, with its name and API key (unless given before the source changed) |
 | it terminates | its replica drains |
 | nothing, for ``drain_after_s`` | its replica drains; at most a share of the pool is on its way out at a time |
 | nothing, for ``remove_after_s``, and it drained for the time between | its replica is removed |
@@ -17,7 +17,7 @@ A pool's last active replica is never drained, and what a person did to a replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -39,7 +39,7 @@ from controlplane.models import (
     TargetCondition,
 )
 from controlplane.services.events import record_event
-from controlplane.services.fleet.replicas import remove_replica, set_replica_state, update_replica
+from controlplane.services.fleet.replicas import may_move, move_replica, remove_replica, set_replica_state
 from controlplane.services.snapshots import one_configuration
 
 from .looks import counted
@@ -135,13 +135,22 @@ def _for_s(since: datetime | None, now: datetime) -> float:
 def _join(source_id: int) -> None:
     source, rows = _known(source_id)
     there = [row for row in rows if row.missing_since is None]
-    moved = [row for row in there if row.replica and row.replica.url != row.url]
+    moved = list(_moving([row for row in there if row.replica and row.replica.url != row.url]))
     _gathered(source, moved, partial(_follow, moved))
     ready = [row for row in there if row.condition == TargetCondition.READY]
     steps: list[Step] = [(row, _take_back) for row in ready if row.replica and row.drained_at]
     if source.adoption == Adoption.ADOPT:
         steps += [(row, adopt) for row in ready if row.state == DiscoveredState.PROPOSED]
     _take(source, steps)
+
+
+def _moving(rows: Sequence[DiscoveredReplica]) -> Iterator[DiscoveredReplica]:
+    """Those that may move with their API keys; what keeps the others stands beside them."""
+    for row in rows:
+        if row.replica is not None and may_move(row.replica, row.url):
+            yield row
+        else:
+            _try(row, _move)
 
 
 def _follow(moved: Sequence[DiscoveredReplica]) -> None:
@@ -165,7 +174,7 @@ def _follow(moved: Sequence[DiscoveredReplica]) -> None:
 
 def _move(row: DiscoveredReplica) -> None:
     if row.replica is not None:
-        update_replica(row.replica, url=row.url)
+        move_replica(row.replica, row.url)
 
 
 @transaction.atomic
@@ -173,7 +182,8 @@ def _swap(rows: Sequence[DiscoveredReplica]) -> None:
     for aside in (True, False):
         for row in rows:
             if row.replica is not None:
-                update_replica(row.replica, url=f"http://replica-{row.replica_id}.invalid:1" if aside else row.url)
+                url = f"http://replica-{row.replica_id}.invalid:1" if aside else row.url
+                move_replica(row.replica, url, aside=aside)
 
 
 @transaction.atomic

@@ -14,6 +14,7 @@ from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
 from controlplane.models.names import SHORT_NAME
 from controlplane.sealing import seal
+from controlplane.secret_destinations import address_of, check_destination
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
@@ -64,11 +65,14 @@ def update_source(
     """
     source = hold(ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), source.pk)
     before = facts(source)
-    if secret is None:
-        _check_server(source, changes)
+    server = _server(source)
     _change(source, changes, secret)
+    if source.sealed is not None and secret is None:
+        check_destination("$.secret", "token", before=server, after=_server(source))
     if facts(source) == before and secret is None:
         return source
+    if source.settings != before["settings"]:
+        source.settings_changed_at = timezone.now()
     source.looks += 1
     source.next_look_at = timezone.now()
     source.save()
@@ -112,11 +116,10 @@ def _change(source: ReplicaSource, changes: dict[str, Any], secret: str | None) 
         source.sealed = seal(_checked_secret(kind, secret).encode()) if secret else None
 
 
-def _check_server(source: ReplicaSource, changes: dict[str, Any]) -> None:
-    """InvalidError where a secret that is kept would go to another server than the one it was given for."""
-    server = changes.get("settings", source.settings).get("api_url", "")
-    if source.sealed is not None and server != source.settings.get("api_url", ""):
-        raise InvalidError("$.secret", "the server changed: give the token for it, or an empty one to forget it")
+def _server(source: ReplicaSource) -> str:
+    """Where its secret is sent: the server, and the authority that says which server has that name."""
+    url, authority = source.settings.get("api_url", ""), source.settings.get("ca", "")
+    return f"{address_of(url) if url else ''} {authority.strip()}"
 
 
 def _checked(kind: SourceKind, name: str, value: Any, source: ReplicaSource) -> Any:

@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from controlplane import router_fields
 from controlplane.errors import InUseError, InvalidError, NameTakenError, SealBrokenError
-from controlplane.models import EventKind, Pool, Replica, ReplicaState
+from controlplane.models import DiscoveredReplica, EventKind, Pool, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME
 from controlplane.schema_fields import canonical, checked
 from controlplane.sealing import seal, unseal
+from controlplane.secret_destinations import address_of, check_destination
 from controlplane.services.checks import check_labels, check_name, check_replica_url, check_weight
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
@@ -62,8 +63,41 @@ def add_replica(pool: Pool, *, name: str, by: User | None = None, **settings: Un
 
 @transaction.atomic
 def update_replica(replica: Replica, *, by: User | None = None, **settings: Unpack[ReplicaSettings]) -> Replica:
-    """Change what is given. The name stays: it is the replica's identity on every ring."""
+    """Change what is given. The name stays: it is the replica's identity on every ring.
+
+    An API key is never sent to another address than it was given for: InvalidError where the URL changes without it.
+    """
     replica = _locked(replica)
+    if "url" in settings and "api_key" not in settings:
+        _check_key_stays(replica, settings["url"])
+    return _updated(replica, settings, by)
+
+
+@transaction.atomic
+def move_replica(replica: Replica, url: str, *, aside: bool = False) -> Replica:
+    """Follow an engine to the address that its source names now, with its API key.
+
+    InvalidError where the source's settings changed after the key was given: it was given for what the source found
+    before. ``aside`` is for an address in between that no router learns of.
+    """
+    replica = _locked(replica)
+    if not aside and _source_changed(replica):
+        _check_key_stays(replica, url)
+    return _updated(replica, {"url": url}, None)
+
+
+def may_move(replica: Replica, url: str) -> bool:
+    """Whether ``move_replica`` would take it there."""
+    try:
+        if _source_changed(replica):
+            _check_key_stays(replica, url)
+    except InvalidError:
+        return False
+    return True
+
+
+def _updated(replica: Replica, settings: ReplicaSettings, by: User | None) -> Replica:
+    """Change a row that is locked."""
     before = facts(replica)
     _change(replica, settings)
     try:
@@ -175,8 +209,23 @@ def _set_api_key(replica: Replica, key: str | None) -> None:
         canonical(router_fields.API_KEY, key, "$.api_key")
     except InvalidError:
         raise InvalidError("$.api_key", "expected 1 to 1,024 visible ASCII characters, without blanks") from None
-    if _api_key(replica) != key.encode():
+    if _api_key(replica) != key.encode() or _source_changed(replica):
         replica.api_key_sealed, replica.api_key_set_at = seal(key.encode()), timezone.now()
+
+
+def _check_key_stays(replica: Replica, url: str) -> None:
+    """InvalidError where a key that is kept would be sent to another address."""
+    if replica.api_key_sealed is not None:
+        before, after = address_of(replica.url), address_of(_checked_url(url))
+        check_destination("$.api_key", "API key", before=before, after=after)
+
+
+def _source_changed(replica: Replica) -> bool:
+    """Whether the source that a replica follows looks elsewhere than when the replica's API key was given."""
+    if replica.api_key_set_at is None:
+        return False
+    followed = DiscoveredReplica.objects.filter(replica=replica)
+    return followed.filter(source__settings_changed_at__gt=replica.api_key_set_at).exists()
 
 
 def _checked_url(url: str) -> str:

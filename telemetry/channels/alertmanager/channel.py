@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from django.conf import settings
 
+from controlplane.secret_destinations import address_of
 from telemetry.channels.alertmanager.message import posted
 from telemetry.channels.base import ChannelKind, Message, Receipt, Sender, origin
 from telemetry.channels.exchange import encoded, open_client, post
@@ -86,6 +87,7 @@ ALERTMANAGER = ChannelKind(
     ),
     open_alertmanager,
     lambda config: origin(config["url"]),
+    lambda config: address_of(config["url"]),
     check=_check,
     refresh=refresh,
 )

@@ -128,5 +128,6 @@ EMAIL = ChannelKind(
     ),
     open_email,
     lambda config: f"{', '.join(config['recipients'])} by {config['host']}:{config['port']}",
+    lambda config: f"[{config['host'].lower().rstrip('.')}]:{config['port']}",
     check=_check,
 )

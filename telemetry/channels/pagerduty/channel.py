@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from django.conf import settings
 
+from controlplane.secret_destinations import address_of
 from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt, origin
 from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, text, url
@@ -89,4 +90,5 @@ PAGERDUTY = ChannelKind(
     ),
     open_pagerduty,
     lambda config: origin(config["endpoint"]),
+    lambda config: address_of(config["endpoint"]),
 )

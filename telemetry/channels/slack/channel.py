@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from django.conf import settings
 
+from controlplane.secret_destinations import origin_of
 from telemetry.channels.base import ChannelKind, Message, Receipt, origin
 from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, url
@@ -53,4 +54,5 @@ SLACK = ChannelKind(
     ),
     open_slack,
     lambda config: f"{origin(config['url'])}/...",
+    lambda config: origin_of(config["url"]),
 )

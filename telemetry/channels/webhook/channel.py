@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from controlplane.secret_destinations import origin_of
 from telemetry.channels.base import ChannelKind, DeliveryError, Message, Receipt, origin
 from telemetry.channels.exchange import encoded, open_client, post
 from telemetry.channels.fields import Field, url
@@ -89,4 +90,5 @@ WEBHOOK = ChannelKind(
     ),
     open_webhook,
     lambda config: f"{origin(config['url'])}/...",
+    lambda config: origin_of(config["url"]),
 )

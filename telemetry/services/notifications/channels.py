@@ -16,9 +16,10 @@ from controlplane.celery import wake
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
+from controlplane.secret_destinations import check_destination
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
-from telemetry.channels.base import Sender
+from telemetry.channels.base import ChannelKind, Sender
 from telemetry.channels.enqueue import DELIVER
 from telemetry.channels.fields import ConfigError
 from telemetry.channels.registry import KINDS
@@ -45,7 +46,7 @@ def create_channel(
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
-    channel.sealed, channel.matchers = _sealed(kind, config), _checked_matchers(matchers)
+    channel.sealed, channel.matchers = _sealed(_complete(KINDS[kind], config)), _checked_matchers(matchers)
     channel = _saved(channel)
     summary = f"Channel {channel.name} was created."
     record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": facts(channel)})
@@ -62,14 +63,16 @@ def update_channel(
     enabled: bool | None = None,
     by: User | None = None,
 ) -> Channel:
-    """Change what is given. Of a config the fields given are changed, null takes one away. InvalidError."""
+    """Change what is given. Of a config the fields given are changed, null takes one away. InvalidError.
+
+    A secret is never sent to another address than it was given for, and signs nothing that is sent to another origin.
+    """
     channel = hold(Channel.objects.select_for_update(), channel.pk)
     before = facts(channel)
     if name is not None:
         channel.name = _checked_name(name)
     if config is not None:
-        merged = {**open_config(channel), **config}
-        channel.sealed = _sealed(channel.kind, {field: value for field, value in merged.items() if value is not None})
+        channel.sealed = _sealed(_changed(channel, config))
     if matchers is not None:
         channel.matchers = _checked_matchers(matchers)
     if enabled is not None:
@@ -180,11 +183,27 @@ def without_secrets(channel: Channel, text: str) -> str:
     return text
 
 
-def _sealed(kind: str, config: Mapping[str, Any]) -> bytes:
+def _sealed(config: Mapping[str, Any]) -> bytes:
+    return seal(json.dumps(config).encode())
+
+
+def _complete(kind: ChannelKind, config: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return seal(json.dumps(KINDS[kind].complete(config)).encode())
+        return kind.complete(config)
     except ConfigError as error:
         raise InvalidError(f"$.config.{error.field}", error.reason) from None
+
+
+def _changed(channel: Channel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole config with what is given put in."""
+    kind, known = KINDS[channel.kind], open_config(channel)
+    merged = {field: value for field, value in {**known, **given}.items() if value is not None}
+    config = _complete(kind, merged)
+    for field in kind.fields:
+        if field.secret and field.name in known and field.name not in given:
+            before, after = kind.destination(known), kind.destination(config)
+            check_destination(f"$.config.{field.name}", field.label.lower(), before=before, after=after)
+    return config
 
 
 def _checked_matchers(given: Sequence[Given]) -> list[str]:

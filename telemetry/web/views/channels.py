@@ -94,17 +94,21 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
     initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
     form = ChannelForm(kind, request.POST or None, shown=shown, initial=initial)
     if request.method == "POST" and form.is_valid():
+        removed = _taken_away(request, form)
         try:
-            update_channel(
+            channel = update_channel(
                 channel,
                 name=form.cleaned_data["name"],
-                config=form.config() | _taken_away(request, form),
+                config=form.config() | removed,
                 matchers=form.cleaned_data["matchers"],
                 by=signed_in(request),
             )
         except ControlPlaneError as error:
             form.refuse(error)
         else:
+            if any(field.make and field.name in removed for field in kind.fields):
+                shown_once = {"channel": channel, "secret": reveal_secret(channel), "replaced": True}
+                return render(request, "telemetry/channel_made.html", shown_once)
             messages.success(request, f"Channel {channel.name} was changed.")
             return redirect("telemetry:channel", channel.pk)
     context = {"form": form, "kind": kind, "channel": channel, "target": shown["target"]}

@@ -1,0 +1,346 @@
+"""No stored secret is sent to another address than it was given for; every sealed field has that rule."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from rest_framework.test import APIClient
+
+from controlplane.models import Replica, ReplicaSource
+from controlplane.sealing import unseal
+from controlplane.secret_destinations import address_of, origin_of
+from controlplane.services.discovery.settling import settle
+from controlplane.services.discovery.sources import create_source, update_source
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.secret_rotation import sealed_fields
+from telemetry.channels.registry import KINDS
+from telemetry.models import Channel
+from telemetry.services.metrics_servers import create_server
+from telemetry.services.notifications.channels import create_channel, open_config
+from tests.fakes.fake_kubernetes import TOKEN
+
+pytestmark = pytest.mark.django_db
+CANARY, FRESH = "canary-3f9a51c07e", "fresh-77d0b2e4"
+KEY, FRESH_KEY = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+SIGNING, FRESH_SIGNING = "whsec_" + "QUJD" * 12, "whsec_" + "WFla" * 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row with a secret, and what is sent over REST to change it."""
+
+    row: Any
+    path: str
+    pointer: str  # of the secret
+    move: dict[str, Any]  # to another address
+    respelled: dict[str, Any]  # to the same, written differently
+    given: dict[str, Any]  # a fresh secret
+    taken: dict[str, Any]  # none any more
+
+    def sealed(self) -> str:
+        row = type(self.row).objects.get(pk=self.row.pk)
+        stored = getattr(row, "api_key_sealed", None) if isinstance(row, Replica) else row.sealed
+        return "" if stored is None else unseal(bytes(stored)).decode()
+
+
+def replica_case(pool):
+    row = add_replica(pool, name="keyed", url="http://engine.example:80", api_key=CANARY)
+    return Case(
+        row,
+        "/api/v1/replicas/keyed",
+        "#/api_key",
+        {"url": "http://evil.example"},
+        {"url": "http://ENGINE.example/"},
+        {"api_key": FRESH},
+        {"api_key": None},
+    )
+
+
+def source_case(pool):
+    settings = {"service": "vllm", "api_url": "https://api.example:6443", "scheme": "http"}
+    row = create_source(pool, name="cluster", kind="kubernetes", settings=settings, secret=CANARY)
+    return Case(
+        row,
+        "/api/v1/replica-sources/cluster",
+        "#/secret",
+        {"settings": settings | {"api_url": "https://evil.example:6443"}},
+        {"settings": settings | {"api_url": "https://API.example:6443/"}},
+        {"secret": FRESH},
+        {"secret": ""},
+    )
+
+
+def server_case(pool):
+    row = create_server(name="prom", url="https://prom.example", credentials={"token": CANARY})
+    return Case(
+        row,
+        f"/api/v1/metrics-servers/{row.pk}",
+        "#/credentials",
+        {"url": "https://evil.example"},
+        {"url": "https://prom.example:443/"},
+        {"credentials": {"token": FRESH}},
+        {"credentials": {}},
+    )
+
+
+CASES = {
+    "controlplane.Replica.api_key_sealed": replica_case,
+    "controlplane.ReplicaSource.sealed": source_case,
+    "telemetry.MetricsServer.sealed": server_case,
+}
+ELSEWHERE = {
+    "telemetry.Channel.sealed": "each secret of each kind is a case of its own, below",
+    "telemetry.Heartbeat.sealed": "the secret is the address as a whole: another address is another secret",
+    "controlplane.FleetSecret.sealed": "part of the configuration, which goes to routers that hold the admin token",
+    "controlplane.ConfigSnapshot.sealed": "the configuration itself, as above",
+    "controlplane.KeptAnswer.sealed": "given to whoever sent the same request with the same token, and to no address",
+}
+
+
+def test_every_sealed_field_has_a_case_or_a_reason_why_it_is_sent_to_no_address_that_can_be_changed():
+    found = {f"{model._meta.label}.{field}" for model, field in sealed_fields()}
+    assert found == set(CASES) | set(ELSEWHERE)
+
+
+@pytest.fixture
+def api(operator):
+    client = APIClient()
+    client.force_login(operator)
+    return client
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request, pool):
+    return CASES[request.param](pool)
+
+
+def patch(api, case, change, **query):
+    headers = {"If-Match": "*"}
+    return api.patch(case.path, change, format="json", headers=headers, query_params=query)
+
+
+def test_another_address_without_the_secret_is_refused(api, case):
+    before = case.sealed()
+    assert CANARY in before
+    for query in ({}, {"dry_run": "true"}):
+        answer = patch(api, case, case.move, **query)
+        assert answer.status_code == 422, answer.content
+        assert [fault["pointer"] for fault in answer.data["errors"]] == [case.pointer]
+        assert CANARY not in answer.content.decode()
+    assert case.sealed() == before
+    shown = json.dumps(api.get(case.path).json())
+    assert "evil" not in shown
+
+
+def test_the_same_address_in_another_spelling_keeps_the_secret(api, case):
+    before = case.sealed()
+    assert patch(api, case, case.respelled).status_code == 200
+    assert case.sealed() == before
+
+
+def test_another_address_with_the_secret_given_for_it_is_taken(api, case):
+    assert patch(api, case, case.move | case.given).status_code == 200
+    assert FRESH in case.sealed()
+    assert "evil" in json.dumps(api.get(case.path).json())
+
+
+def test_another_address_without_any_secret_is_taken(api, case):
+    assert patch(api, case, case.move | case.taken).status_code == 200
+    assert CANARY not in case.sealed()
+
+
+def test_a_bundle_moves_no_secret_either(api, pool):
+    replica_case(pool)
+    source_case(pool)
+    bundle = json.loads(api.get("/api/v1/config").content)
+    for key, at, change in (
+        ("replicas", "#/pools/0/replicas/0/api_key", {"url": "http://evil.example"}),
+        ("sources", "#/pools/0/sources/0/secret", {"settings": {"service": "vllm", "api_url": "https://evil.example"}}),
+    ):
+        moved = json.loads(json.dumps(bundle))
+        moved["pools"][0][key][0].update(change)
+        for query in ({}, {"dry_run": "true"}):
+            answer = api.put("/api/v1/config", moved, format="json", headers={"If-Match": "*"}, query_params=query)
+            assert answer.status_code == 422, answer.content
+            assert [fault["pointer"] for fault in answer.data["errors"]] == [at]
+    assert not Replica.objects.filter(url__contains="evil").exists()
+
+
+# --- channels: each secret of each kind -------------------------------------------------------------------
+
+CHANNELS = {  # kind: what it needs besides the secret, and a change of the address
+    "alertmanager": ({"url": "https://am.example"}, {"url": "https://evil.example"}),
+    "email": (
+        {"recipients": "a@example.org", "sender": "b@example.org", "host": "smtp.example.org", "username": "u"},
+        {"host": "evil.example"},
+    ),
+    "pagerduty": ({"endpoint": "https://events.example"}, {"endpoint": "https://evil.example"}),
+    "slack": ({}, {"url": "https://evil.example/x"}),
+    "webhook": ({"url": "https://hooks.example/x"}, {"url": "https://evil.example/x"}),
+}
+SECRETS = {  # kind.field: a value, and a fresh one; None where the secret is the address itself
+    "alertmanager.password": (CANARY, FRESH),
+    "alertmanager.bearer_token": (CANARY, FRESH),
+    "email.password": (CANARY, FRESH),
+    "pagerduty.routing_key": (KEY, FRESH_KEY),
+    "slack.url": None,
+    "webhook.url": None,
+    "webhook.secret": (SIGNING, FRESH_SIGNING),
+    "webhook.previous_secret": (SIGNING, FRESH_SIGNING),
+}
+
+
+def test_every_secret_of_every_kind_of_channel_has_a_case():
+    assert {f"{kind.name}.{field.name}" for kind in KINDS.values() for field in kind.fields if field.secret} == set(
+        SECRETS
+    )
+
+
+@pytest.fixture(params=sorted(name for name, values in SECRETS.items() if values))
+def channel_case(request, db):
+    """The channel, the secret's name, its values, and the change of address; beside it no secret is kept."""
+    kind, field = request.param.split(".")
+    needed, move = CHANNELS[kind]
+    value, fresh = SECRETS[request.param]
+    if request.param == "alertmanager.password":
+        needed = needed | {"username": "u"}
+    channel = create_channel("on-call", kind=kind, config=needed | {field: value})
+    others = {"secret": FRESH_SIGNING} if request.param == "webhook.previous_secret" else {}
+    return channel, field, value, fresh, move | others
+
+
+def test_a_channel_that_moves_without_its_secret_is_refused(api, channel_case):
+    channel, field, value, fresh, move = channel_case
+    path = f"/api/v1/channels/{channel.pk}"
+    before = open_config(channel)
+    for query in ({}, {"dry_run": "true"}):
+        answer = api.patch(path, {"config": move}, format="json", headers={"If-Match": "*"}, query_params=query)
+        assert answer.status_code == 422, answer.content
+        assert [fault["pointer"] for fault in answer.data["errors"]] == [f"#/config/{field}"]
+    assert open_config(Channel.objects.get()) == before
+    answer = api.patch(path, {"config": move | {field: fresh}}, format="json", headers={"If-Match": "*"})
+    assert answer.status_code == 200, answer.content
+    stored = open_config(Channel.objects.get())
+    assert stored[field] == fresh
+    assert value not in stored.values()
+
+
+def test_the_form_of_a_channel_says_which_secret_is_to_be_given(client, operator, db):
+    channel = create_channel("am", kind="alertmanager", config={"url": "https://am.example", "bearer_token": CANARY})
+    client.force_login(operator)
+    page = client.post(f"/channels/{channel.pk}/", {"name": "am", "url": "https://evil.example"})
+    assert page.status_code == 422
+    assert "address changed" in page.context["form"].errors["bearer_token"][0]
+    assert open_config(Channel.objects.get())["url"] == "https://am.example"
+    client.post(f"/channels/{channel.pk}/", {"name": "am", "url": "https://evil.example", "remove": "bearer_token"})
+    assert open_config(Channel.objects.get()) == {"url": "https://evil.example"}
+
+
+def test_the_form_of_a_webhook_makes_a_new_signing_secret_and_shows_it_once(client, operator, db):
+    channel = create_channel("hook", config={"url": "https://hooks.example/x", "secret": SIGNING})
+    client.force_login(operator)
+    moved = {"name": "hook", "url": "https://other.example/x"}
+    assert client.post(f"/channels/{channel.pk}/", moved).status_code == 422
+    page = client.post(f"/channels/{channel.pk}/", moved | {"remove": "secret"})
+    stored = open_config(Channel.objects.get())
+    assert stored["url"] == "https://other.example/x"
+    assert stored["secret"] != SIGNING
+    assert stored["secret"] in page.content.decode()
+
+
+def test_another_path_of_a_webhook_keeps_its_signing_secret(api, db):
+    channel = create_channel("hook", config={"url": "https://hooks.example/x", "secret": SIGNING})
+    change = {"config": {"url": "https://hooks.example/y"}}
+    assert api.patch(f"/api/v1/channels/{channel.pk}", change, format="json", headers={"If-Match": "*"}).data
+    assert open_config(Channel.objects.get()) == {"url": "https://hooks.example/y", "secret": SIGNING}
+
+
+# --- replicas that follow a source ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed(pool):
+    """A replica with a key that follows a source, and what the source found."""
+    settings = {"service": "vllm", "api_url": "https://api.example:6443"}
+    source = create_source(pool, name="cluster", kind="kubernetes", settings=settings, secret=TOKEN)
+    replica = add_replica(pool, name="vllm-1", url="http://10.0.0.1:8000", api_key=CANARY)
+    row = source.discovered.create(
+        key="vllm-1", name="vllm-1", url="http://10.0.0.9:8000", state="adopted", replica=replica, condition="ready"
+    )
+    return source, replica, row
+
+
+def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
+    source, replica, _ = followed
+    settle(source.pk)
+    replica.refresh_from_db()
+    assert replica.url == "http://10.0.0.9:8000"
+    assert unseal(replica.api_key_sealed).decode() == CANARY
+
+
+def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, followed):
+    source, replica, row = followed
+    update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
+    settle(source.pk)
+    replica.refresh_from_db()
+    row.refresh_from_db()
+    assert replica.url == "http://10.0.0.1:8000"
+    assert "$.api_key" in row.problem
+    # Given anew, though it is the same, it follows again.
+    change = {"api_key": CANARY}
+    api.patch("/api/v1/replicas/vllm-1", change, format="json", headers={"If-Match": "*"})
+    settle(source.pk)
+    replica.refresh_from_db()
+    row.refresh_from_db()
+    assert (replica.url, row.problem) == ("http://10.0.0.9:8000", "")
+
+
+def test_two_engines_that_swap_addresses_stay_where_one_key_may_not_move(pool, followed):
+    source, _, row = followed
+    other = add_replica(pool, name="vllm-2", url="http://10.0.0.9:8000")
+    source.discovered.create(
+        key="vllm-2", name="vllm-2", url="http://10.0.0.1:8000", state="adopted", replica=other, condition="ready"
+    )
+    update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
+    settle(source.pk)
+    row.refresh_from_db()
+    assert "$.api_key" in row.problem
+    assert {one.name: one.url for one in Replica.objects.all()} == {
+        "vllm-1": "http://10.0.0.1:8000",
+        "vllm-2": "http://10.0.0.9:8000",
+    }
+
+
+def test_another_authority_is_another_server(api, pool):
+    case = source_case(pool)
+    settings = ReplicaSource.objects.get().settings | {"ca": "-----BEGIN CERTIFICATE-----"}
+    answer = patch(api, case, {"settings": settings})
+    assert [fault["pointer"] for fault in answer.data["errors"]] == ["#/secret"]
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("http://a", "http://A:80/", True),
+        ("https://a", "https://a:443", True),
+        ("http://a", "https://a", False),
+        ("http://a:8000", "http://a:8001", False),
+        ("http://a", "http://u@a", False),
+        ("http://a", "http://a.", True),
+        ("http://a", "http://b", False),
+        ("http://[::1]:1", "http://[::1]:1", True),
+    ],
+)
+def test_an_origin_is_scheme_user_host_and_port(one, other, same):
+    assert (origin_of(one) == origin_of(other)) is same
+    assert (address_of(one) == address_of(other)) is same
+
+
+def test_an_address_is_an_origin_and_a_path():
+    assert origin_of("http://a/x") == origin_of("http://a/y")
+    assert address_of("http://a/x") != address_of("http://a/y")
+    assert address_of("http://a/x/") == address_of("http://a/x")
