@@ -73,6 +73,8 @@ class FakeReplica:
         self.probes = 0
         self.metrics: Callable[[], bytes] | None = None  # the text of ``/metrics``; None: 404
         self.reads = 0  # of ``/metrics``
+        self.metrics_delay_s = 0.0
+        self.is_stopped = False  # it takes what is sent, and answers neither ``/health`` nor ``/metrics``
         self.on_token_probe: Script = answering(status=404)  # a router's own request for one token
         self.token_probes: list[Call] = []
         self.port = 0
@@ -112,7 +114,7 @@ class FakeReplica:
                     await self._answer_probe(reader, writer)
                     continue
                 if head.startswith(b"GET /metrics "):
-                    self._answer_metrics(writer)
+                    await self._answer_metrics(reader, writer)
                     continue
                 if not number:
                     self.connections += 1
@@ -132,8 +134,12 @@ class FakeReplica:
             self._writers.discard(writer)
             writer.close()
 
-    def _answer_metrics(self, writer: asyncio.StreamWriter) -> None:
+    async def _answer_metrics(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reads += 1
+        if self.is_stopped:
+            await reader.read()
+            return
+        await asyncio.sleep(self.metrics_delay_s)
         text = b"" if self.metrics is None else self.metrics()
         status = 404 if self.metrics is None else 200
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(text), text))
@@ -141,7 +147,7 @@ class FakeReplica:
 
     async def _answer_probe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.probes += 1
-        if self.health_status is None:
+        if self.health_status is None or self.is_stopped:
             await reader.read()
             return
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % self.health_status)

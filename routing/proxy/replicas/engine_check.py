@@ -2,11 +2,14 @@
 
 Theory of operation. ``watch.py`` calls ``look`` while requests wait at a replica that sends no byte; a replica that
 answers is never examined. All times are parts of the pool's ``stall_s`` (3 s). After a third of it in silence the
-engine's counters are read, again after half of it while they move and after a sixth while they stand still: at most one
-read at a time. Counters that stand still, or do not come, for half of ``stall_s`` are a reason for doubt: then one
-streamed token is asked for. An answer is progress like any other. The engine hangs when the silence exceeds what
-``watch.py`` allows and the token has not come for half of ``stall_s`` either. An engine that rejects the probe (it asks
-for a client's key, or generates no text) hangs if its counters stood still as long and say that requests are there.
+engine's counters are read, again after a third of it while they move and after a sixth while they stand still: at most
+one read at a time. Counters that stand still, or do not come for a third of ``stall_s``, are a reason for doubt: then
+one streamed token is asked for. An answer is progress like any other.
+
+The engine hangs when the silence exceeds what ``watch.py`` allows and the token has not come for half of ``stall_s``,
+while its counters stand still or did not come for all of ``stall_s``: an API server that has too much to do may be late
+with them. An engine that rejects the probe (it asks for a client's key, or generates no text) hangs if its counters
+stood still as long and say that requests are there.
 
 Probes are rare and bounded: one at a time, and after each that was answered twice the pause of the one before, up to
 ``MAX_PAUSE_S``, until clients get bytes or the counters move by themselves.
@@ -27,7 +30,7 @@ from routing.proxy.replicas.engine_counters import EngineCounters, NoCounters, r
 
 PROBE_PATH = "/v1/completions"
 PROBE_BYTES = 64 << 10  # of its response
-PROBE_WAIT = 2.0  # times stall_s after which a probe is over
+WAIT = 2.0  # times stall_s after which a read or a probe is over
 MAX_PAUSE_S = 60.0  # between probes that are answered
 
 logger = logging.getLogger(__name__)
@@ -54,10 +57,11 @@ class EngineCheck:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._latest: EngineCounters | NoCounters | None = None
-        self._still_since = 0.0  # since when the latest reading stands, or nothing comes
+        self._still_since = 0.0  # since when the latest reading stands
         self._same_until = 0.0  # until when it was seen to
         self._stillness_s: float | None = None  # that has ended
         self._is_reading = False
+        self._unread_since: float | None = None  # when the first read was begun that was not answered
         self._reads_at = 0.0  # the next time, at the soonest
         self._is_probing = False
         self._unanswered_since: float | None = None  # when the first probe was sent that was not answered
@@ -76,18 +80,22 @@ class EngineCheck:
 
     def look(self, silent_since: float, now: float) -> None:
         """Read the counters or send a probe if that is due. ``silent_since``: loop time of the latest progress."""
-        if self._latest is not None and self._still_since < silent_since:
+        if isinstance(self._latest, EngineCounters) and self._still_since < silent_since:
             self._forget()  # it was read in an earlier silence
         silence_s = now - silent_since
         if silence_s > self.stall_s / 3 and not self._is_reading and now >= self._reads_at:
             self._is_reading = True
+            if self._unread_since is None:
+                self._unread_since = now
             self._start(self._read())
-        if silence_s > self.stall_s / 2 and self._is_still(now) and now >= self._probes_at:
+        is_in_doubt = self._stands_still or self._unread_s(now) >= self.stall_s / 3
+        if silence_s > self.stall_s / 2 and is_in_doubt and now >= self._probes_at:
             self.probe()
 
     def is_hung(self, silent_since: float, allowed_s: float, now: float) -> bool:
         """Whether the silence is longer than allowed and nothing that was asked of the engine came."""
-        if now - silent_since <= allowed_s or not self._is_still(now):
+        is_silent = self._stands_still or self._unread_s(now) >= self.stall_s
+        if now - silent_since <= allowed_s or not is_silent:
             return False
         if self._unanswered_since is not None:
             return now - self._unanswered_since >= self.stall_s / 2
@@ -117,48 +125,51 @@ class EngineCheck:
         self._on_probed.clear()
 
     def _forget(self) -> None:
-        self._latest = self._unanswered_since = None
+        self._latest = self._unanswered_since = self._unread_since = None
         self._same_until, self._was_rejected = 0.0, False
 
-    def _is_still(self, now: float) -> bool:
-        """Whether the latest readings show no progress."""
-        if self._latest is None:
-            return False
-        if isinstance(self._latest, EngineCounters):
-            return self._same_until > self._still_since
-        return self._latest is NoCounters.ABSENT or now > self._still_since
+    @property
+    def _stands_still(self) -> bool:
+        """Whether the latest readings show no progress, or there are none to be had."""
+        return self._latest is NoCounters.ABSENT or self._same_until > self._still_since
+
+    def _unread_s(self, now: float) -> float:
+        """For how many seconds the counters have not come that were asked for."""
+        return 0.0 if self._unread_since is None else now - self._unread_since
 
     async def _read(self) -> None:
         began_at = self._loop.time()
         try:
-            found = await read_counters(self.address, max(0.1, self.stall_s / 3))
+            found = await read_counters(self.address, WAIT * self.stall_s)
         finally:
             self._is_reading = False
-        is_news = self._take(found, began_at)
-        self._reads_at = began_at + self.stall_s / (2 if is_news else 6)
+        if found is NoCounters.UNANSWERED:
+            self._reads_at = self._loop.time() + self.stall_s / 6
+            return
+        self._unread_since, self.has_counters = None, found is not NoCounters.ABSENT
+        is_news = self._take(found, began_at, self._loop.time())
+        self._reads_at = began_at + self.stall_s / (3 if is_news else 6)
 
-    def _take(self, found: EngineCounters | NoCounters, began_at: float) -> bool:
+    def _take(self, found: EngineCounters | NoCounters, began_at: float, now: float) -> bool:
         """Compare a reading with the one before; True if they show progress."""
         before, self._latest = self._latest, found
-        if isinstance(found, EngineCounters):
-            self.has_counters = True
-        elif found is NoCounters.ABSENT:
-            self.has_counters = False
-        if found == before:
-            self._same_until = began_at
-            return False
-        has_moved = isinstance(before, EngineCounters) and isinstance(found, EngineCounters)
-        if has_moved:
-            self.moved_at = began_at
-            self._stillness_s = self._same_until - self._still_since if self._same_until else None
+        has_moved = False
+        if isinstance(before, EngineCounters) and isinstance(found, EngineCounters):
+            if before.lines == found.lines:
+                self._same_until = began_at
+                return False
+            has_moved = True
+            self.moved_at = now
+            stood_s = self._same_until - self._still_since if self._same_until else 0.0
+            self._stillness_s = max(stood_s, now - began_at)  # a late answer is a silence as well
             self._answered, self._probes_at = 0, 0.0
-        self._still_since, self._same_until = began_at, 0.0
+        self._still_since, self._same_until = now, 0.0
         return has_moved
 
     async def _probe(self) -> None:
         ended = Probe.UNANSWERED
         try:
-            ended = await ask_for_a_token(self.address, self.model, PROBE_WAIT * self.stall_s)
+            ended = await ask_for_a_token(self.address, self.model, WAIT * self.stall_s)
         finally:
             self._is_probing = False
         now = self._loop.time()

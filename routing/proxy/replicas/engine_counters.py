@@ -39,7 +39,7 @@ class NoCounters(Enum):
 
 
 class EngineCounters(NamedTuple):
-    """One reading; two of them are equal where the engine took no step in between."""
+    """One reading; two have the same ``lines`` where the engine took no step in between."""
 
     lines: tuple[bytes, ...]  # name, labels and value of each, as they came
     requests: float  # running and waiting, as of the engine's last step
@@ -52,7 +52,7 @@ def parse_counters(text: bytes) -> EngineCounters | NoCounters:
     if not lines:
         return NoCounters.ABSENT
     try:
-        return EngineCounters((*lines, *requests), sum(map(float, requests)))
+        return EngineCounters(lines, sum(map(float, requests)))
     except ValueError:
         return NoCounters.ABSENT
 
