@@ -10,6 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import Counter
 
+from controlplane.client_address import client_address
 from controlplane.origin import Origin, set_origin
 
 Handler = Callable[[HttpRequest], HttpResponse]
@@ -52,15 +53,6 @@ class RequestIdMiddleware:
         response = self.get_response(request)
         response["X-Request-Id"] = request.id  # type: ignore[attr-defined]
         return response
-
-
-def client_address(request: HttpRequest) -> str:
-    """Where a request came from: the peer, or what the proxy in front says if there is one to be believed."""
-    if settings.BEHIND_TLS_PROXY:
-        named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
-        if named:
-            return named[:45]
-    return str(request.META.get("REMOTE_ADDR") or "")[:45]
 
 
 class ContentSecurityPolicyMiddleware:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.middleware import client_address
+from controlplane.client_address import client_address
 from controlplane.sealing import seal, unseal
 from controlplane.services.access.sessions import note_session
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
-from controlplane.middleware import client_address
+from controlplane.client_address import client_address
 from controlplane.services.access.sign_ins import note_lockout
 
 from .proof import is_fresh

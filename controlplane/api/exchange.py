@@ -25,7 +25,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.middleware import client_address
+from controlplane.client_address import client_address
 from controlplane.models import ApiToken, KeptAnswer
 from controlplane.services import kept_answers, rates, rehearsals
 

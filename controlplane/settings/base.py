@@ -198,7 +198,7 @@ ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control
 CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "")  # what configurations are signed with; "": from SECRET_KEY
 CONFIG_VALID_H = int(env.number("CONFIG_VALID_H", 168, low=1, high=8760))  # how long a signature holds
 METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
-METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
+METRICS_NETWORKS = env.networks("METRICS_NETWORKS")
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 3, low=1, high=3650))
 ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
     60: int(env.number("ROLLUP_1M_RETENTION_DAYS", 14, low=1, high=3650)),

@@ -127,7 +127,14 @@ def control_plane(settings: StackSettings) -> list[Child]:
 
 
 def _web(settings: StackSettings) -> Child:
-    uvicorn = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--no-access-log"]
+    uvicorn = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "controlplane.asgi:application",
+        "--no-access-log",
+        "--no-proxy-headers",
+    ]
     where = ["--host", settings.bind, "--port", str(settings.web_port)]
     manners = ["--log-level", "warning", "--timeout-graceful-shutdown", "2"]
     return Child("web", [*uvicorn, *where, *manners], ready=lambda: _answers(f"{settings.web_url}/healthz"))

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from controlplane.client_address import header_missing
 from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
 from controlplane.models.audit_entry import SAID
@@ -38,6 +39,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "filtered": bool(request.GET),
         "check": last_check(),
         "is_open": can_alter_audit(),
+        "addresses_hidden": header_missing.given,
     }
     return render(request, "controlplane/audit.html", context)
 

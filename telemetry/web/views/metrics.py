@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controlplane.middleware import client_address
+from controlplane.client_address import client_address, is_hidden_by_proxy
 from telemetry.services.own.figures import own_figures
 
 PREFIX = "warmpath_controlplane_"
@@ -61,6 +61,8 @@ def _may_see(request: HttpRequest) -> bool:
     given = request.headers.get("Authorization", "")
     if expected and hmac.compare_digest(given.encode(errors="replace"), f"Bearer {expected}".encode()):
         return True
+    if is_hidden_by_proxy(request):
+        return False
     try:
         address = ipaddress.ip_address(client_address(request))
     except ValueError:
