@@ -16,6 +16,7 @@ Name = Annotated[str, msgspec.Meta(max_length=256, pattern="^[^\\x00]*$")]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -49,7 +50,9 @@ class Told(msgspec.Struct, frozen=True):
     block_tokens: Whole | None = None
     hit_tokens: Count | None = None
     status: Small | None = None
-    ttft_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    streamed: bool | None = None
+    ttft_s: Seconds | None = None
+    latency_s: Seconds | None = None
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
     candidates: Any = None

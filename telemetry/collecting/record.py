@@ -17,7 +17,8 @@ from telemetry.storage.store import Row, Table, store_rows
 
 COLUMNS = (
     *("at", "router_id", "boot", "seq", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy"),
-    *("replica", "rank", "reason", "status", "ttft_s", "prompt_tokens_estimate", "prompt_tokens", "cached_tokens"),
+    *("replica", "rank", "reason", "status", "streamed", "ttft_s", "latency_s"),
+    *("prompt_tokens_estimate", "prompt_tokens", "cached_tokens"),
     *("hit_tokens", "block_tokens", "hash_tokens", "prefix", "blocks", "positions", "block_count", "sample_ratio"),
     *("request_id", "retries", "candidates", "opening"),
 )
@@ -129,7 +130,9 @@ def _row(router_id: int, boot: str, told: Told, ratio: float, keeps_candidates: 
         told.rank,
         told.reason,
         told.status,
+        told.streamed,
         told.ttft_s,
+        told.latency_s,
         told.prompt_tokens_estimate,
         told.prompt_tokens,
         told.cached_tokens,

@@ -22,7 +22,7 @@ from telemetry.guards.judge import Bin, Measured, Side
 from telemetry.guards.mix import LEAST_REQUESTS, weights
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
-from telemetry.storage.trials import Placed, Waited, placed, requests_by_replica, waited
+from telemetry.storage.trials import Placed, Timed, Waited, placed, requests_by_replica, waited
 
 HISTORY_S = 3600.0  # how far back before a trial is looked
 SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0
@@ -43,20 +43,20 @@ class Reach:
 
 
 def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
-    """Both sides of a trial between two moments, and before it began where that can be told. Ten queries."""
+    """Both sides of a trial between two moments, and before it began where that can be told. Fourteen queries."""
     policy, stage = rollout.revision.policy, read_stage(rollout.stages[rollout.stage])
     step_s = bin_length_s(stage.observe_s)
     window = _whole_bins(since, until, step_s)
     history = _whole_bins(rollout.started_at - timedelta(seconds=HISTORY_S), rollout.started_at, step_s)
     tried, live = rollout.revision.number, policy.live()
-    now = _Counts(placed(policy.name, window), waited(policy.pool.name, policy.name, window))
+    now = _counts(policy.pool.name, policy.name, policy.name, window)
     trial = now.only(lambda row: row.revision == tried)
     baseline = now.only(lambda row: live is not None and row.revision == live.number)
     load = (_load(policy.pool_id, policy.pool.name, window), _load(policy.pool_id, policy.pool.name, history))
     if stage.share < 1:
         return Measured(Side(trial.bins(window)), Side(baseline.mixed_as(trial).bins(window)), *load)
     reach = _reach(stage)
-    before = _Counts(placed(policy.name, history), waited(policy.pool.name, "", history)).placed_by(live)
+    before = _counts(policy.pool.name, policy.name, "", history).placed_by(live)
     inside, outside = before.only(reach.takes), before.only(lambda row: not reach.takes(row))
     return Measured(
         Side(trial.bins(window), inside.bins(history)), Side(baseline.bins(window), outside.bins(history)), *load
@@ -76,20 +76,29 @@ def bin_length_s(observe_s: float) -> float:
     return float(math.floor(min(max(observe_s / BINS, SHORTEST_BIN_S), LONGEST_BIN_S)))
 
 
+def _counts(pool: str, policy: str, waits_of: str, window: Window) -> _Counts:
+    """What a policy placed, and what of ``waits_of`` was timed; "": of all that the pool served. Five queries."""
+    timed = (waited(pool, waits_of, window, of) for of in Timed)
+    return _Counts(placed(policy, window), *timed)
+
+
 @dataclass(frozen=True, slots=True)
 class _Counts:
     placed: Sequence[Placed]
-    waited: Sequence[Waited]
+    first_tokens: Sequence[Waited]  # of streamed responses
+    plain: Sequence[Waited]  # latency of the others
 
     def placed_by(self, revision: PolicyRevision | None) -> _Counts:
-        """Those of one revision; of TTFT that is not told apart, those of the groups where it placed anything."""
+        """Those of one revision; of times that are not told apart, those of the groups where it placed anything."""
         kept = [row for row in self.placed if revision is not None and row.revision == revision.number]
         groups = {row.group for row in kept}
-        return _Counts(kept, [row for row in self.waited if row.group in groups])
+        of_groups = ([row for row in rows if row.group in groups] for rows in (self.first_tokens, self.plain))
+        return _Counts(kept, *of_groups)
 
     def only(self, belongs: Callable[[Placed | Waited], bool]) -> _Counts:
         """What belongs to one side."""
-        return _Counts(list(filter(belongs, self.placed)), list(filter(belongs, self.waited)))
+        times = (list(filter(belongs, rows)) for rows in (self.first_tokens, self.plain))
+        return _Counts(list(filter(belongs, self.placed)), *times)
 
     def mixed_as(self, trial: _Counts) -> _Counts:
         """The same, weighed until its task groups are mixed as the trial's are; what was waited stays as it is."""
@@ -98,7 +107,8 @@ class _Counts:
         answers, tokens = (
             weights(trial._by_group(unit), self._by_group(unit), known) for unit in ("answered", "prompt_tokens")
         )
-        return _Counts([_weighed(row, answers[row.group], tokens[row.group]) for row in self.placed], self.waited)
+        weighed = [_weighed(row, answers[row.group], tokens[row.group]) for row in self.placed]
+        return _Counts(weighed, self.first_tokens, self.plain)
 
     def _by_group(self, unit: str) -> Counter[str]:
         sums: Counter[str] = Counter()
@@ -109,12 +119,19 @@ class _Counts:
     def bins(self, window: Window) -> list[Bin]:
         """Every bin of a window; empty without a request."""
         sums: dict[datetime, Counter[str]] = defaultdict(Counter)
-        waits: dict[datetime, list[Buckets]] = defaultdict(list)
         for row in self.placed:
             sums[row.start].update({name: getattr(row, name) for name in _COUNTED})
-        for wait in self.waited:
-            waits[wait.start].append(wait.ttft)
-        return [_bin(start, sums[start], waits[start]) for start in window.starts()] if sums else []
+        ttft, plain = _by_start(self.first_tokens), _by_start(self.plain)
+        return (
+            [_bin(start, sums[start], ttft.get(start), plain.get(start)) for start in window.starts()] if sums else []
+        )
+
+
+def _by_start(rows: Sequence[Waited]) -> dict[datetime, Buckets]:
+    waits: dict[datetime, list[Buckets]] = defaultdict(list)
+    for row in rows:
+        waits[row.start].append(row.waits)
+    return {start: merged.buckets for start, parts in waits.items() if (merged := merge(parts)) is not None}
 
 
 def _weighed(row: Placed, answers: float, tokens: float) -> Placed:
@@ -130,9 +147,8 @@ def _weighed(row: Placed, answers: float, tokens: float) -> Placed:
 _COUNTED = ("requests", "answered", "failed", "prompt_tokens", "cached_tokens")
 
 
-def _bin(start: datetime, sums: Counter[str], waits: Sequence[Buckets]) -> Bin:
-    merged = merge(waits)
-    return Bin(start, **{name: sums[name] for name in _COUNTED}, ttft=merged.buckets if merged else None)
+def _bin(start: datetime, sums: Counter[str], ttft: Buckets | None, plain: Buckets | None) -> Bin:
+    return Bin(start, **{name: sums[name] for name in _COUNTED}, ttft=ttft, plain_latency=plain)
 
 
 def _whole_bins(since: datetime, until: datetime, step_s: float) -> Window:

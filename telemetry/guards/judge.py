@@ -22,7 +22,8 @@ from controlplane.services.rollouts.steering import Verdict
 from telemetry.guards.confidence import MIN_BINS, Estimate, Part, difference_of_ratios, ratio_of_sums, with_chance
 from telemetry.metrics.histograms import Buckets, Quantile, merge, quantile
 
-TAIL = 0.95  # the quantile of TTFT that is guarded
+TAIL = 0.95  # the quantile of TTFT, or of latency, that is guarded
+LEAST_STREAMED = 0.05  # share of a side's responses below which TTFT says too little of it
 OFF = "off"
 
 
@@ -36,7 +37,8 @@ class Bin:
     failed: float = 0  # by a replica's or a router's fault
     prompt_tokens: float = 0  # of answers that reported their cached tokens (H16)
     cached_tokens: float = 0
-    ttft: Buckets | None = None  # router's clock
+    ttft: Buckets | None = None  # router's clock, of streamed responses (T1b)
+    plain_latency: Buckets | None = None  # of the others, to their last byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,12 @@ class Figure:
 
 def judge(limits: GuardLimits, measured: Measured) -> tuple[Verdict, list[dict[str, Any]]]:
     """The verdict on a trial, and every figure with its own."""
-    figures = [_hit_rate(limits, measured), _ttft(limits, measured), _errors(limits, measured), _skew(limits, measured)]
+    figures = [
+        _hit_rate(limits, measured),
+        _waits(limits, measured),
+        _errors(limits, measured),
+        _skew(limits, measured),
+    ]
     return overall(figure.verdict for figure in figures), [asdict(figure) for figure in figures]
 
 
@@ -159,54 +166,82 @@ def _verdict(harm: float, margin: float, allowed: float) -> Verdict:
     return Verdict.BREACHED if harm >= allowed and harm - margin > 0 else Verdict.INCONCLUSIVE
 
 
-def _ttft(limits: GuardLimits, measured: Measured) -> Figure:
-    """The tail of TTFT: how many of the trial's requests are slower than the baseline's p95 and what is allowed above.
+Timing = Callable[[Bin], Buckets | None]
+
+
+def _waits(limits: GuardLimits, measured: Measured) -> Figure:
+    """The tail of TTFT; where neither side streams, that of plain responses' latency. Never one beside the other."""
+    if all(_is_plain(side.now) for side in (measured.trial, measured.baseline)):
+        return _slowest("plain_latency_p95_s", _plain_of, limits, measured)
+    return _slowest("ttft_p95_s", _ttft_of, limits, measured)
+
+
+def _ttft_of(one: Bin) -> Buckets | None:
+    return one.ttft
+
+
+def _plain_of(one: Bin) -> Buckets | None:
+    return one.plain_latency
+
+
+def _is_plain(bins: Sequence[Bin]) -> bool:
+    """Whether hardly any response of a side was streamed; False where none of any kind was timed."""
+    timed, plain = (sum(part.total for one in bins if (part := of(one)) is not None) for of in (_ttft_of, _plain_of))
+    return plain > 0 and timed < LEAST_STREAMED * (timed + plain)
+
+
+def _slowest(name: str, timing: Timing, limits: GuardLimits, measured: Measured) -> Figure:
+    """A tail: how many of the trial's requests are slower than the baseline's p95 and what is allowed above.
 
     A share is exact where a quantile is a guess within its bucket (T6), and its error is known.
     """
-    base, trial = _tail(measured.baseline.now), _tail(measured.trial.now)
+    base, trial = _tail(timing, measured.baseline.now), _tail(timing, measured.trial.now)
     shown = (None if base is None else base.value, None if trial is None else trial.value)
     allowed = limits.max_ttft_p95_growth
     if allowed is None:
-        return Figure("ttft_p95_s", "seconds", *shown, None, OFF, "Not guarded.")
-    limit = None if base is None else base.value * _former_ratio(measured) * (1 + allowed)
-    slower = None if limit is None else _slower_than(limit, measured.trial.now)
-    usual = None if base is None else _slower_than(base.value, measured.baseline.now)
+        return Figure(name, "seconds", *shown, None, OFF, "Not guarded.")
+    limit = None if base is None else base.value * _former_ratio(timing, measured) * (1 + allowed)
+    slower = None if limit is None else _slower_than(limit, timing, measured.trial.now)
+    usual = None if base is None else _slower_than(base.value, timing, measured.baseline.now)
     lacking = _lacking(measured, limits.min_requests)
     if lacking or slower is None or usual is None:
-        return Figure(
-            "ttft_p95_s", "seconds", *shown, limit, Verdict.INCONCLUSIVE, lacking or "No TTFT was measured yet."
-        )
+        why = lacking or f"No {_TIMED[name]} was measured yet on one of the sides."
+        return Figure(name, "seconds", *shown, limit, Verdict.INCONCLUSIVE, why)
     over = slower - usual
-    slow = f"{_percent(slower.value)} of the trial's requests wait longer than {limit:.2g} s"
+    slow = f"{_percent(slower.value)} of the trial's {_OF[name]} take longer than {limit:.2g} s{_UNTIL[name]}"
     detail = f"{slow}, where {_percent(usual.value)} may (± {over.margin * 100:.1f} points)."
     verdict = _verdict(over.value, over.margin, 0.0)
-    return Figure("ttft_p95_s", "seconds", *shown, limit, verdict, detail)
+    return Figure(name, "seconds", *shown, limit, verdict, detail)
 
 
-def _former_ratio(measured: Measured) -> float:
+_TIMED = {"ttft_p95_s": "TTFT", "plain_latency_p95_s": "latency"}
+_OF = {"ttft_p95_s": "streamed responses", "plain_latency_p95_s": "plain responses"}
+_UNTIL = {"ttft_p95_s": " to their first token", "plain_latency_p95_s": ""}
+
+
+def _former_ratio(timing: Timing, measured: Measured) -> float:
     """How the trial's side compared before the trial; 1 where that is not known."""
-    trial, base = _tail(measured.trial.before), _tail(measured.baseline.before)
+    trial, base = _tail(timing, measured.trial.before), _tail(timing, measured.baseline.before)
     return trial.value / base.value if trial and base and base.value > 0 else 1.0
 
 
-def _tail(bins: Sequence[Bin]) -> Quantile | None:
-    merged = merge([one.ttft for one in bins if one.ttft is not None])
+def _tail(timing: Timing, bins: Sequence[Bin]) -> Quantile | None:
+    merged = merge([waits for one in bins if (waits := timing(one)) is not None])
     return None if merged is None else quantile(merged.buckets, TAIL)
 
 
-def _slower_than(limit_s: float, bins: Sequence[Bin]) -> Estimate | None:
-    parts = [_slower(one.ttft, limit_s) for one in bins]
+def _slower_than(limit_s: float, timing: Timing, bins: Sequence[Bin]) -> Estimate | None:
+    parts = [_slower(timing(one), limit_s) for one in bins]
     share = ratio_of_sums(parts)
     return share and with_chance(share, parts)
 
 
-def _slower(ttft: Buckets | None, limit: float) -> Part:
+def _slower(waits: Buckets | None, limit: float) -> Part:
     """Observations above the first edge at or beyond the limit, of all."""
-    if ttft is None:
+    if waits is None:
         return Part(0, 0)
-    last = bisect.bisect_left(ttft.edges, limit)
-    return Part(sum(count for position, count in ttft.counts.items() if position > last), ttft.total)
+    last = bisect.bisect_left(waits.edges, limit)
+    return Part(sum(count for position, count in waits.counts.items() if position > last), waits.total)
 
 
 def _skew(limits: GuardLimits, measured: Measured) -> Figure:

@@ -40,10 +40,17 @@ SPILLED = "spilled_requests"
 AWAY_FOR_LOAD = frozenset({"spill", "elsewhere", "spread"})  # reasons: its home or holder had too much
 NO_HOME = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # nothing to be away from
 REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
-TTFTS = ("warmpath_router_ttft_seconds", "warmpath_router_policy_ttft_seconds", REUSE_TTFT)  # no key is in two
-_BUCKETS = frozenset(f"{name}_bucket" for name in TTFTS)
-_SUMS = frozenset(f"{name}_sum" for name in TTFTS)
-_KNOWN = frozenset(COUNTERS) | _BUCKETS | _SUMS | {INFO, START_TIME, REQUESTS}
+HISTOGRAMS = {  # no key is in two of one kind
+    "warmpath_router_ttft_seconds": "ttft",
+    "warmpath_router_policy_ttft_seconds": "ttft",
+    REUSE_TTFT: "ttft",
+    "warmpath_router_latency_seconds": "latency",
+    "warmpath_router_policy_latency_seconds": "latency",
+}
+RESPONSES = frozenset({"plain", "streamed"})  # kinds of responses that have a latency
+_BUCKETS = {f"{name}_bucket": ours for name, ours in HISTOGRAMS.items()}
+_SUMS = {f"{name}_sum": ours for name, ours in HISTOGRAMS.items()}
+_KNOWN = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,7 +72,10 @@ class RouteKey:
 
 @dataclass(slots=True)
 class RouteSample:
-    """What a router had counted under one key; ``requests`` is the sum of the outcomes."""
+    """What a router had counted under one key; ``requests`` is the sum of the outcomes.
+
+    Histograms are ``ttft``, of streamed responses, ``streamed_latency`` and ``plain_latency``.
+    """
 
     counters: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
@@ -89,8 +99,8 @@ def read_router(text: str) -> RouterSample:
     routes: dict[RouteKey, RouteSample] = defaultdict(RouteSample)
     for sample in samples:
         _count(routes, sample)
-    for key, buckets in _ttft(samples).items():
-        routes[key].histograms["ttft"] = buckets
+    for (key, name), buckets in _histograms(samples).items():
+        routes[key].histograms[name] = buckets
     started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
     return RouterSample(info.get("boot"), started, dict(routes))
 
@@ -121,18 +131,30 @@ def _key(sample: Sample) -> RouteKey:
     )
 
 
-def _ttft(samples: list[Sample]) -> dict[RouteKey, Buckets]:
-    lines: dict[RouteKey, list[tuple[float, float]]] = defaultdict(list)
-    sums: dict[RouteKey, float] = {}
+def _histograms(samples: list[Sample]) -> dict[tuple[RouteKey, str], Buckets]:
+    lines: dict[tuple[RouteKey, str], list[tuple[float, float]]] = defaultdict(list)
+    sums: dict[tuple[RouteKey, str], float] = {}
     for sample in samples:
+        ours = _BUCKETS.get(sample.name) or _SUMS.get(sample.name)
+        name = ours and _histogram_name(ours, sample)
+        if name is None:
+            continue
         if sample.name in _BUCKETS:
-            lines[_key(sample)].append((bucket_edge(sample), checked_count(sample)))
-        elif sample.name in _SUMS and abs(sample.value) <= MOST:
-            sums[_key(sample)] = sample.value
-    histograms: dict[RouteKey, Buckets] = {}
+            lines[_key(sample), name].append((bucket_edge(sample), checked_count(sample)))
+        elif abs(sample.value) <= MOST:
+            sums[_key(sample), name] = sample.value
+    histograms: dict[tuple[RouteKey, str], Buckets] = {}
     for key, pairs in lines.items():
         try:
             histograms[key] = from_sparse(pairs, sums.get(key))
         except HistogramError:
             continue  # torn: unknown for this scrape
     return histograms
+
+
+def _histogram_name(ours: str, sample: Sample) -> str | None:
+    """What it is called here; None for a kind of response that this release does not know."""
+    if ours != "latency":
+        return ours
+    response = sample.labels.get("response", "")
+    return f"{response}_latency" if response in RESPONSES else None

@@ -87,6 +87,9 @@ class FleetTiles:
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_source: str | None = None  # "router" or "engine": whose clock (T1)
+    ttft_timed_ratio: float | None = None  # responses that the two rest on / all; engines time all (T1b)
+    plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
+    plain_p95_s: float | None = None
     requests_per_s: float | None = None
     running: float | None = None
     waiting: float | None = None
@@ -127,6 +130,9 @@ class GroupRow:
     ceiling_ratio: float | None = None
     ttft_p50_s: float | None = None  # router's clock
     ttft_p95_s: float | None = None
+    ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)
+    plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
+    plain_p95_s: float | None = None
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None  # requests that ended by a replica's or the router's fault / all

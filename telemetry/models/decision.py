@@ -34,7 +34,9 @@ class Decision(models.Model):
     rank = models.SmallIntegerField(null=True)  # data-parallel; None: the replica has only one
     reason = models.TextField()
     status = models.SmallIntegerField(null=True)  # of the answer; None: there was none
-    ttft_s = models.FloatField(null=True)  # router's clock (T1)
+    streamed = models.BooleanField(null=True)  # whether the response was; None: there was none, or an older router
+    ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response (T1, T1b)
+    latency_s = models.FloatField(null=True)  # until the response's last byte; None: it did not come whole
     prompt_tokens_estimate = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
     cached_tokens = models.BigIntegerField(null=True)  # of those, as the engine reported

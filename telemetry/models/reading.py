@@ -81,8 +81,8 @@ class RouterReading(models.Model):
     """What a router counted under one key over one interval.
 
     Each scrape of a router leaves one row whose names are all "" (its state says whether the scrape succeeded), and
-    one row for each key under which something was counted. The TTFT histogram's rows have ``policy`` ""; those
-    of the one by revision, which is there while a policy tries another one, have ``replica`` "". The one of
+    one row for each key under which something was counted. The rows of TTFT and latency have ``policy`` ""; those
+    by revision, which are there while a policy tries another one, have ``replica`` "". TTFT of
     answers that told their cached tokens, split by ``reuse``, has neither: the same requests once more.
     """
 
@@ -117,10 +117,18 @@ class RouterReading(models.Model):
     predicted_tokens = _count()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count()  # of those prompt tokens, cached indeed
 
-    ttft_layout = _layout()  # router's clock (T1, T8)
+    ttft_layout = _layout()  # router's clock, of streamed responses only (T1, T1b, T8)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)
+    streamed_latency_layout = _layout()  # from the request's last byte to the response's, of those that succeeded
+    streamed_latency_at = ArrayField(models.SmallIntegerField(), null=True)
+    streamed_latency_counts = ArrayField(models.BigIntegerField(), null=True)
+    streamed_latency_sum_s = models.FloatField(null=True)
+    plain_latency_layout = _layout()  # the same of responses that were not streamed
+    plain_latency_at = ArrayField(models.SmallIntegerField(), null=True)
+    plain_latency_counts = ArrayField(models.BigIntegerField(), null=True)
+    plain_latency_sum_s = models.FloatField(null=True)
 
     def __str__(self) -> str:
         return f"{self.router_id} at {self.at:%F %T}"

@@ -43,6 +43,7 @@ ROUTE_COUNTERS = (
     "predicted_tokens",
     "predicted_cached_tokens",
 )
+ROUTE_HISTOGRAMS = ("ttft", "streamed_latency", "plain_latency")
 
 
 def _histogram(name: str) -> tuple[str, ...]:
@@ -64,7 +65,7 @@ ROUTE_TABLE = Table(
     (
         *("at", "router_id", "pool", "group", "replica", "policy", "revision", "reuse", "state", "interval_s"),
         *ROUTE_COUNTERS,
-        *_histogram("ttft"),
+        *(column for name in ROUTE_HISTOGRAMS for column in _histogram(name)),
     ),
 )
 
@@ -108,7 +109,7 @@ def route_row(router_id: int, at: datetime, reading: RouteReading, layouts: Mapp
         added.state.value,
         added.interval_s,
         *_counts(added.counters, ROUTE_COUNTERS),
-        *_buckets(added.histograms.get("ttft"), layouts),
+        *(value for name in ROUTE_HISTOGRAMS for value in _buckets(added.histograms.get(name), layouts)),
     )
 
 

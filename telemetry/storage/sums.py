@@ -18,7 +18,15 @@ from django.db import connection
 from telemetry.metrics.histograms import Buckets, Merged, merge
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import BucketLayout
-from telemetry.storage.rollups.columns import ENGINE_TTFT, ENGINES, ROUTER_TTFT, ROUTERS
+from telemetry.storage.rollups.columns import (
+    ENGINE_TTFT,
+    ENGINES,
+    PLAIN_LATENCY,
+    ROUTER_TTFT,
+    ROUTERS,
+    STREAMED_LATENCY,
+    Histogram,
+)
 from telemetry.storage.rollups.source import histograms_in, sums_in
 
 K = TypeVar("K", bound=Hashable)
@@ -299,17 +307,35 @@ def pools_engine_ttft(
 def router_ttft(
     pools: Sequence[str] | None, window: Window, *, by: str | None = None, whole: bool = False
 ) -> dict[tuple[Any, datetime], Merged]:
-    """TTFT by the routers' clock, per (key, start of the step).
+    """TTFT of streamed responses by the routers' clock, per (key, start of the step).
 
-    The key is "", (pool, group), (pool, replica) or, by "reuse", (pool, group, "hit" or "miss"). Rows with a policy are
-    the same requests once more, by revision, while one is on trial; so are those with a reuse. Readings alone
-    tell which replica answered.
+    The key is "", (pool, group), (pool, replica) or, by "reuse", (pool, group, "hit" or "miss").
+    """
+    return _routed(ROUTER_TTFT, pools, window, by=by, whole=whole)
+
+
+def router_latency(
+    pools: Sequence[str] | None, window: Window, *, streamed: bool, by: str | None = None, whole: bool = False
+) -> dict[tuple[Any, datetime], Merged]:
+    """Seconds until the last byte of successful responses, per (key, start of the step); keys as of ``router_ttft``.
+
+    ``streamed``: of those that were streamed, else of those that were not.
+    """
+    return _routed(STREAMED_LATENCY if streamed else PLAIN_LATENCY, pools, window, by=by, whole=whole)
+
+
+def _routed(
+    of: Histogram, pools: Sequence[str] | None, window: Window, *, by: str | None, whole: bool
+) -> dict[tuple[Any, datetime], Merged]:
+    """A histogram of routers. Rows with a policy are the same requests once more, by revision, while one is on trial.
+
+    So are those with a reuse. Readings alone tell which replica answered.
     """
     parameters = during(window, whole=whole) | {"pools": None if pools is None else list(pools)}
     if by == "replica":
-        readings, key = _BY_REPLICA, "array[pool, replica]"
+        readings, key = _by_replica(of), "array[pool, replica]"
     else:
-        source = histograms_in(ROUTER_TTFT, window, by_part=by is not None, whole=whole)
+        source = histograms_in(of, window, by_part=by is not None, whole=whole)
         parameters |= source.parameters
         key = {None: "''", "group": "array[pool, part]", "reuse": "array[pool, part, reuse]"}[by]
         readings = f"{source.sql} rows"
@@ -320,11 +346,13 @@ def router_ttft(
     )
 
 
-_BY_REPLICA = """(
-    select at, pool, replica, reuse, ttft_layout_id as layout_id, ttft_at as positions, ttft_counts as counts
-    from telemetry_routerreading
-    where at > %(start)s and at <= %(end)s and policy = '' and ttft_layout_id is not null
-) rows"""
+def _by_replica(of: Histogram) -> str:
+    return f"""(
+        select at, pool, replica, reuse,
+            {of.column}_layout_id as layout_id, {of.column}_at as positions, {of.column}_counts as counts
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and policy = '' and {of.column}_layout_id is not null
+    ) rows"""  # noqa: S608 - our own names
 
 
 def merged_over_keys(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:

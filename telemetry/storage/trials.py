@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
 from telemetry.storage.sums import STEP, during, merged_layouts, rows_of
+
+
+class Timed(StrEnum):
+    """What routers time: columns of their readings. Streamed responses have the one, plain ones the other (T1b)."""
+
+    TTFT = "ttft"
+    PLAIN_LATENCY = "plain_latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +38,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """TTFT by one router's clock for one task group over one step; ``revision`` is None where it was not told apart."""
+    """What one router timed for one task group over one step; ``revision`` is None where it was not told apart."""
 
     start: datetime
     router_id: int
     group: str
     revision: int | None
-    ttft: Buckets
+    waits: Buckets  # seconds
 
 
 def placed(policy: str, window: Window) -> list[Placed]:
@@ -58,14 +66,14 @@ def placed(policy: str, window: Window) -> list[Placed]:
     return [Placed(*row) for row in rows]
 
 
-def waited(pool: str, policy: str, window: Window) -> list[Waited]:
-    """TTFT of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
+def waited(pool: str, policy: str, window: Window, of: Timed) -> list[Waited]:
+    """A histogram of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
     rows = rows_of(
         f"""
-        select {STEP} as start, router_id, "group", revision, ttft_layout_id, position, sum(n)::bigint
-        from telemetry_routerreading, unnest(ttft_at, ttft_counts) as bucket(position, n)
+        select {STEP} as start, router_id, "group", revision, {of}_layout_id, position, sum(n)::bigint
+        from telemetry_routerreading, unnest({of}_at, {of}_counts) as bucket(position, n)
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
-            and reuse = '' and ttft_layout_id is not null
+            and reuse = '' and {of}_layout_id is not null
         group by 1, 2, 3, 4, 5, 6 order by 1, 2, 3, 4
         """,  # noqa: S608 - no part of it comes from outside
         during(window) | {"pool": pool, "policy": policy},

@@ -19,6 +19,7 @@ GROUP_COLUMNS = (
     "hit_rate_ratio",
     "ttft_p50_s",
     "ttft_p95_s",
+    "plain_p95_s",
     "requests_per_s",
     "prompt_tokens_per_s",
     "failed_ratio",

@@ -79,6 +79,11 @@ def _route_lines(route):
     for reuse in ("hit", "miss"):
         by_reuse = f'pool="{pool}",group="{group}",reuse="{reuse}"'
         yield from _ttft_lines("reuse_ttft_seconds", by_reuse, route.pop(f"{reuse}_ttft", {}))
+    for response in ("streamed", "plain"):
+        of_kind = f'{base},response="{response}"'
+        yield from _ttft_lines("latency_seconds", of_kind, route.pop(f"{response}_latency", {}))
+        of_kind = f'{by_policy},response="{response}"'
+        yield from _ttft_lines("policy_latency_seconds", of_kind, route.pop(f"policy_{response}_latency", {}))
     for what, count in route.pop("requests", {}).items():
         reason, outcome = what if isinstance(what, tuple) else ("affinity", what)
         yield f'warmpath_router_requests_total{{{labels},reason="{reason}",outcome="{outcome}"}} {count}'

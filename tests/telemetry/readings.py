@@ -52,17 +52,22 @@ def route_reading(
     group: str = "",
     replica: str = "r1",
     ttft: dict[int, int] | None = None,
+    streamed: dict[int, int] | None = None,
+    plain: dict[int, int] | None = None,
     revision: int | None = None,
     reuse: str = "",
     **counters: float,
 ) -> None:
     """One key's reading of a router, of revision 1 unless told.
 
-    TTFT with ``revision`` or ``reuse`` is of all replicas together.
+    ``ttft`` is of streamed responses, ``streamed`` and ``plain`` are latencies, {position: count}; with ``revision`` or
+    ``reuse`` they are of all replicas together.
     """
-    histograms = {} if ttft is None else {"ttft": Buckets(ROUTER_EDGES, ttft, 1.0)}
-    key = RouteKey(pool, group, replica, "" if ttft else "chat", 0 if ttft else revision or 1)
-    if ttft and revision is not None:
+    observed = {"ttft": ttft, "streamed_latency": streamed, "plain_latency": plain}
+    histograms = {name: Buckets(ROUTER_EDGES, counts, 1.0) for name, counts in observed.items() if counts is not None}
+    is_timed = any(observed.values())
+    key = RouteKey(pool, group, replica, "" if is_timed else "chat", 0 if is_timed else revision or 1)
+    if is_timed and revision is not None:
         key = RouteKey(pool, group, "", "chat", revision)
     if reuse:
         key = RouteKey(pool, group, "", "", 0, reuse)

@@ -36,7 +36,8 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=0,
                 le=100,
-                description="How much longer the time to the first token may be at p95: 0.25 tolerates a quarter more.",
+                description="How much longer the time to the first token of streamed responses may be at p95: 0.25 "
+                "tolerates a quarter more. Where hardly any is streamed, the latency of the others.",
                 extra={"unit": "ratio"},
             ),
         ]

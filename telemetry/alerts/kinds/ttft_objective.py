@@ -135,7 +135,8 @@ KIND = Kind(
     label="TTFT objective",
     about="Watches an objective such as: 95 % of first tokens within a second. It fires when late answers use up the "
     "error budget several times too fast, over a long window and still over a short one. Seconds are taken to the "
-    "nearest edge of the histogram, where the share is exact.",
+    "nearest edge of the histogram, where the share is exact. Routers time streamed responses; where none is streamed, "
+    "engines time all requests.",
     settings=TtftObjectiveSettings,
     sources=frozenset({Source.FIRST_TOKENS}),
     group_sources=frozenset({Source.FIRST_TOKENS}),

@@ -1,10 +1,16 @@
-"""Time to first token of one subject: its histograms by either clock, and the share that came in time (T1, T6)."""
+"""Time to first token of one subject: its histograms by either clock, and the share that came in time (T1, T6).
+
+Routers time streamed responses only, whose first byte is their first token (T1b); of plain ones they know the latency
+of the whole response. Every TTFT of theirs therefore goes with the share of responses that it rests on. Engines time
+all requests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.windows import Window
@@ -23,9 +29,22 @@ class InTime:
 
 def by_router(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
     """Per step, by the routers' clock. One query."""
-    by = {Kind.GROUP: "group", Kind.REPLICA: "replica"}.get(subject.kind)
-    found = sums.router_ttft(subject.pool_names(), window, by=by, whole=whole)
-    if by is not None and subject.pool is not None:
+    by = _BY.get(subject.kind)
+    return _of(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
+
+
+def plain_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
+    """Per step, seconds to the last byte of responses that were not streamed, by the routers' clock. One query."""
+    by = _BY.get(subject.kind)
+    return _of(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
+
+
+_BY = {Kind.GROUP: "group", Kind.REPLICA: "replica"}
+
+
+def _of(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
+    """What is of a subject, without its key."""
+    if subject.kind in _BY and subject.pool is not None:
         name = subject.group if subject.replica is None else subject.replica.name
         found = {key: part for key, part in found.items() if key[0] == (subject.pool.name, name)}
     return sums.merged_over_keys(found)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.models import PolicyRevision, RevisionState, TaskGroup
-from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import first_tokens
 from telemetry.services.figures.subjects import Subject
+from telemetry.services.figures.timed import quantile_s, timed_ratio
 from telemetry.storage import sums
 from telemetry.storage.additions import Added, coverage, route_additions, total
 
@@ -33,6 +33,9 @@ class GroupTiles:
     ceiling_ratio: float | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
+    ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)
+    plain_p50_s: float | None = None  # latency of responses that were not streamed
+    plain_p95_s: float | None = None
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None
@@ -50,17 +53,21 @@ class ReplicaShare:
 
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
-    """3 queries."""
+    """5 queries."""
     rows = route_additions(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
     ttft = sums.remerged(first_tokens.by_router(subject, window, whole=True).values())
+    plain = sums.remerged(first_tokens.plain_latency(subject, window, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
         hit_rate_state=_state(requests, prompt, covered),
         ceiling_ratio=ratio(total(rows, "cacheable_tokens"), total(rows, "ceiling_prompt_tokens")),
-        ttft_p50_s=_quantile(ttft, 0.5),
-        ttft_p95_s=_quantile(ttft, 0.95),
+        ttft_p50_s=quantile_s(ttft, 0.5),
+        ttft_p95_s=quantile_s(ttft, 0.95),
+        ttft_timed_ratio=timed_ratio(ttft, plain),
+        plain_p50_s=quantile_s(plain, 0.5),
+        plain_p95_s=quantile_s(plain, 0.95),
         requests_per_s=_per_s(requests, covered),
         prompt_tokens_per_s=_per_s(prompt, covered),
         failed_ratio=_failed(rows),
@@ -115,8 +122,3 @@ def _failed(rows: list[Added]) -> float | None:
 
 def _per_s(count: int | None, covered: sums.Coverage | None) -> float | None:
     return (count or 0) / covered.covered_s * covered.routers if covered and covered.covered_s else None
-
-
-def _quantile(merged: Merged | None, q: float) -> float | None:
-    found = quantile(merged.buckets, q) if merged else None
-    return found.value if found else None

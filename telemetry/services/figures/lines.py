@@ -17,6 +17,7 @@ from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import first_tokens, series
 from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
 from telemetry.services.figures.subjects import Kind, Subject
+from telemetry.services.figures.timed import timed_note
 from telemetry.storage import sums
 from telemetry.storage.additions import (
     Added,
@@ -157,7 +158,19 @@ def _share(rows: list[sums.EngineSums], tier: str) -> Point:
 def ttft_by_router(subject: Subject, window: Window) -> list[Series]:
     """p50 and p95 by the routers' clock, with the bucket as a band (T1, T5); the engines' where no router saw any."""
     clock, merged = first_tokens.by_any(subject, window)
-    return _quantiles(merged, clock, window)
+    return _quantiles(merged, clock, window, _rests_on(subject, window, clock, merged))
+
+
+def _rests_on(subject: Subject, window: Window, clock: str, merged: Mapping[datetime, Merged]) -> str:
+    """Of what share of responses a TTFT is; "" where it is of all. One query where routers timed it."""
+    if clock != "router":
+        return ""
+    return timed_note(merged.values(), first_tokens.plain_latency(subject, window, whole=True).values())
+
+
+def plain_latency(subject: Subject, window: Window) -> list[Series]:
+    """p50 and p95 of seconds to the last byte of responses that were not streamed, by the routers' clock."""
+    return _quantiles(first_tokens.plain_latency(subject, window), "router", window)
 
 
 def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
@@ -165,8 +178,8 @@ def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
     return _quantiles(first_tokens.by_engine(subject, window), "engine", window)
 
 
-def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window) -> list[Series]:
-    return [series.quantile_line(f"p{q * 100:g} ({clock})", q, merged, window) for q in QUANTILES]
+def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, note: str = "") -> list[Series]:
+    return [series.quantile_line(f"p{q * 100:g} ({clock})", q, merged, window, note) for q in QUANTILES]
 
 
 def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
@@ -179,7 +192,7 @@ def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
 
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:
-    """Requests whose first token came within an objective / all: counted at a bucket's edge, so exact (T6).
+    """Requests whose first token came within an objective / all that were timed: at a bucket's edge, so exact (T6).
 
     The edge is the last one up to the objective; the line's note says which it is.
     """
@@ -187,7 +200,8 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> list[S
     edge = first_tokens.edge_up_to(objective_s, merged.values())
     points = {start: _in_time(part, edge) for start, part in merged.items()}
     line = line_of(f"within {objective_s:g} s ({clock})", window, points)
-    note = f"Counted at a bucket's edge, {edge:.3g} s." if edge is not None else ""
+    notes = [f"Counted at a bucket's edge, {edge:.3g} s."] if edge is not None else []
+    note = " ".join(filter(None, [*notes, _rests_on(subject, window, clock, merged)]))
     return [Series(line.label, line.points, line.states, line.band, note)]
 
 

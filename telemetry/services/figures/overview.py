@@ -9,11 +9,12 @@ from django.conf import settings
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
-from telemetry.metrics.histograms import Merged, quantile
+from telemetry.metrics.histograms import Merged
 from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
 from telemetry.models import ScrapeState
 from telemetry.services.figures.health import HealthWord, health_of
+from telemetry.services.figures.timed import quantile_s, timed_ratio
 from telemetry.storage import sums
 from telemetry.storage.roles import is_decode
 
@@ -28,7 +29,7 @@ def replicas_of(pools: Pools) -> list[Replica]:
 
 
 def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
-    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 8 queries."""
+    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 10 queries."""
     replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
@@ -36,6 +37,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
+    plain = sums.remerged(sums.router_latency(names_of(pools), window, streamed=False, whole=True).values())
     told = {pk: state.role for pk, state in states.items()}
     decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
     rated = [row for row in engine if row.replica_id not in decodes]  # H19
@@ -51,9 +53,12 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
             total_known(row.cacheable_tokens for row in routed),
             total_known(row.ceiling_prompt_tokens for row in routed),
         ),
-        ttft_p50_s=_quantile(ttft, 0.5),
-        ttft_p95_s=_quantile(ttft, 0.95),
+        ttft_p50_s=quantile_s(ttft, 0.5),
+        ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_source=source,
+        ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, plain),
+        plain_p50_s=quantile_s(plain, 0.5),
+        plain_p95_s=quantile_s(plain, 0.95),
         requests_per_s=_requests_per_s(routed, coverage, engine),
         running=total_known(gauge.running for gauge in gauges),
         waiting=total_known(gauge.waiting for gauge in gauges),
@@ -102,8 +107,8 @@ def _replica_row(
         reason=health.reason,
         hit_rate_ratio=hit_rate_ratio(engine.queries, engine.hits, engine.external_hits) if engine else None,
         hit_rate_state=engine.state if engine else PointState.UNKNOWN,
-        ttft_p50_s=_quantile(ttft, 0.5),
-        ttft_p95_s=_quantile(ttft, 0.95),
+        ttft_p50_s=quantile_s(ttft, 0.5),
+        ttft_p95_s=quantile_s(ttft, 0.95),
         running=gauges.running,
         waiting=gauges.waiting,
         kv_usage_ratio=gauges.kv_usage_ratio,
@@ -114,19 +119,26 @@ def _replica_row(
 
 
 def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
-    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 4 queries."""
+    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 6 queries."""
     routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
-    ttft = {
-        key: merged for (key, _), merged in sums.router_ttft(names_of(pools), window, by="group", whole=True).items()
-    }
+    timed = sums.router_ttft(names_of(pools), window, by="group", whole=True)
+    plain = sums.router_latency(names_of(pools), window, streamed=False, by="group", whole=True)
+    ttft, latency = ({key: merged for (key, _), merged in found.items()} for found in (timed, plain))
     groups = TaskGroup.objects.values_list("pool__name", "name")
     seen = {(row.pool, row.group): row for row in routed}
     names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
-    return [_group_row(name, seen.get(name), ttft.get(name), coverage) for name in sorted(names)]
+    return [
+        _group_row(name, seen.get(name), ttft.get(name), latency.get(name), coverage=coverage) for name in sorted(names)
+    ]
 
 
 def _group_row(
-    name: tuple[str, str], row: sums.RouterSums | None, ttft: Merged | None, coverage: list[sums.Coverage]
+    name: tuple[str, str],
+    row: sums.RouterSums | None,
+    ttft: Merged | None,
+    plain: Merged | None,
+    *,
+    coverage: list[sums.Coverage],
 ) -> GroupRow:
     return GroupRow(
         name=name[1],
@@ -134,8 +146,11 @@ def _group_row(
         hit_rate_ratio=ratio(row.cached_tokens, row.prompt_tokens) if row else None,
         hit_rate_state=group_state(row, coverage[0] if coverage else None),
         ceiling_ratio=ratio(row.cacheable_tokens, row.ceiling_prompt_tokens) if row else None,
-        ttft_p50_s=_quantile(ttft, 0.5),
-        ttft_p95_s=_quantile(ttft, 0.95),
+        ttft_p50_s=quantile_s(ttft, 0.5),
+        ttft_p95_s=quantile_s(ttft, 0.95),
+        ttft_timed_ratio=timed_ratio(ttft, plain),
+        plain_p50_s=quantile_s(plain, 0.5),
+        plain_p95_s=quantile_s(plain, 0.95),
         requests_per_s=_per_s(row.requests if row else None, coverage),
         prompt_tokens_per_s=_per_s(row.prompt_tokens if row else None, coverage),
         failed_ratio=ratio(row.failed, row.requests) if row else None,
@@ -200,8 +215,3 @@ def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
     covered = sum(step.covered_s for step in coverage)
     routers = max((step.routers for step in coverage), default=0)
     return (count or 0) / covered * routers if covered else None
-
-
-def _quantile(merged: Merged | None, q: float) -> float | None:
-    found = quantile(merged.buckets, q) if merged else None
-    return found.value if found else None

@@ -14,6 +14,7 @@ from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of
+from telemetry.services.figures.timed import timed_note
 from telemetry.storage import sums
 from telemetry.storage.roles import WITHOUT_DECODE, rated
 from telemetry.storage.rollups.cover import readable
@@ -88,12 +89,15 @@ def ttft_quantiles(
     By the routers' clock, or by the engines' where no router observed anything (T1); ``source`` asks for one of them.
     """
     window = still_kept(window)
-    clock, names = "router", names_of(pools)
+    clock, names, note = "router", names_of(pools), ""
     merged = sums.merged_over_keys(sums.router_ttft(names, window)) if source != "engine" else {}
     if not merged and source != "router":
         clock = "engine"
         merged = sums.merged_over_keys(sums.pools_engine_ttft(names, window))
-    return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window) for q in quantiles]
+    else:
+        plain = sums.router_latency(names, window, streamed=False, whole=True)
+        note = timed_note(merged.values(), plain.values())
+    return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window, note) for q in quantiles]
 
 
 def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
@@ -110,7 +114,7 @@ def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Seri
     ]
 
 
-def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window) -> Series:
+def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window, note: str = "") -> Series:
     """A quantile of each step's histogram, with the bucket that holds it as its band (T4, T5)."""
     found = {start: value for start, part in merged.items() if (value := quantile(part.buckets, q)) is not None}
     series = line_of(label, window, {start: (value.value, PointState.OK) for start, value in found.items()})
@@ -118,7 +122,8 @@ def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], windo
         at = found.get(start)
         series.band.append((at.low, at.high) if at else None)
     inexact = any(not part.exact for part in merged.values())
-    return Series(series.label, series.points, series.states, series.band, INEXACT if inexact else "")
+    notes = " ".join(filter(None, [note, INEXACT if inexact else ""]))
+    return Series(series.label, series.points, series.states, series.band, notes)
 
 
 def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage") -> list[Series]:

@@ -122,7 +122,9 @@ ENGINE_TTFT = Histogram("engine_ttft", "ttft", _ENGINE, _POOL, "replica_id::text
 ENGINE_ITL = Histogram("engine_itl", "itl", _ENGINE, _POOL, "replica_id::text")
 _OF_ALL_POLICIES = "(select * from telemetry_routerreading where policy = '') readings"
 ROUTER_TTFT = Histogram("router_ttft", "ttft", _OF_ALL_POLICIES, "pool", '"group"', "reuse")
-BY_PART = (ENGINE_TTFT, ENGINE_ITL, ROUTER_TTFT)
+STREAMED_LATENCY = Histogram("streamed_latency", "streamed_latency", _OF_ALL_POLICIES, "pool", '"group"')
+PLAIN_LATENCY = Histogram("plain_latency", "plain_latency", _OF_ALL_POLICIES, "pool", '"group"')
+BY_PART = (ENGINE_TTFT, ENGINE_ITL, ROUTER_TTFT, STREAMED_LATENCY, PLAIN_LATENCY)
 WHOLE = "_pool"  # after a kind: all parts of a pool together, so that a chart of many needs few rows
 
 

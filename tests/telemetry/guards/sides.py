@@ -21,6 +21,8 @@ class Truth(NamedTuple):
     ttft_s: float
     error_ratio: float
     unrest: float
+    streamed_ratio: float
+    plain_s: float
 
 
 def minutes(
@@ -32,10 +34,12 @@ def minutes(
     ttft_s: float = 0.3,
     error_ratio: float = 0.0,
     unrest: float = 0.3,
+    streamed_ratio: float = 1.0,
+    plain_s: float = 4.0,
 ) -> list[Bin]:
     """``count`` bins; ``unrest`` is how much the traffic's mix changes from minute to minute (0: not at all)."""
     rng = random.Random(seed)
-    truth = Truth(requests, hit_rate, ttft_s, error_ratio, unrest)
+    truth = Truth(requests, hit_rate, ttft_s, error_ratio, unrest, streamed_ratio, plain_s)
     return [_minute(rng, T0 + timedelta(minutes=number), truth) for number in range(count)]
 
 
@@ -44,10 +48,16 @@ def _minute(rng: random.Random, start: datetime, truth: Truth) -> Bin:
     count = max(round(rng.gauss(truth.requests, math.sqrt(truth.requests))), 1)
     prompt = cached = failed = 0
     waits: Counter[int] = Counter()
+    plain: Counter[int] = Counter()
     for _ in range(count):
         tokens = round(rng.lognormvariate(7.0, 0.8))
         prompt += tokens
         cached += tokens if rng.random() < warm else 0
         failed += rng.random() < truth.error_ratio
-        waits[bisect.bisect_left(ROUTER_EDGES, truth.ttft_s * rng.lognormvariate(0, 0.6))] += 1
-    return Bin(start, count, count, failed, prompt, cached, Buckets(ROUTER_EDGES, dict(waits)))
+        drawn = rng.lognormvariate(0, 0.6)
+        if truth.streamed_ratio == 1 or rng.random() < truth.streamed_ratio:
+            waits[bisect.bisect_left(ROUTER_EDGES, truth.ttft_s * drawn)] += 1
+        else:
+            plain[bisect.bisect_left(ROUTER_EDGES, truth.plain_s * drawn)] += 1
+    timed = (Buckets(ROUTER_EDGES, dict(counts)) if counts else None for counts in (waits, plain))
+    return Bin(start, count, count, failed, prompt, cached, *timed)

@@ -65,7 +65,7 @@ def by_share(pool, **guard):
     return make_plan(pool.policies.get(group=None), stages=stages, guard={**GUARD_LIMITS, **guard})
 
 
-def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, group="", replicas=(50, 50)):
+def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, plain=None, group="", replicas=(50, 50)):
     """A minute that ended so many minutes after T0: 100 requests, and how long they waited."""
     at = T0 + timedelta(minutes=minute)
     for replica, requests in zip(("r1", "r2"), replicas, strict=True):
@@ -74,7 +74,8 @@ def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, grou
         counters = {"requests": requests, "ok_requests": requests - failed / 2, "replica_error_requests": failed / 2}
         tokens = {"usage_reported": requests, "prompt_tokens": requests * 100, "cached_tokens": cached}
         route_reading(router, at, revision=revision, group=group, replica=replica, **counters, **tokens)
-    route_reading(router, at, revision=revision, group=group, ttft=ttft or FAST)
+    timed = {"ttft": ttft or FAST} if plain is None else {"plain": plain}
+    route_reading(router, at, revision=revision, group=group, **timed)
 
 
 def judged(rollout, time_machine, minute):
@@ -91,6 +92,19 @@ def test_nothing_is_judged_before_the_caches_had_their_time(pool, routers, begin
         traffic(routers[0], minute, 2, hit_rate=0.0, failed=50)
     assert judged(rollout, time_machine, 4) == {}
     assert (rollout.state, rollout.readings_at) == (RolloutState.PROGRESSING, T0 + timedelta(minutes=4))
+
+
+def test_a_trial_whose_plain_responses_take_longer_is_rolled_back(pool, routers, begin, time_machine):
+    """T1b"""
+    rollout = begin(by_share(pool))
+    for minute in range(1, 9):
+        traffic(routers[0], minute, 1, plain=FAST)
+        traffic(routers[1], minute, 2, plain=SLOW)
+    readings = judged(rollout, time_machine, 8)
+
+    assert rollout.state == RolloutState.ROLLED_BACK
+    assert readings["plain_latency_p95_s"]["verdict"] == Verdict.BREACHED
+    assert "ttft_p95_s" not in readings
 
 
 def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers, begin, time_machine):

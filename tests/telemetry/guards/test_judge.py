@@ -53,6 +53,35 @@ def test_a_harmful_trial_is_breached_within_a_quarter_of_an_hour(name: str, harm
     assert all(verdict == Verdict.BREACHED for verdict, figures in found if figures[name]["verdict"] == "breached")
 
 
+def test_streamed_responses_are_compared_with_streamed_ones_however_many_are_plain() -> None:
+    """T1b: whole plain responses beside first tokens would breach any trial that gets more of the former."""
+    trial = minutes(1, 40, requests=300, unrest=0.1, streamed_ratio=0.2, plain_s=9.0)
+    baseline = minutes(2, 40, requests=300, unrest=0.1, streamed_ratio=0.9)
+    _, figures = verdicts(Measured(Side(trial), Side(baseline)))
+
+    assert "plain_latency_p95_s" not in figures
+    assert figures["ttft_p95_s"]["verdict"] != Verdict.BREACHED
+    assert figures["ttft_p95_s"]["trial"] == pytest.approx(figures["ttft_p95_s"]["baseline"], rel=0.2)
+
+
+def test_where_nothing_is_streamed_plain_latency_is_judged_by_itself() -> None:
+    found = []
+    for seed in range(20):
+        trial, baseline = minutes(seed, 15, streamed_ratio=0.01, plain_s=8.0), minutes(seed + 100, 15, streamed_ratio=0)
+        found.append(verdicts(Measured(Side(trial), Side(baseline)))[1])
+
+    assert all("ttft_p95_s" not in figures for figures in found)
+    assert sum(figures["plain_latency_p95_s"]["verdict"] == Verdict.BREACHED for figures in found) >= 18
+
+
+def test_a_trial_without_streams_beside_a_baseline_of_streams_is_inconclusive() -> None:
+    trial, baseline = minutes(1, 15, streamed_ratio=0), minutes(2, 15)
+    _, figures = verdicts(Measured(Side(trial), Side(baseline)))
+
+    assert figures["ttft_p95_s"]["verdict"] == Verdict.INCONCLUSIVE
+    assert "No TTFT was measured yet" in figures["ttft_p95_s"]["detail"]
+
+
 def test_a_harmless_trial_passes_in_the_end() -> None:
     passed = [verdicts(busy_sides(seed, 60))[0] for seed in range(20)]
     assert passed.count(Verdict.PASSED) >= 19

@@ -215,6 +215,26 @@ def test_a_router_s_text():
     assert (ttft.edges, ttft.counts) == (ROUTER_EDGES, {7: 3})
 
 
+def test_latencies_are_read_by_the_kind_of_response():
+    routes = read_router(
+        router_text({"streamed_latency": {9: 2}, "plain_latency": {20: 5}, "policy_plain_latency": {20: 4}})
+    ).routes
+
+    whole = routes[RouteKey("chat", "", "r1")].histograms
+    assert {name: one.counts for name, one in whole.items()} == {
+        "streamed_latency": {9: 2},
+        "plain_latency": {20: 5},
+    }
+    by_revision = routes[RouteKey("chat", "", "", "chat", 1)].histograms
+    assert {name: one.counts for name, one in by_revision.items()} == {"plain_latency": {20: 4}}
+
+
+def test_a_kind_of_response_that_is_not_known_is_left_out():
+    text = router_text({"plain_latency": {20: 5}}).replace('response="plain"', 'response="pushed"')
+
+    assert read_router(text).routes == {}
+
+
 def test_the_ttft_of_a_revision_is_read_beside_that_of_all_requests():
     in_force, tried = ({"revision": number, "policy_ttft": {7: number}, "ttft": {7: 3}} for number in (1, 2))
 
@@ -236,7 +256,9 @@ def test_what_the_router_really_serves_is_read():
         placed = ("chat", "", "", "everyday", 4, "", "r1", "")
         record = Record("", 0.0, *placed, 1, None, None, [], CandidateLoads([]), arm="trial")
         record.first_byte(200, is_streamed=True)
-        record.ttft_s = seconds
+        record.ttft_s = record.latency_s = seconds
+        metrics.placed_ended(record, Outcome.OK)
+        record.is_streamed, record.ttft_s = False, None
         metrics.placed_ended(record, Outcome.OK)
 
     routes = read_router(router_text() + "\n".join(metrics.lines(is_fine=True)) + "\n").routes
@@ -244,7 +266,9 @@ def test_what_the_router_really_serves_is_read():
         ttft = routes[key].histograms["ttft"]
         assert ttft.total == 5
         assert (min(ttft.counts), max(ttft.counts)) == (0, len(ROUTER_EDGES))
-    assert routes[RouteKey("chat", "", "r1", "everyday", 4)].counters["ok_requests"] == 5
+        assert routes[key].histograms["plain_latency"].counts == ttft.counts
+    assert routes[RouteKey("chat", "", "r1")].histograms["streamed_latency"].counts == ttft.counts
+    assert routes[RouteKey("chat", "", "r1", "everyday", 4)].counters["ok_requests"] == 10
 
 
 def test_another_program_is_no_router():

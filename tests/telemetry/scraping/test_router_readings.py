@@ -68,6 +68,22 @@ def test_the_ttft_of_a_revision_on_trial_is_a_row_of_its_own(pool, metrics_serve
     ]
 
 
+def test_latencies_are_stored_beside_the_ttft_of_the_same_label_set(pool, metrics_server):
+    def counted(number):
+        counts = {"ttft": {10: number}, "streamed_latency": {90: number}, "plain_latency": {100: 3 * number}}
+        return text(router_text(counts))
+
+    router(metrics_server, *map(counted, (1, 2)))
+    for number in range(2):
+        tick(number)
+
+    reading = RouterReading.objects.get(pool="chat")
+    assert (reading.ttft_at, reading.ttft_counts) == ([10], [1])
+    assert (reading.streamed_latency_at, reading.streamed_latency_counts) == ([90], [1])
+    assert (reading.plain_latency_at, reading.plain_latency_counts) == ([100], [3])
+    assert reading.plain_latency_layout_id == reading.ttft_layout_id
+
+
 def test_a_router_s_new_boot_counts_from_zero(pool, metrics_server):
     before = router_text({"requests": {"ok": 5}}, boot="b1")
     router(metrics_server, text(before), text(router_text({"requests": {"ok": 7}}, boot="b2")))

@@ -71,7 +71,9 @@ def some_hours(replicas, router, every_min=7):
         router_scraped(router, at(minute), stale=number % 5 == 4)
         counts = {"requests": 9, "replica_error_requests": 1, "usage_reported": 8, "prompt_tokens": 800}
         route_reading(router, at(minute), group="busy", **counts, cached_tokens=500, cacheable_tokens=700)
-        route_reading(router, at(minute), group="busy", ttft={100: 4, 120: number % 3})
+        route_reading(
+            router, at(minute), group="busy", ttft={100: 4, 120: number % 3}, streamed={150: 4}, plain={160: number % 5}
+        )
 
 
 def answers(replicas, window):
@@ -92,6 +94,8 @@ def answers(replicas, window):
         "engine TTFT of pools": sums.pools_engine_ttft(["chat"], window),
         "router TTFT of pools": sums.router_ttft(None, window),
         "router TTFT by group": sums.router_ttft(["chat"], window, by="group"),
+        "plain latency of pools": sums.router_latency(None, window, streamed=False),
+        "streamed latency by group": sums.router_latency(["chat"], window, streamed=True, by="group"),
     }
 
 

@@ -190,6 +190,41 @@ def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
     assert p50.band[0] == pytest.approx((0.001 * 1.05**199, 0.001 * 1.05**200))
 
 
+def test_ttft_says_what_share_of_responses_was_timed_and_the_others_have_a_latency(r1, router, pool):
+    """T1b"""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
+    router_scraped(router, at)
+    route_reading(router, at, group="mixed", ttft={100: 51}, streamed={180: 51}, plain={200: 49})
+    route_reading(router, at, group="plain", plain={200: 10})
+
+    mixed, plain = overview.group_rows([pool], MINUTE)
+    lines = series.ttft_quantiles([pool], MINUTE)
+
+    assert mixed.ttft_timed_ratio == 0.51
+    assert mixed.ttft_p95_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
+    assert mixed.plain_p95_s == pytest.approx(0.001 * 1.05**200, rel=0.05)
+    assert (plain.ttft_p50_s, plain.ttft_timed_ratio) == (None, 0.0)
+    assert plain.plain_p50_s == pytest.approx(0.001 * 1.05**200, rel=0.05)
+    assert overview.fleet_tiles([pool], MINUTE).ttft_timed_ratio == pytest.approx(51 / 110)
+    assert [line.note for line in lines] == ["Of streamed responses: 46% of all."] * 2
+
+
+def test_where_no_response_was_streamed_ttft_is_the_engines(r1, router, pool):
+    """T1, T1b"""
+    at = T0 + timedelta(seconds=5)
+    engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
+    router_scraped(router, at)
+    route_reading(router, at, plain={200: 10})
+
+    tiles = overview.fleet_tiles([pool], MINUTE)
+    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+
+    assert (tiles.ttft_source, tiles.ttft_timed_ratio, p50.label, p50.note) == ("engine", 1.0, "p50 (engine)", "")
+    assert tiles.ttft_p50_s == pytest.approx(0.05)
+    assert tiles.plain_p50_s == pytest.approx(0.001 * 1.05**200, rel=0.05)
+
+
 def test_different_edges_are_merged_on_the_common_ones_and_it_is_said(r1, r2, pool):
     """T3"""
     at = T0 + timedelta(seconds=5)
@@ -271,12 +306,12 @@ def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, djang
     route_reading(router, T0 + timedelta(seconds=5), ttft={10: 1})
 
     for query, count in (
-        (lambda: overview.fleet_tiles([pool], MINUTE), 7),
+        (lambda: overview.fleet_tiles([pool], MINUTE), 9),
         (lambda: overview.replica_rows([pool], MINUTE), 6),
-        (lambda: overview.group_rows([pool], MINUTE), 4),
+        (lambda: overview.group_rows([pool], MINUTE), 6),
         (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
         (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
-        (lambda: series.ttft_quantiles([pool], MINUTE), 2),
+        (lambda: series.ttft_quantiles([pool], MINUTE), 4),
         (lambda: series.utilization_by_replica([pool], MINUTE), 2),
     ):
         with django_assert_num_queries(count):
