@@ -17,7 +17,7 @@ from routing.proxy.metrics.metrics import PREDICTION_LINES
 from telemetry.services.own.figures import own_figures
 from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
-from tests.fakes.replica import answering, fake_replicas
+from tests.fakes.replica import answering, fake_replicas, streaming
 from tests.routing.proxy.harness import config, routed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +98,8 @@ async def _of_a_router() -> set[str]:
     usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
     async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
         await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.chat()
+        replicas[0].script = streaming(b"data: " + usage + b"\n\n")
         await harness.chat()
         _, text = await harness.admin("GET", "/metrics")
     return set(NAME.findall(text)) | SPOKEN_LATER
