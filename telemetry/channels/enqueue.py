@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from controlplane.celery import wake
 from telemetry.channels.grouping import MOST_TOGETHER, together
+from telemetry.channels.holding import hold_channels
 from telemetry.matchers import match_all, stored
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 
@@ -31,12 +32,14 @@ def enqueue(
     The end of an alert goes to whoever was told of it, whatever the channel takes by now; where that is switched off it
     waits, so that a receiver that comes back does not take for firing what is over. Several become one message (up
     to ``MOST_TOGETHER``, then another). ``sequences`` counts each alert's repetitions of this kind (0 where it does
-    not); the same alert, kind and count is one message. Two queries, three for an end.
+    not); the same alert, kind and count is one message. Three queries, four for an end.
     """
     told = _told_of(payloads) if kind is NotificationKind.RESOLVED else frozenset()
-    channels = Channel.objects.filter(Q(enabled=True) | Q(pk__in={channel for channel, _ in told}))
+    channels = list(Channel.objects.filter(Q(enabled=True) | Q(pk__in={channel for channel, _ in told})))
+    held = hold_channels([channel.pk for channel in channels])
+    there = [channel for channel in channels if channel.pk in held]
     found = [
-        row for channel in channels for row in _rows(channel, _going_to(channel, payloads, told), kind, sequences, now)
+        row for channel in there for row in _rows(channel, _going_to(channel, payloads, told), kind, sequences, now)
     ]
     Notification.objects.bulk_create(found, ignore_conflicts=True)
     wake(DELIVER)

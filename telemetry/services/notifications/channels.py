@@ -13,7 +13,8 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.errors import InvalidError, NameTakenError
+from controlplane.database.retrying import retry_when_ended
+from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.sealing import seal, unseal
 from controlplane.secret_destinations import check_destination
@@ -22,6 +23,7 @@ from controlplane.services.holding import hold
 from telemetry.channels.base import ChannelKind, Sender
 from telemetry.channels.enqueue import DELIVER
 from telemetry.channels.fields import ConfigError
+from telemetry.channels.holding import hold_channels
 from telemetry.channels.registry import KINDS
 from telemetry.matchers import Given, read_matchers
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
@@ -103,10 +105,13 @@ def rotate_secret(channel: Channel, *, by: User | None = None) -> str:
     return str(open_config(channel)["secret"])
 
 
+@retry_when_ended
 @transaction.atomic
 def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     """Remove a channel with everything still to be sent to it."""
     channel = hold(Channel.objects.select_for_update(), channel.pk)
+    pending = channel.notifications.filter(state=NotificationState.PENDING).select_for_update().order_by("number")
+    list(pending.values_list("pk"))  # nobody claims one of them any more: that would write an attempt
     summary = f"Channel {channel.name} was removed."
     record_event(EventKind.CHANNEL_REMOVED, summary, by=by, detail={"before": facts(channel)})
     channel.delete()
@@ -120,12 +125,14 @@ def facts(channel: Channel) -> dict[str, Any]:
 @transaction.atomic
 def disable_channel(channel: Channel, *, reason: str, now: datetime) -> None:
     """Stop using a channel that nobody takes messages at, and tell the others: its owner is to hear of it there."""
+    others = list(Channel.objects.filter(enabled=True).exclude(pk=channel.pk))
+    held = hold_channels([other.pk for other in others])  # before the logs
     if not Channel.objects.filter(pk=channel.pk, enabled=True).update(enabled=False, disabled_reason=reason[:200]):
         return
     summary = f"Channel {channel.name} was disabled: {reason}."
     record_event(EventKind.CHANNEL_DISABLED, summary, detail={"channel": channel.name})
     data = {"state": "notice", "summary": summary, "channel": channel.name, "path": "/channels/"}
-    for other in Channel.objects.filter(enabled=True).exclude(pk=channel.pk):
+    for other in (other for other in others if other.pk in held):
         _put(other, NotificationKind.NOTICE, "channel.disabled", {**data, **_owner(channel, other)}, now)
 
 
@@ -137,7 +144,9 @@ def _owner(channel: Channel, other: Channel) -> dict[str, Any]:
 
 @transaction.atomic
 def test_send(channel: Channel) -> Notification:
-    """Put a test message into the outbox, also for a disabled channel; its row tells how that went."""
+    """Put a test message into the outbox, also for a disabled channel; its row tells how that went. GoneError."""
+    if not hold_channels([channel.pk]):
+        raise GoneError("channel")
     summary = f"A test of channel {channel.name}: nothing is wrong."
     data = {"state": "test", "summary": summary, "path": "/alerts/"}
     return _put(channel, NotificationKind.TEST, "alert.test", data, timezone.now())

@@ -9,6 +9,9 @@ recorded only while the claim is still the newest one, so a worker that was mere
 Rows are claimed and settled by one thread, messages are sent by several, which know no database. At most
 ``PER_CHANNEL`` of them wait for one channel, so a receiver that hangs delays nobody else. Of the messages of a channel
 about an alert only the oldest that is not settled can be claimed: a later one never overtakes it.
+
+Locks are taken in one order: the channel, the notification, its attempts, the logs (``channels.holding``). Each outcome
+is a transaction of its own, run again where PostgreSQL ends it.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from controlplane.database.retrying import retry_when_ended, was_ended
 from controlplane.errors import SealBrokenError
 from telemetry.channels.base import DeliveryError, Message, Sender
 from telemetry.models import Channel, DeliveryAttempt, Notification, NotificationKind, NotificationState
@@ -75,7 +79,17 @@ def deliver_due(clock: Callable[[], datetime] = timezone.now, opener: Opener = o
             if not under_way:
                 return attempts
             for done in wait(under_way, LOOK_S, FIRST_COMPLETED).done:
-                record_outcome(under_way.pop(done), done.result(), clock())
+                _record(under_way.pop(done), done.result(), clock())
+
+
+def _record(claim: Claim, outcome: Outcome, now: datetime) -> None:
+    """Record one outcome; one that the database ends each time costs no other: its message is sent again later."""
+    try:
+        record_outcome(claim, outcome, now)
+    except OperationalError as error:
+        if not was_ended(error):
+            raise
+        log.exception("the outcome of a message to channel %s was not recorded", claim.notification.channel.name)
 
 
 def due(now: datetime) -> QuerySet[Notification]:
@@ -90,6 +104,7 @@ def due(now: datetime) -> QuerySet[Notification]:
     return room.filter(free, wanted, ~Exists(earlier), next_at__lte=now)
 
 
+@retry_when_ended
 @transaction.atomic
 def claim_next(now: datetime) -> Claim | None:
     """Claim the notification that has been due the longest and write down the attempt; None for none."""
@@ -131,10 +146,16 @@ def attempt(claim: Claim, now: datetime, opener: Opener) -> Outcome:
     return Outcome(receipt.status, time.monotonic() - started_s, answer=without_secrets(channel, receipt.answer))
 
 
+@retry_when_ended
 @transaction.atomic
 def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
-    """Complete the attempt, and settle the notification unless somebody claimed it after us."""
+    """Complete the attempt, and settle the notification unless somebody claimed it after us.
+
+    The channel is locked first, as by whoever deletes it; one that is gone has nothing left to settle.
+    """
     error, channel = outcome.error, claim.notification.channel
+    if not Channel.objects.select_for_update(no_key=True).filter(pk=channel.pk).exists():
+        return
     claim.notification.log.filter(number=claim.number).update(
         duration_s=outcome.duration_s,
         status=outcome.status,

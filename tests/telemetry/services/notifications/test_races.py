@@ -1,0 +1,185 @@
+"""Deliveries while somebody changes the channels: real commits on real connections that meet where they once stuck."""
+
+from contextlib import contextmanager
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from controlplane.database.retrying import ATTEMPTS, retry_when_ended
+from controlplane.models import Event
+from controlplane.services.audit.log import _LOCK as AUDIT
+from controlplane.services.fleet.pools import create_pool
+from telemetry.channels.base import DeliveryError
+from telemetry.channels.enqueue import enqueue
+from telemetry.models import Alert, Channel, DeliveryAttempt, Notification, NotificationKind
+from telemetry.services.alerts.rules import create_rule
+from telemetry.services.notifications import outbox
+from telemetry.services.notifications.channels import create_channel, delete_channel
+from tests.conftest import wait_until
+from tests.controlplane.threads import AWAITED_S, in_thread, waiting
+from tests.telemetry.conftest import T0
+from tests.telemetry.services.notifications.scripted import Scripted, told
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def channel():
+    return create_channel("ops", config={"url": "https://hooks.example/x"})
+
+
+@contextmanager
+def nobody_writes_to_the_audit_log():
+    """Whoever wants to waits, with the locks that it has by then."""
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_lock(%s)", [AUDIT])
+        try:
+            yield
+        finally:
+            cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
+
+
+def until_waiting(number):
+    wait_until(lambda: len(waiting()) == number, AWAITED_S, f"{number} transactions to wait for a lock")
+
+
+def deadlocks():
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_stat_clear_snapshot()")
+        cursor.execute("select deadlocks from pg_stat_database where datname = current_database()")
+        return cursor.fetchone()[0]
+
+
+def test_an_outcome_waits_for_whoever_deletes_its_channel(channel):
+    told(channel, "firing")
+    claim, before = outbox.claim_next(T0), deadlocks()
+    with nobody_writes_to_the_audit_log(), in_thread(lambda: delete_channel(channel)) as deleting:
+        until_waiting(1)
+        with in_thread(lambda: outbox.record_outcome(claim, outbox.Outcome(200, 0.1), T0)) as recording:
+            until_waiting(2)
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
+            deleting.join(AWAITED_S)
+            recording.join(AWAITED_S)
+    assert not Channel.objects.exists()
+    assert not DeliveryAttempt.objects.exists()
+    assert deadlocks() == before
+
+
+def test_telling_others_of_a_disabled_channel_waits_for_whoever_deletes_one_of_them(channel):
+    other = create_channel("chat", config={"url": "https://hooks.example/y"})
+    told(channel, "firing")
+    claim, before = outbox.claim_next(T0), deadlocks()
+    gone = outbox.Outcome(410, 0.1, DeliveryError("it answered with status 410", retryable=False, gone=True))
+    with nobody_writes_to_the_audit_log(), in_thread(lambda: outbox.record_outcome(claim, gone, T0)) as recording:
+        until_waiting(1)
+        with in_thread(lambda: delete_channel(other)) as deleting:
+            until_waiting(2)
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
+            recording.join(AWAITED_S)
+            deleting.join(AWAITED_S)
+    assert [row.enabled for row in Channel.objects.all()] == [False]
+    assert Event.objects.filter(kind="channel_disabled").count() == 1
+    assert deadlocks() == before
+
+
+def test_what_is_told_while_a_channel_is_deleted_goes_to_the_others(channel):
+    create_channel("chat", config={"url": "https://hooks.example/y"})
+    rule = create_rule(create_pool("chat"), name="rule", kind="replica_down")
+    alert = Alert.objects.create(rule=rule, pool=rule.pool, state="firing", started_at=T0, last_breach_at=T0)
+    payloads = {alert.pk: {"type": "alert.firing", "data": {"alert": alert.pk, "labels": {}}}}
+
+    def tell():
+        with transaction.atomic():
+            enqueue(payloads, NotificationKind.TEST, T0)
+
+    with nobody_writes_to_the_audit_log(), in_thread(lambda: delete_channel(channel)) as deleting:
+        until_waiting(1)
+        with in_thread(tell) as telling:
+            until_waiting(2)
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
+            deleting.join(AWAITED_S)
+            telling.join(AWAITED_S)
+    assert list(Notification.objects.values_list("channel__name", flat=True)) == ["chat"]
+
+
+def test_a_channel_is_deleted_with_a_message_that_somebody_is_claiming(channel):
+    told(channel, "firing")
+    with in_thread_after_commit(channel) as claim:
+        assert claim is not None
+    assert not Channel.objects.exists()
+    assert not DeliveryAttempt.objects.exists()
+
+
+@contextmanager
+def in_thread_after_commit(channel):
+    """Claim a message, and commit once somebody who deletes the channel waits for it."""
+    with transaction.atomic():
+        claim = outbox.claim_next(T0)
+        deleting = in_thread(lambda: delete_channel(channel))
+        deleting.__enter__()
+        until_waiting(1)
+    yield claim
+    deleting.__exit__(None, None, None)
+
+
+# --- what PostgreSQL ends is run again ---------------------------------------------------------------------
+
+
+def test_of_two_that_lock_in_opposite_orders_both_get_through():
+    rows = [create_channel(name, config={"url": "https://hooks.example/x"}).pk for name in ("a", "b")]
+    before, tries = deadlocks(), []
+
+    @retry_when_ended
+    @transaction.atomic
+    def lock(first, second, meet):
+        tries.append(first)
+        list(Channel.objects.select_for_update().filter(pk=first))
+        meet(first)
+        list(Channel.objects.select_for_update().filter(pk=second))
+
+    def when_both_hold_one(_first):
+        wait_until(lambda: len(set(tries)) == 2, AWAITED_S, "the other one to begin")
+
+    with in_thread(lambda: lock(*rows, when_both_hold_one)), in_thread(lambda: lock(*rows[::-1], when_both_hold_one)):
+        pass
+    assert len(tries) == 2 + (deadlocks() - before)
+
+
+def test_it_is_run_again_so_often_and_no_more():
+    tries = []
+
+    @retry_when_ended
+    @transaction.atomic
+    def ended():
+        tries.append(1)
+        with connection.cursor() as cursor:
+            cursor.execute("do $$ begin raise exception using errcode = '40P01'; end $$")
+
+    with pytest.raises(OperationalError):
+        ended()
+    assert len(tries) == ATTEMPTS
+    with pytest.raises(OperationalError), transaction.atomic():
+        ended()
+    assert len(tries) == ATTEMPTS + 1, "a part of somebody else's transaction is not run again"
+
+
+def test_an_outcome_that_is_never_recorded_ends_no_run(channel, caplog):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "create function ends() returns trigger language plpgsql as "
+            "$$ begin raise exception using errcode = '40P01'; end $$"
+        )
+        cursor.execute("create trigger ends before update on telemetry_deliveryattempt execute function ends()")
+    try:
+        told(channel, "firing")
+        told(channel, "firing", alert=8)
+        assert outbox.deliver_due(lambda: T0, Scripted()) == 2
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("drop trigger ends on telemetry_deliveryattempt")
+            cursor.execute("drop function ends()")
+    assert sum("was not recorded" in line for line in caplog.messages) == 2
+    assert set(Notification.objects.values_list("state", flat=True)) == {"pending"}
