@@ -16,6 +16,7 @@ POOL = kinds_of(
     "concurrency",
     "tier1",
     "share_half_life",
+    "stream_usage",
     "warm_up",
 )
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")

@@ -49,7 +49,7 @@ from routing.proxy.replicas.health import HealthChecks
 from routing.proxy.replicas.link import ReplicaLink
 from routing.proxy.replicas.upstream import Failure
 from routing.proxy.replicas.watch import Watch
-from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids
+from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids, usage_pools
 from routing.proxy.sockets.tls import Tls
 from routing.proxy.upkeep import Upkeep
 from routing.proxy.warming.warm_ups import WarmUps
@@ -264,6 +264,7 @@ class Router:
             config.limits,
             targets=frozenset(target_ids(config)),
             checked=[one for pool in config.pools for one in checked_replicas(pool, links)],
+            usage_pools=usage_pools(config),
         )
 
     def _replica_addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:

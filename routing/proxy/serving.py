@@ -12,7 +12,7 @@ from routing.proxy.clients.admission import Admission
 from routing.proxy.metrics.configured import ConfiguredSeries
 from routing.proxy.replicas.health import Checked
 from routing.proxy.replicas.link import ReplicaLink
-from routing.schema import Limits, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
+from routing.schema import Limits, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig, StreamUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,17 @@ class Serving:
     limits: Limits  # what is accepted and how long anything may take
     targets: frozenset[TargetId]  # where its requests may go
     checked: list[Checked]  # whose health is asked for
+    usage_pools: frozenset[str]  # where engines are asked for the usage of every stream
 
 
 def target_ids(config: RouterConfig) -> list[TargetId]:
     """The targets of all pools: replicas, or their ranks."""
     return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
+
+
+def usage_pools(config: RouterConfig) -> frozenset[str]:
+    """The pools whose engines are asked for the usage of every stream."""
+    return frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
 
 
 def active_names(config: RouterConfig) -> set[ReplicaId]:

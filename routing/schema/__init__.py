@@ -10,7 +10,7 @@ from routing.schema.caps import Caps, GroupCaps
 from routing.schema.checks import check_config
 from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConfig
 from routing.schema.failures import BreakerConfig, HealthCheck
-from routing.schema.fleet import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
+from routing.schema.fleet import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig, StreamUsage
 from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
 from routing.schema.limits import RETRY_CAUSES, UNSAFE_CAUSES, Limits
 from routing.schema.models import Adapter, Alias, ModelNames
@@ -104,6 +104,7 @@ __all__ = [
     "Settings",
     "Signature",
     "Snapshot",
+    "StreamUsage",
     "TaskGroupConfig",
     "Tier1",
     "Tier1Settings",

@@ -28,6 +28,13 @@ class ReplicaState(StrEnum):
     DISABLED = "disabled"  # not even health-checked
 
 
+class StreamUsage(StrEnum):
+    """Whether a router asks engines for the token usage of streamed responses whose clients did not ask."""
+
+    REQUEST = "request"  # with ``stream_options.include_usage``; the extra chunk is removed from the stream
+    AS_SENT = "as_sent"  # requests and streams pass unchanged
+
+
 class ReplicaConfig(Frozen, frozen=True):
     """One vLLM engine behind a base URL. ``name`` is its identity on every ring; the URL may change."""
 
@@ -71,6 +78,13 @@ class PoolConfig(Frozen, frozen=True):
             extra={"unit": "requests"},
         ),
     ] = 500
+    stream_usage: Annotated[
+        StreamUsage,
+        Meta(
+            description="request: routers ask for the token usage of every stream and remove the extra chunk where the "
+            "client did not ask; as_sent: streams whose clients do not ask go unaccounted."
+        ),
+    ] = StreamUsage.REQUEST
     warm_up: WarmUp | None = None  # of replicas that join; None: they take traffic cold
 
     @property

@@ -25,6 +25,7 @@ class PoolSerializer(serializers.ModelSerializer[Pool]):
     caps = SchemaField(KINDS["caps"], read_only=True, allow_null=True)
     concurrency = SchemaField(KINDS["concurrency"], read_only=True, allow_null=True)
     tier1 = SchemaField(KINDS["tier1"], read_only=True, allow_null=True)
+    stream_usage = SchemaField(KINDS["stream_usage"], read_only=True, allow_null=True)
     warm_up = SchemaField(KINDS["warm_up"], read_only=True, allow_null=True)
 
     class Meta:
@@ -45,6 +46,7 @@ class PoolChange(serializers.Serializer[Any]):
     concurrency = SchemaField(KINDS["concurrency"], required=False, allow_null=True)
     tier1 = SchemaField(KINDS["tier1"], required=False, allow_null=True)
     share_half_life = SchemaField(KINDS["share_half_life"], required=False, allow_null=True)
+    stream_usage = SchemaField(KINDS["stream_usage"], required=False, allow_null=True)
     warm_up = SchemaField(KINDS["warm_up"], required=False, allow_null=True)
 
 

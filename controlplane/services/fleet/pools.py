@@ -39,6 +39,7 @@ class PoolSettings(TypedDict, total=False):
     concurrency: Mapping[str, Any] | None
     tier1: Mapping[str, Any] | None
     share_half_life: int | None
+    stream_usage: str | None  # a routing.schema.StreamUsage
     warm_up: Mapping[str, Any] | None
 
 

@@ -110,6 +110,7 @@ class PoolSettingsForm(SectionedForm):
             empty=[],
         ),
         Single("share_half_life", schema.PoolConfig, "Half-life of shares"),
+        Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
     )
 
     description = forms.CharField(required=False, max_length=1000, help_text="What it is for, and who to ask.")

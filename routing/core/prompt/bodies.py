@@ -26,6 +26,7 @@ class ParsedBody(Struct, gc=False, kw_only=True):
 
     model: str | None = None
     stream: Any = None
+    stream_options: Any = None  # of chat and completions
     prompt_cache_key: Any = None
     session_id: Any = None  # vLLM's own, from 0.32 on
     user: Any = None

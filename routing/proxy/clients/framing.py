@@ -20,12 +20,16 @@ def plain(data: bytes, last: bool) -> bytes:  # noqa: ARG001 - one shape for all
     return data
 
 
-def outgoing(answer: AnswerHead, whole: int | None, *, http11: bool, keep_alive: bool) -> tuple[bytes, Frame, bool]:
+def outgoing(
+    answer: AnswerHead, whole: int | None, *, http11: bool, keep_alive: bool, is_filtered: bool = False
+) -> tuple[bytes, Frame, bool]:
     """How an answer goes out: the framing's header lines, the framing of its bytes, whether the connection lives on.
 
-    ``whole``: bytes of the body, where all of it is here.
+    ``whole``: bytes of the body, where all of it is here. ``is_filtered``: bytes may be taken out of what is to come.
     """
     framing, frame, lines = answer.framing, plain, b""
+    if is_filtered and whole is None and framing is LENGTH:
+        framing = CHUNKED
     if whole is not None and framing is LENGTH:
         lines = b"Content-Length: %d\r\n" % whole
     elif answer.length and framing is not CHUNKED:

@@ -34,6 +34,7 @@ class Record:
         "group",
         "hit_tokens",
         "is_streamed",
+        "lacks_details",
         "latency_s",
         "matched_by",
         "policy",
@@ -97,6 +98,7 @@ class Record:
         self.latency_s: float | None = None  # from the request's last byte to the response's; None: it never came whole
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.lacks_details = False  # the engine generated tokens and reported usage, but not how many were cached
         self.rank = rank  # data-parallel, of the replica; None: it has only one
         self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
         self.shape: bytes | None = None  # JSON of a ``Shape``, of a few requests (shapes.py)
@@ -146,6 +148,7 @@ class Record:
         """What the answer said about its tokens."""
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
+            self.lacks_details = self.prompt_tokens is not None and usage.lacks_details
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
         """The record as the admin port shows it, with this part of its block hashes."""

@@ -6,16 +6,17 @@ any other answer is cut, so that nobody takes half for whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from routing.proxy.clients.framing import outgoing, plain
-from routing.proxy.http.answer import AnswerHead, Framing
+from routing.proxy.http.answer import AnswerHead, Framing, is_encoded
 from routing.proxy.http.chunks import chunked
 from routing.proxy.http.errors import RefusalError, error_event
 from routing.proxy.metrics.metrics import Outcome
 from routing.proxy.replicas.upstream import Sink
 from routing.proxy.usage.answer_json import Said, Usage
 from routing.proxy.usage.tail import Tail
+from routing.proxy.usage.usage_filter import UsageFilter
 
 if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
@@ -29,6 +30,7 @@ class Delivery:
     __slots__ = (
         "_answer",
         "_client",
+        "_filter",
         "_frame",
         "_is_aborted",
         "_keep_alive",
@@ -40,8 +42,12 @@ class Delivery:
 
     _tail: Tail  # of an answer that says nothing as a whole
 
-    def __init__(self, client: Client, answer: AnswerHead, said: Said | None, *, is_aborted: bool) -> None:
+    def __init__(
+        self, client: Client, answer: AnswerHead, said: Said | None, *, is_aborted: bool, hides_usage: bool
+    ) -> None:
         self._client = client
+        may_filter = hides_usage and answer.is_stream and not is_encoded(answer)
+        self._filter = UsageFilter() if may_filter else None
         self._answer = answer
         self._is_aborted = is_aborted  # its engine stopped, and nobody else can give it
         self._said = said  # by an answer that came in one piece and is no stream
@@ -49,9 +55,16 @@ class Delivery:
 
     def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first bytes."""
-        answer = self._answer
-        whole, http11 = len(data) if last else None, request.head.http11
-        lines, self._frame, self._keep_alive = outgoing(answer, whole, http11=http11, keep_alive=keep_alive)
+        answer, passed = self._answer, data
+        if self._filter is not None:
+            passed = self._filter.feed(data) + (self._filter.rest() if last else b"")
+        lines, self._frame, self._keep_alive = outgoing(
+            answer,
+            len(passed) if last else None,
+            http11=request.head.http11,
+            keep_alive=keep_alive,
+            is_filtered=self._filter is not None,
+        )
         if record.arm is not None:
             lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
         if self._said is None:
@@ -66,14 +79,29 @@ class Delivery:
                 request.request_id.encode(),
                 record.replica.encode(),
                 record.reason.encode(),
-                data if self._frame is plain else self._frame(data, last),
+                passed if self._frame is plain else self._frame(passed, last),
             )
         )
 
     @property
     def sink(self) -> Sink:
         """What takes the middle of the answer: one call a read, and nothing else, is the hot path of streams."""
+        if self._filter is not None:
+            return self._pass_filtered
         return self._pass_chunk if self._frame is chunked else self._pass_plain
+
+    def _pass_filtered(self, data: bytes, start: int) -> None:
+        body = data[start:-2] if start else data
+        self._tail.add(body)
+        passed = cast("UsageFilter", self._filter).feed(body)
+        if not passed:
+            return
+        if self._frame is not chunked:
+            self._outbox.write(self._transport, passed)
+        elif start and passed is body:
+            self._outbox.write(self._transport, data)
+        else:
+            self._outbox.write(self._transport, b"%x\r\n%b\r\n" % (len(passed), passed))
 
     def _pass_chunk(self, data: bytes, start: int) -> None:
         self._outbox.write(self._transport, data if start else b"%x\r\n%b\r\n" % (len(data), data))
@@ -88,8 +116,15 @@ class Delivery:
         """Send the last bytes, if any, and the end."""
         if data:
             self._tail.add(data)
+        if self._filter is not None:
+            data = self._filter.feed(data) + self._filter.rest()
         if framed := self._frame(data, True):
             self._client.write(framed)
+
+    @property
+    def _is_inside_event(self) -> bool:
+        """Whether what the client has of a stream ends inside an event."""
+        return not self._tail.ends_event() if self._filter is None else self._filter.is_inside_event
 
     def usage(self) -> Usage | None:
         """What the complete answer said about its tokens; None for an error or silence."""
@@ -110,10 +145,10 @@ class Delivery:
 
     def break_off(self, refusal: RefusalError) -> None:
         """The rest will never come, for the reason that ``refusal`` gives."""
-        if self._answer.framing is Framing.LENGTH:
+        if self._answer.framing is Framing.LENGTH and self._filter is None:
             self._client.exchange_ended(keep_alive=False)  # the length says that something is missing
         elif self._answer.is_stream:
-            event = error_event(refusal.status, refusal.message, torn=not self._tail.ends_event())
+            event = error_event(refusal.status, refusal.message, torn=self._is_inside_event)
             self._client.write(self._frame(event, True))
             self._client.exchange_ended(keep_alive=False)
         elif self._frame is plain:

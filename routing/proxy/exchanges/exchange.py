@@ -12,12 +12,13 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from routing.core.prompt.usage_request import with_usage_requested
 from routing.core.types import NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.shapes import shape_json
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
-from routing.proxy.exchanges.judging import no_answer, outcome_of, unreachable
+from routing.proxy.exchanges.judging import INVALID_STATUSES, names_usage_request, no_answer, outcome_of, unreachable
 from routing.proxy.exchanges.placing import admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
 from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from routing.proxy.clients.client import Client
     from routing.proxy.exchanges.gates import Gates, Passage
     from routing.proxy.http.request import Request
+    from routing.proxy.replicas.link import ReplicaLink
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
     from routing.proxy.usage.answer_json import Said
@@ -55,6 +57,7 @@ class Exchange:
         "_decision",
         "_delivery",
         "_group",
+        "_hides_usage",
         "_is_placed",
         "_is_plain",
         "_is_probe",
@@ -64,6 +67,7 @@ class Exchange:
         "_pool",
         "_record",
         "_request",
+        "_resends_as_sent",
         "_router",
         "_serving",
         "_state",
@@ -86,6 +90,8 @@ class Exchange:
         self._state = PLACING
         self._is_placed = False
         self._is_plain = True  # the client asked for no events
+        self._hides_usage = False  # the replica was asked for usage that the client did not ask for
+        self._resends_as_sent = False  # the replica refused the request with it
         self._is_probe = False  # of a replica that was out
         self._is_probe_over = False  # what comes of the request now is no success more
         self._passage: Passage | None = None  # through the gates, where there are any
@@ -169,6 +175,7 @@ class Exchange:
 
     def _dispatch(self, decision: Decision) -> None:
         self._decision, is_described = decision, False
+        self._resends_as_sent = False
         if self._is_placed:
             self._record.placed_again(decision)
         else:
@@ -206,15 +213,27 @@ class Exchange:
         self._enter(AWAITING)
         self._upstream = upstream
         request, limits = self._request, self._serving.limits
+        body = self._body_for(upstream.link)
         is_whole = self._is_plain and request.head.method == POST  # generated to its end before the first byte comes
         upstream.send(
             self,
-            upstream.link.address.head(request, self._decision.target.rank),
-            request.body,
+            upstream.link.address.head(request, self._decision.target.rank, body_bytes=len(body)),
+            body,
             first_byte_s=limits.response_timeout_s if is_whole else limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
+
+    def _body_for(self, link: ReplicaLink) -> bytes:
+        """The body as the replica gets it: with an ask for usage where the client has none and the pool wants it."""
+        request = self._request
+        self._hides_usage = (
+            request.omits_usage
+            and self._decision.pool in self._serving.usage_pools
+            and not self._resends_as_sent
+            and link.takes_usage_requests
+        )
+        return with_usage_requested(request.body) if self._hides_usage else request.body
 
     @never_raises
     def connect_failed(self, reason: str, *, ours: bool) -> None:
@@ -238,6 +257,8 @@ class Exchange:
                 self._complete()
             elif answer.status >= TOO_MANY:
                 self._judge(answer, data, last)
+            elif self._hides_usage and answer.status in INVALID_STATUSES:
+                self._check_usage_refusal(answer, data, last)
             elif last:
                 self._came_whole(answer, data)
             else:
@@ -271,6 +292,23 @@ class Exchange:
             self._enter(JUDGING)
         attempts = self._failed()
         if attempts.hold(data, last=last) and not self._goes_on(attempts.answered(answer, was_probe=self._is_probe)):
+            self._begin(answer, attempts.held, last=last)
+
+    def _check_usage_refusal(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+        """Send the client's own request to the same replica if the error may be about the router's ask for usage."""
+        if self._state is AWAITING:
+            self._enter(JUDGING)
+        attempts = self._failed()
+        if not attempts.hold(data, last=last):
+            return
+        if names_usage_request(attempts.held):
+            attempts.held = b""
+            self._resends_as_sent = True
+            if self._upstream is not None:
+                self._upstream.abandon()
+                self._upstream = None
+            self._connect()
+        else:
             self._begin(answer, attempts.held, last=last)
 
     # --- from whoever watches the replica ---
@@ -325,6 +363,8 @@ class Exchange:
         """The first byte is here: pass it on, and let go of what only a retry would need."""
         self._enter(STREAMING)
         request = self._request
+        if self._resends_as_sent and answer.status < 300:
+            self._usage_refused()
         self._record.first_byte(answer.status, is_streamed=answer.is_stream)
         is_first_token = answer.is_stream and (request.head.path != RESPONSES or has_token_event(data))
         if is_first_token:
@@ -333,7 +373,9 @@ class Exchange:
             self._ticket.first_byte()  # its end implies it
         if self._is_probe and answer.status < TOO_MANY:
             self._is_probe_over = self._router.breakers.answered(ReplicaId(self._record.replica))
-        self._delivery = delivery = Delivery(self._client, answer, said, is_aborted=is_aborted)
+        self._delivery = delivery = Delivery(
+            self._client, answer, said, is_aborted=is_aborted, hides_usage=self._hides_usage
+        )
         del self._placement_request, self._decision
         request.body = b""
         self._attempts = None
@@ -345,6 +387,12 @@ class Exchange:
             self._upstream.pour_into(self._pass_before_token if self._awaits_token() else delivery.sink)
             if self._client.is_full:  # since before this answer: with one that went out ahead of it
                 self._upstream.pause()
+
+    def _usage_refused(self) -> None:
+        """The replica took the request only as the client had sent it: do not ask it for usage for a while."""
+        replica = self._record.replica
+        if self._serving.links[replica].usage_refused():
+            logger.warning("usage_request_refused", extra={"replica": replica})
 
     def _awaits_token(self) -> bool:
         """Whether the response is a stream of which no token has come: only events that tell of the request."""

@@ -14,6 +14,7 @@ RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
 BUSY: Final = "busy"
+INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not take a request's fields
 
 _retry_after: Final = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
 
@@ -28,6 +29,11 @@ def cause_of(answer: AnswerHead, body: bytes) -> str | None:
     if status == 503 and QUEUE_FULL in body:
         return BUSY
     return f"status_{status}" if status in RETRIED_STATUSES else None
+
+
+def names_usage_request(body: bytes) -> bool:
+    """Whether an error may be about the ask for usage that the router put into the request."""
+    return b"stream_options" in body or b"include_usage" in body
 
 
 def is_its_fault(status: int, cause: str | None) -> bool:

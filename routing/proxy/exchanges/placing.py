@@ -8,6 +8,7 @@ from routing.core.limits.caps import may_exceed_defaults
 from routing.core.prompt.bodies import BODIES
 from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.core.prompt.parsing import parse_body, session_key
+from routing.core.prompt.usage_request import omits_usage
 from routing.core.request import PlacementRequest
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.http.errors import RefusalError
@@ -30,6 +31,7 @@ def admitted_request(request: Request, admission: Admission) -> PlacementRequest
         return placement_request if admission.is_idle else admission.admitted(request, None, placement_request)
     parsed = parse_body(prompt_path, request.body)
     prompt = canonical_prompt(parsed)
+    request.omits_usage = omits_usage(parsed)
     named = parsed.model, head.task_group, head.session_id or session_key(parsed)
     placement_request = PlacementRequest(*named, prompt, is_plain=parsed.stream is not True)
     if admission.is_idle and not may_exceed_defaults(parsed):

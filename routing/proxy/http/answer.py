@@ -77,6 +77,11 @@ def describes_body(headers: Sequence[Header]) -> bool:
     return any(name.lower() in _FRAMING for name, _ in headers)
 
 
+def is_encoded(answer: AnswerHead) -> bool:
+    """Whether the body is compressed, so that its events cannot be read."""
+    return b"\r\ncontent-encoding:" in b"\r\n" + answer.lines.lower()
+
+
 def _settle_framing(answer: AnswerHead, coding: bytes | None, version: str, *, bodyless: bool) -> None:
     """What a Transfer-Encoding, a status or the request's method has to say about the body's end."""
     if coding is not None:

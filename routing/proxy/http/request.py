@@ -95,13 +95,14 @@ def _is_credential(line: bytes) -> bool:
 class Request:
     """One whole request."""
 
-    __slots__ = ("arrived_at", "body", "grant", "head", "request_id")
+    __slots__ = ("arrived_at", "body", "grant", "head", "omits_usage", "request_id")
 
     def __init__(self, head: Head, body: bytes, request_id: str) -> None:
         self.head = head
         self.body = body
         self.request_id = request_id
         self.grant: Grant | None = None  # of its key, where keys are asked for
+        self.omits_usage = False  # a stream whose client did not ask for usage
         self.arrived_at = monotonic()
 
 

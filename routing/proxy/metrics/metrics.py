@@ -59,11 +59,12 @@ class Outcome(StrEnum):
 class Series:
     """What is counted for one pool, group, replica and revision of a policy."""
 
-    __slots__ = ("plain_latency", "requests", "streamed_latency", "tokens", "ttft")
+    __slots__ = ("plain_latency", "requests", "streamed_latency", "tokens", "ttft", "without_details")
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
         self.tokens: Tokens | None = None  # None: no answer has said any
+        self.without_details = 0  # responses whose usage does not say how many tokens were cached
         # Shared by all policies and revisions; None: nothing was observed yet.
         self.ttft: Histogram | None = None  # of streamed responses
         self.streamed_latency: Histogram | None = None
@@ -104,6 +105,8 @@ class Metrics:
             if series.tokens is None:
                 series.tokens = Tokens()
             series.tokens.add(record, record.prompt_tokens, record.cached_tokens)
+        elif record.lacks_details:
+            series.without_details += 1
 
     def _completed(self, series: Series, record: Record, latency_s: float) -> None:
         """Count how long a whole response took, those that came as events apart from the others."""
@@ -235,6 +238,11 @@ class Metrics:
         yield from header("usage_reported_total", "counter", "Answers that said how many tokens were cached.")
         for key, tokens in reported:
             yield f"{PREFIX}usage_reported_total{{{_series(key)}}} {tokens.answers}"
+        text = "Responses whose usage did not say how many tokens were cached."
+        yield from header("usage_without_details_total", "counter", text)
+        for key, series in list(self._series.items()):
+            if series.without_details:
+                yield f"{PREFIX}usage_without_details_total{{{_series(key)}}} {series.without_details}"
         yield from header("prompt_tokens_total", "counter", "Prompt tokens of those answers.")
         for key, tokens in reported:
             yield f"{PREFIX}prompt_tokens_total{{{_series(key)}}} {tokens.prompt}"

@@ -34,13 +34,13 @@ class Address:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    def head(self, request: Request, rank: int | None = None) -> bytes:
+    def head(self, request: Request, rank: int | None = None, *, body_bytes: int) -> bytes:
         """The head of a request as this replica gets it: its own Host, our framing, our request id, our rank."""
         head = request.head
         lines = head.anonymous_lines + self.authorization if self._hides_keys else head.lines
         if rank is not None:
             lines = _with_rank(lines, rank)
-        length = b"Content-Length: %d\r\n" % len(request.body) if request.body or head.method == b"POST" else b""
+        length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""
         return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
             head.method,
             self.base,

@@ -16,6 +16,7 @@ from routing.proxy.sockets.tls import reason_of
 
 IDLE_S: Final = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
 MAX_IDLE: Final = 512  # kept-alive connections
+USAGE_REFUSED_S: Final = 600.0  # before an engine that refused to report usage is asked for it again
 
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 
@@ -56,6 +57,7 @@ class ReplicaLink:
         self._open: set[Upstream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.last_end_at = 0.0  # of a complete answer, in loop time
+        self._usage_refused_at: float | None = None  # in loop time
 
     @property
     def connections(self) -> int:
@@ -88,6 +90,17 @@ class ReplicaLink:
     def held_tokens(self) -> int:
         """Of prompts that are being answered. O(connections)."""
         return sum(listener.prompt_tokens for it in self._open if (listener := it.streaming) is not None)
+
+    @property
+    def takes_usage_requests(self) -> bool:
+        """Whether the engine may be asked for usage: it has not refused that within ``USAGE_REFUSED_S``."""
+        at = self._usage_refused_at
+        return at is None or self._loop.time() - at > USAGE_REFUSED_S
+
+    def usage_refused(self) -> bool:
+        """Remember that the engine took a request only without the router's ask for usage; True for the first time."""
+        is_first, self._usage_refused_at = self._usage_refused_at is None, self._loop.time()
+        return is_first
 
     def take_idle(self) -> Upstream | None:
         """A kept-alive connection, if there is one."""

@@ -36,11 +36,24 @@ class Usage(msgspec.Struct, gc=False):
         """Tokens of the answer."""
         return self.output_tokens if self.completion_tokens is None else self.completion_tokens
 
+    @property
+    def lacks_details(self) -> bool:
+        """Whether tokens were generated and nothing says how many of the prompt's were cached."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return (details is None or details.cached_tokens is None) and bool(self.generated)
+
 
 class Choice(msgspec.Struct, gc=False):
     """One of an answer's choices."""
 
     finish_reason: Any = None
+
+
+class StreamChunk(msgspec.Struct, gc=False):
+    """One event of a stream, as far as telling the usage chunk from others needs it."""
+
+    choices: Any = None
+    usage: Any = None
 
 
 class Said(msgspec.Struct, gc=False):

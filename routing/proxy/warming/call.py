@@ -153,7 +153,7 @@ class WarmUpCall:
         self._upstream = upstream
         upstream.send(
             self,
-            self._link.address.head(self._request, self._rank),
+            self._link.address.head(self._request, self._rank, body_bytes=len(self._request.body)),
             self._request.body,
             first_byte_s=self._limits.first_byte_timeout_s,
             idle_s=self._limits.idle_timeout_s,

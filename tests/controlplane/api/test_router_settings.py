@@ -42,6 +42,7 @@ POOL_SETTINGS = [
     ("concurrency", {"max_running": 64}, None),
     ("tier1", {"boundary": "marker", "boundary_marker": "---"}, None),
     ("share_half_life", 2000, None),
+    ("stream_usage", "as_sent", None),
     ("warm_up", {"max_tokens": 50_000, "priority": None}, None),
 ]
 GROUP_SETTINGS = [

@@ -29,6 +29,7 @@ from routing.schema import (
     RoundRobinSettings,
     RouterConfig,
     Settings,
+    StreamUsage,
     TaskGroupConfig,
     dump_snapshot,
 )
@@ -54,6 +55,7 @@ def config(
     breaker: BreakerConfig | None = None,
     concurrency: ConcurrencyConfig | None = None,
     policy_revision: int = 1,
+    stream_usage: StreamUsage = StreamUsage.REQUEST,
 ) -> RouterConfig:
     members = tuple(ReplicaConfig(name=one.name, url=one.url, block_tokens=16) for one in replicas)
     policy = PolicyConfig(name="everyday", revision=policy_revision, settings=settings or RoundRobinSettings())
@@ -66,6 +68,7 @@ def config(
         health=health or HealthCheck(),
         breaker=breaker or BreakerConfig(),
         concurrency=concurrency,
+        stream_usage=stream_usage,
     )
     return RouterConfig(hash_secret=SECRET, pools=(pool,), limits=limits or Limits())
 
