@@ -255,4 +255,4 @@ def _replica_step(row: EngineSums) -> ReplicaStep:
 
 def _group_window(row: RouterSums) -> WindowSum:
     """A task group's window: tokens of the answers that reported both (H16)."""
-    return WindowSum(row.start, row.prompt_tokens, row.cached_tokens, row.requests)
+    return WindowSum(row.start, row.prompt_tokens, row.cached_tokens, row.requests, row.accounted_ratio)

@@ -47,6 +47,7 @@ class WindowSum:
     queries: float | None  # tokens
     hits: float | None  # tokens, of every tier
     requests: float | None
+    accounted_ratio: float | None = None  # of a task group: share of successful responses that these tokens are of
 
     @property
     def ratio(self) -> float | None:

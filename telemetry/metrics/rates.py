@@ -71,6 +71,14 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
+def accounted_ratio(reported: float | None, completed: float | None) -> float | None:
+    """Share of successful responses that said how many tokens were cached, 0 to 1 (H16).
+
+    None where no response is known. ``reported`` is None where none has ever said so.
+    """
+    return min((reported or 0) / completed, 1.0) if completed else None
+
+
 def hit_rate_ratio(queries: float | None, hits: float | None, external_hits: float | None = None) -> float | None:
     """Total reuse: cached tokens of every tier / queried tokens, both summed over the window first (H1, H2, H3).
 

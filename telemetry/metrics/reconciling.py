@@ -123,7 +123,9 @@ def _counters(engine: EngineSide, answers: AnswerSide, least_requests: float) ->
     if not engine.reports:
         return _missing("Hits are not reported by this engine.")
     if engine.requests and answers.requests and not answers.answers:
-        return _missing("Answers do not say how many tokens were cached.")
+        return _missing(
+            "Answers do not say how many tokens were cached: vLLM does with --enable-prompt-tokens-details."
+        )
     fewest = min(engine.requests or 0, answers.answers or 0)
     if engine.ratio is None or answers.ratio is None or fewest < least_requests:
         return _few(f"Fewer than {least_requests:g} requests were counted by both engine and routers.")

@@ -21,6 +21,7 @@ START_TIME = "process_start_time_seconds"
 REQUESTS = "warmpath_router_requests_total"
 COUNTERS = {
     "warmpath_router_usage_reported_total": "usage_reported",
+    "warmpath_router_usage_without_details_total": "usage_without_details",
     "warmpath_router_prompt_tokens_total": "prompt_tokens",
     "warmpath_router_cached_tokens_total": "cached_tokens",
     "warmpath_router_cacheable_tokens_total": "cacheable_tokens",

@@ -136,3 +136,4 @@ class GroupRow:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None  # requests that ended by a replica's or the router's fault / all
+    accounted_ratio: float | None = None  # share of successful responses that the hit rate rests on (H16)

@@ -106,6 +106,7 @@ class RouterReading(models.Model):
     router_error_requests = _count()
     cancelled_requests = _count()
     usage_reported = _count()  # answers that carried cached_tokens; the next three are of those alone (H16)
+    usage_without_details = _count()  # responses whose usage did not say how many tokens were cached
     prompt_tokens = _count()
     cached_tokens = _count()
     cacheable_tokens = _count()  # the ceiling's share of prompt_tokens (H7); None where the block size is unknown

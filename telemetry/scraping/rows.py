@@ -34,6 +34,7 @@ ROUTE_COUNTERS = (
     "router_error_requests",
     "cancelled_requests",
     "usage_reported",
+    "usage_without_details",
     "prompt_tokens",
     "cached_tokens",
     "cacheable_tokens",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from telemetry.metrics.rates import accounted_ratio
 from telemetry.metrics.reconciling import AnswerSide
 from telemetry.metrics.windows import Window
 from telemetry.storage.sums import STEP, during, rows_of
@@ -29,6 +30,38 @@ class AnswerStep:
     replica: str
     start: datetime
     answers: AnswerSide
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReports:
+    """What one replica's responses said of their tokens over a window; None where no router was read."""
+
+    completed: int | None  # successful responses
+    reported: int | None  # of them, those that said how many tokens were cached
+    without_details: int | None  # those with usage that did not say
+
+    @property
+    def accounted_ratio(self) -> float | None:
+        """Share of the successful responses that figures of task groups rest on."""
+        return accounted_ratio(self.reported, self.completed)
+
+    @property
+    def lacks_details(self) -> bool:
+        """Whether the engine reports usage and never how many tokens were cached."""
+        return bool(self.without_details) and not self.reported
+
+
+def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
+    """Of one replica, from readings. One query."""
+    rows = rows_of(
+        """
+        select sum(ok_requests)::bigint, sum(usage_reported)::bigint, sum(usage_without_details)::bigint
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica = %(replica)s and requests is not null
+        """,
+        during(window, whole=True) | {"pool": pool, "replica": replica},
+    )
+    return UsageReports(*rows[0])
 
 
 def answers_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], AnswerSide]:

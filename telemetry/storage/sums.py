@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import connection
 
 from telemetry.metrics.histograms import Buckets, Merged, merge
+from telemetry.metrics.rates import accounted_ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import BucketLayout
 from telemetry.storage.rollups.columns import (
@@ -88,6 +89,12 @@ class RouterSums:
     predicted_prompt_tokens: int | None
     predicted_tokens: int | None
     predicted_cached_tokens: int | None
+    completed: int | None  # successful responses, whether or not they reported usage
+
+    @property
+    def accounted_ratio(self) -> float | None:
+        """Share of the successful responses that the hit rate rests on."""
+        return accounted_ratio(self.usage_reported, self.completed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,7 @@ def router_sums(
             sum(ceiling_prompt_tokens)::bigint, sum(cacheable_tokens)::bigint,
             sum(spilled_requests)::bigint, sum(usage_reported)::bigint, sum(predicted_answers)::bigint,
             sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint, sum(predicted_cached_tokens)::bigint,
+            sum(ok_requests)::bigint,
             count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0), sum(stale_scrapes) > 0
         from {source.sql} readings where (pool = '' or %(pools)s::text[] is null or pool = any(%(pools)s))
         group by pool, "group", start order by pool, "group", start

@@ -34,7 +34,7 @@ from telemetry.alerts.kinds.base import (
     percent,
 )
 from telemetry.alerts.kinds.cold import unless_cold
-from telemetry.alerts.kinds.traffic import has_traffic, silence_of, traffic_of
+from telemetry.alerts.kinds.traffic import basis_of, has_traffic, silence_of, traffic_of
 from telemetry.alerts.past import Seen, Source, WindowSum
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
@@ -165,7 +165,7 @@ def sentence(where: Where, settings: HitRateDropSettings, verdict: Verdict) -> s
     points = (verdict.baseline - verdict.value) * 100
     return (
         f"Hit rate of {where.words} is {percent(verdict.value)}, {points:.1f} points below its baseline "
-        f"of {percent(verdict.baseline)}."
+        f"of {percent(verdict.baseline)}.{basis_of(verdict)}"
     )
 
 

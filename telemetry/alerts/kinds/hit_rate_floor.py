@@ -22,7 +22,7 @@ from telemetry.alerts.kinds.base import (
     percent,
 )
 from telemetry.alerts.kinds.cold import unless_cold
-from telemetry.alerts.kinds.traffic import silence_of, traffic_of
+from telemetry.alerts.kinds.traffic import basis_of, silence_of, traffic_of
 from telemetry.alerts.past import Seen, Source, WindowSum
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
@@ -66,7 +66,8 @@ def compare(settings: HitRateFloorSettings, newest: WindowSum) -> Verdict:
 
 def sentence(where: Where, settings: HitRateFloorSettings, verdict: Verdict) -> str:
     """What is wrong."""
-    return f"Hit rate of {where.words} is {percent(verdict.value)}, below its floor of {percent(settings.floor_ratio)}."
+    floor = percent(settings.floor_ratio)
+    return f"Hit rate of {where.words} is {percent(verdict.value)}, below its floor of {floor}.{basis_of(verdict)}"
 
 
 def finds(settings: HitRateFloorSettings) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from telemetry.alerts.kinds.base import percent
 from telemetry.alerts.past import WindowSum
-from telemetry.alerts.verdict import Reason
+from telemetry.alerts.verdict import Reason, Verdict
 
 
 class Floors(Protocol):
@@ -36,4 +37,11 @@ def silence_of(window: WindowSum, floors: Floors) -> Reason | None:
 
 def traffic_of(window: WindowSum) -> dict[str, float | None]:
     """A window's traffic, for a verdict's figures."""
-    return {"requests": window.requests, "tokens": window.queries}
+    figures = {"requests": window.requests, "tokens": window.queries}
+    return figures if window.accounted_ratio is None else {**figures, "accounted_ratio": window.accounted_ratio}
+
+
+def basis_of(verdict: Verdict) -> str:
+    """What a task group's hit rate rests on, as the end of a sentence; nothing for a pool's, which engines count."""
+    share = verdict.figures.get("accounted_ratio")
+    return "" if share is None else f" It rests on {percent(share)} of the responses."

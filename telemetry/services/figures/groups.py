@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.models import PolicyRevision, RevisionState, TaskGroup
-from telemetry.metrics.rates import ratio
+from telemetry.metrics.rates import accounted_ratio, ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import first_tokens
 from telemetry.services.figures.subjects import Subject
@@ -15,6 +15,8 @@ from telemetry.storage.additions import Added, coverage, route_additions, total
 
 COUNTED = (
     "requests",
+    "ok_requests",
+    "usage_reported",
     "replica_error_requests",
     "router_error_requests",
     "prompt_tokens",
@@ -39,6 +41,7 @@ class GroupTiles:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None
+    accounted_ratio: float | None = None  # share of successful responses that the hit rate rests on
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class ReplicaShare:
     requests: int | None
     hit_rate_ratio: float | None  # of the answers that reported it
     failed_ratio: float | None
+    accounted_ratio: float | None  # share of its successful responses that the hit rate rests on
 
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
@@ -71,6 +75,7 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
         requests_per_s=_per_s(requests, covered),
         prompt_tokens_per_s=_per_s(prompt, covered),
         failed_ratio=_failed(rows),
+        accounted_ratio=_accounted(rows),
     )
 
 
@@ -90,6 +95,7 @@ def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
             row.get("requests"),
             ratio(row.get("cached_tokens"), row.get("prompt_tokens")),
             _failed([row]),
+            _accounted([row]),
         )
         for row in rows
     ]
@@ -118,6 +124,10 @@ def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | No
 def _failed(rows: list[Added]) -> float | None:
     failed = (total(rows, "replica_error_requests") or 0) + (total(rows, "router_error_requests") or 0)
     return ratio(failed, total(rows, "requests"))
+
+
+def _accounted(rows: list[Added]) -> float | None:
+    return accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests"))
 
 
 def _per_s(count: int | None, covered: sums.Coverage | None) -> float | None:

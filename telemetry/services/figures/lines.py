@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from telemetry.metrics.histograms import Merged, share_at_most
-from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
+from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import first_tokens, series
 from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
@@ -39,6 +39,7 @@ OUTCOMES = {
 QUANTILES = (0.5, 0.95)
 REUSES = {"hit": "cached", "miss": "computed"}
 NO_REPLICA = "none chosen"
+ACCOUNTED_OF = ("ok_requests", "usage_reported")  # what the share of responses comes from that a hit rate rests on
 Steps = dict[datetime, list[Added]]
 
 
@@ -67,9 +68,15 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
     """Of a task group: cached / prompt tokens of the answers that reported both (H16)."""
-    names = ("requests", "prompt_tokens", "cached_tokens", "cacheable_tokens", "ceiling_prompt_tokens")
+    names = ("requests", "prompt_tokens", "cached_tokens", "cacheable_tokens", "ceiling_prompt_tokens", *ACCOUNTED_OF)
     rows = _routed(subject, window, *names)
-    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window))), *_ceiling(rows, window)]
+    note = _accounted_note("Hit rate", rows)
+    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *_ceiling(rows, window)]
+
+
+def _accounted_note(label: str, steps: Steps) -> str:
+    rows = [row for of_step in steps.values() for row in of_step]
+    return series.accounted_note(label, accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests")))
 
 
 def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) -> dict[datetime, Point]:
@@ -104,9 +111,11 @@ def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
     if subject.kind is not Kind.GROUP:
         return series.hit_rate_by_replica(subject.among, window)
     covered = _covered(window)
-    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens")
+    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
     return [
-        line_of(name, window, _delivered_points(rows, covered)) for name, rows in sorted(by_replica.items()) if name
+        line_of(name, window, _delivered_points(rows, covered), _accounted_note(name, rows))
+        for name, rows in sorted(by_replica.items())
+        if name
     ]
 
 

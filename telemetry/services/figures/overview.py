@@ -154,6 +154,7 @@ def _group_row(
         requests_per_s=_per_s(row.requests if row else None, coverage),
         prompt_tokens_per_s=_per_s(row.prompt_tokens if row else None, coverage),
         failed_ratio=ratio(row.failed, row.requests) if row else None,
+        accounted_ratio=row.accounted_ratio if row else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import hit_rate_ratio, ratio
+from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of
 from telemetry.services.figures.timed import timed_note
@@ -25,6 +25,7 @@ WORDS_OF_REUSE = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
 NOTHING: Point = (None, PointState.UNKNOWN)
+ACCOUNTED = 0.9995  # share of responses from which on a hit rate is shown as that of all
 
 
 def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
@@ -66,14 +67,22 @@ def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
     for row in routed:
         rows[row.pool, row.group][row.start] = row
     several = len({name for name, _ in rows}) > 1
-    return [
-        line_of(
-            f"{name}/{group or NO_GROUP}" if several else group or NO_GROUP,
-            window,
-            {start: _group_point(steps.get(start), covered.get(start)) for start in {*steps, *covered}},
-        )
-        for (name, group), steps in sorted(rows.items())
-    ]
+    lines = []
+    for (name, group), steps in sorted(rows.items()):
+        label = f"{name}/{group or NO_GROUP}" if several else group or NO_GROUP
+        points = {start: _group_point(steps.get(start), covered.get(start)) for start in {*steps, *covered}}
+        lines.append(line_of(label, window, points, _accounted_note(label, steps.values())))
+    return lines
+
+
+def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
+    completed = total_known(row.completed for row in rows)
+    return accounted_note(label, accounted_ratio(total_known(row.usage_reported for row in rows), completed))
+
+
+def accounted_note(label: str, share: float | None) -> str:
+    """What a reader of a task group's hit rate must know; nothing where all responses are accounted for."""
+    return "" if share is None or share >= ACCOUNTED else f"{label} rests on {share * 100:.1f} % of the responses."
 
 
 def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> Point:
@@ -138,10 +147,10 @@ def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage")
     return _lines({replica.pk: replica.name for replica in replicas}, window, points)
 
 
-def line_of(label: str, window: Window, points: Mapping[datetime, Point]) -> Series:
+def line_of(label: str, window: Window, points: Mapping[datetime, Point], note: str = "") -> Series:
     """Every step of the window, with a gap wherever nothing is known."""
     steps = [(start, *points.get(start, NOTHING)) for start in window.starts()]
-    return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps])
+    return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps], note=note)
 
 
 def _lines(

@@ -16,6 +16,7 @@ from telemetry.services.figures.overview import replica_rows
 from telemetry.services.figures.reconciliation import newest_part, reconcile
 from telemetry.services.figures.replicas import rank_rows, scraping_of
 from telemetry.services.figures.subjects import Subject
+from telemetry.storage.answers import usage_reports
 from telemetry.web.asking import Asked, asked_about
 from telemetry.web.pages import around, frame, live_part
 from telemetry.web.silence import silence_of
@@ -56,6 +57,7 @@ def _live(state: Asked, replica: Replica) -> dict[str, Any]:
         **around(state),
         "replica": replica,
         "row": _row_of(replica, state),
+        "usage": usage_reports(replica.pool.name, replica.name, newest_part(state.range.table)),
         "scraping": scraping,
         "silence": silence_of(scraping.read_at, timezone.now())
         if state.range.live and replica.state != "disabled"

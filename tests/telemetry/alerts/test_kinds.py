@@ -259,3 +259,14 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
         assert said.endswith((".", "x.")), said
         assert "chat" in said or name == "rollout_stuck", said
         assert "None" not in said, said
+
+
+def test_a_task_group_s_hit_rate_says_which_share_of_the_responses_it_rests_on():
+    part = replace(window(0.2), accounted_ratio=0.4)
+    settings = KINDS["hit_rate_floor"].read({})
+    where = Where(pool="chat", group="coding")
+    verdict = only(judged("hit_rate_floor", past(300, windows={"coding": [part]}), "coding"))
+
+    assert KINDS["hit_rate_floor"].sentence(where, settings, verdict).endswith(" It rests on 40.0 % of the responses.")
+    whole = only(judged("hit_rate_floor", past(300, windows={"": [window(0.2)]})))
+    assert "rests on" not in KINDS["hit_rate_floor"].sentence(Where(pool="chat"), settings, whole)

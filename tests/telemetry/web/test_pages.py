@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 import time_machine
+from django.db.models import F
 from django.utils.html import escape
 
 from controlplane.models import RoutingPolicy
@@ -173,7 +174,7 @@ def test_a_pool_without_replicas_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/pools/chat/", 36), ("/pools/chat/groups/coding/", 18), ("/replicas/gpu-1/", 26)]
+    ("path", "queries"), [("/pools/chat/", 36), ("/pools/chat/groups/coding/", 18), ("/replicas/gpu-1/", 27)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)
@@ -250,3 +251,23 @@ def test_a_replica_s_page_names_what_its_engine_does_not_report(visitor, fleet, 
     assert "Not reported by this engine" in text
     assert "external hits" in text
     assert "Not reported by this engine" not in visitor.get("/replicas/gpu-2/").text
+
+
+def test_a_replica_without_prompt_tokens_details_is_told_which_flag_is_missing(visitor, fleet):
+    assert "--enable-prompt-tokens-details" not in visitor.get("/replicas/gpu-1/").text
+
+    RouterReading.objects.filter(replica="gpu-1").update(usage_without_details=3, usage_reported=None)
+    text = visitor.get("/replicas/gpu-1/").text
+
+    assert 'id="no-details"' in text
+    assert "--enable-prompt-tokens-details" in text
+    assert 'id="no-details"' not in visitor.get("/replicas/gpu-2/").text
+
+
+def test_pages_say_which_share_of_the_responses_a_group_s_hit_rate_rests_on(visitor, fleet):
+    RouterReading.objects.filter(group="coding", usage_reported__gt=0).update(ok_requests=F("usage_reported") * 4)
+
+    assert "of 25.0 % of responses" in visitor.get("/pools/chat/").text
+    assert re.search(
+        r"Responses accounted for</span><span class=\"value\">25.0 %", visitor.get("/pools/chat/groups/coding/").text
+    )

@@ -11,8 +11,10 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import overview, series
+from telemetry.services.figures import groups, lines, overview, series
+from telemetry.services.figures.subjects import Subject
 from telemetry.storage import sums
+from telemetry.storage.answers import usage_reports
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
 
@@ -378,3 +380,44 @@ def test_what_was_predicted_is_summed_beside_what_came(pool, router):
 
     assert (row.spilled_requests, row.predicted_answers, row.predicted_prompt_tokens) == (2, 4, 180)
     assert (row.predicted_tokens, row.predicted_cached_tokens) == (160, 140)
+
+
+def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, router):
+    at = T0 + timedelta(seconds=5)
+    router_scraped(router, at)
+    told = {"usage_reported": 3, "prompt_tokens": 300, "cached_tokens": 150}
+    route_reading(router, at, group="part", replica="r1", requests=8, ok_requests=6, **told)
+    route_reading(router, at, group="part", replica="r2", requests=6, ok_requests=6)
+    route_reading(router, at, group="none", requests=4, ok_requests=4)
+    route_reading(router, at, group="failed", requests=4, replica_error_requests=4)
+    route_reading(router, at, group="whole", requests=3, ok_requests=3, **told)
+
+    rows = {row.name: row.accounted_ratio for row in overview.group_rows([pool], MINUTE)}
+    assert rows == {"part": 0.25, "none": 0.0, "failed": None, "whole": 1.0}
+
+    subject = Subject.of_pool(pool, "part")
+    assert groups.group_tiles(subject, MINUTE).accounted_ratio == 0.25
+    shares = groups.replica_shares(subject, MINUTE)
+    assert {share.name: share.accounted_ratio for share in shares} == {"r1": 0.5, "r2": 0.0}
+
+    notes = {line.label: line.note for line in series.hit_rate_by_group([pool], MINUTE)}
+    assert notes["part"] == "part rests on 25.0 % of the responses."
+    assert notes["whole"] == notes["failed"] == ""
+    assert lines.hit_rate(subject, MINUTE)[0].note == "Hit rate rests on 25.0 % of the responses."
+
+
+@pytest.mark.parametrize(
+    ("counted", "lacks", "share"),
+    [
+        ({"ok_requests": 4, "usage_without_details": 4}, True, 0.0),
+        ({"ok_requests": 4, "usage_without_details": 1, "usage_reported": 3}, False, 0.75),  # a release that omits 0
+        ({"ok_requests": 4}, False, 0.0),
+        ({"replica_error_requests": 4}, False, None),
+    ],
+)
+def test_a_replica_that_reports_usage_without_cached_tokens_is_told_from_others(pool, router, counted, lacks, share):
+    route_reading(router, T0 + timedelta(seconds=5), replica="r1", requests=4, **counted)
+    route_reading(router, T0 + timedelta(seconds=5), replica="r2", requests=4, ok_requests=4, usage_reported=4)
+
+    found = usage_reports(pool.name, "r1", MINUTE)
+    assert (found.lacks_details, found.accounted_ratio) == (lacks, share)
