@@ -36,7 +36,7 @@ class Pool(Model):
     concurrency = JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: where the policy says
     share_half_life = PositiveIntegerField(null=True, blank=True)  # requests
-    stream_usage = CharField(max_length=8, null=True, blank=True)  # routing.schema.StreamUsage
+    stream_usage = CharField(max_length=8, null=True, blank=True)  # noqa: DJ001 - routing.schema.StreamUsage; None: as routers do
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: replicas take traffic cold
     created_at = DateTimeField(auto_now_add=True)
 
