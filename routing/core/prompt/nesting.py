@@ -1,28 +1,39 @@
-"""How deep a body's JSON is nested, told from its bytes; the body was decoded before, so it is JSON.
+"""How deep a body's JSON is nested, computed from its bytes in linear time; the body was decoded before, so it is JSON.
 
-Theory of operation. What has no more brackets that open than there may be levels is not deeper, and most bodies have
-few: each costs a search. Of others the brackets alone are kept, and pairs with nothing between them are taken away,
-level by level. If as many rounds as there may be levels leave something, either the body is deeper or its texts hold
-brackets of their own, so they go first and it is done once more; that is slow and exact. Whoever puts brackets into
-texts so that they pair with those around them can hide levels. Then the decoder's own bound holds, which is just
+Theory of operation. A body with no more opening brackets than levels are allowed is not deeper, and most bodies have
+few: that costs a search. Of others only the brackets are kept, and pairs with nothing between them are removed, level
+by level, as long as each round removes a quarter of what is left: all rounds together then cost at most four times the
+first. If something is left, texts may hold brackets, so the texts are removed and the same is done again. What then
+still shrinks too slowly, such as many deep and narrow values, is counted bracket by bracket.
+
+Brackets in texts that pair with those around them can hide levels. Then the decoder's own bound holds, which is just
 below Python's limit of recursion.
 """
 
 from __future__ import annotations
 
-import re
+from array import array
+from itertools import accumulate
 from typing import Final
 
 MAX_DEPTH: Final = 64  # lists and objects in one another
+SHRINKS: Final = 0.75  # of its length: what a round has to leave at most, or rounds end
 
 _ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ALL_BUT_BRACKETS_AND_QUOTES: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
-_without_texts: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL).sub
+_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one level up
 
 
 def is_shallow(body: bytes, most: int = MAX_DEPTH) -> bool:
-    """Whether a JSON text is nested in at most so many levels. 0.5 us; 0.4 us a KiB of those with many brackets."""
-    return _has_few(body, most) or _is_gone_after(most, body) or _is_gone_after(most, _without_texts(b"", body))
+    """Whether a JSON text is nested in at most ``most`` levels. 0.5 us; 0.4 us a KiB of those with many brackets."""
+    if _has_few(body, most):
+        return True
+    rounds, left = _without_pairs(body.translate(_ONE_KIND, _ALL_BUT_BRACKETS), most)
+    if not left:
+        return True
+    rounds, left = _without_pairs(_outside_texts(body), most)
+    return not left or (rounds > 0 and _depth(left) <= rounds)
 
 
 def _has_few(body: bytes, most: int) -> bool:
@@ -37,11 +48,31 @@ def _has_few(body: bytes, most: int) -> bool:
     return True
 
 
-def _is_gone_after(rounds: int, text: bytes) -> bool:
-    """Whether nothing is left of the brackets after so many rounds that take empty pairs away."""
-    left = text.translate(_ONE_KIND, _ALL_BUT_BRACKETS)
-    for _ in range(rounds):
-        if not left:
-            break
+def _without_pairs(brackets: bytes, rounds: int) -> tuple[int, bytes]:
+    """Remove empty pairs in at most ``rounds`` rounds, while that is fast: the rounds that remain, what is left."""
+    left = brackets
+    if left.count(b"[") != left.count(b"]"):  # texts hold some
+        return rounds, left
+    while left and rounds > 0:
+        before = len(left)
         left = left.replace(b"[]", b"")
-    return not left
+        rounds -= 1
+        if len(left) > SHRINKS * before:
+            break
+    return rounds, left
+
+
+def _outside_texts(body: bytes) -> bytes:
+    """The brackets that are not part of a text.
+
+    Without escapes every quote begins or ends a text. Two quotes with no bracket between them are removed first, which
+    leaves all others what they were: of most bodies no text is left then.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    quoted = plain.translate(_ONE_KIND, _ALL_BUT_BRACKETS_AND_QUOTES).replace(b'""', b"")
+    return b"".join(quoted.split(b'"')[::2])
+
+
+def _depth(brackets: bytes) -> int:
+    """Levels of balanced brackets. 40 ns each."""
+    return max(accumulate(array("b", brackets.translate(_STEPS))), default=0)
