@@ -79,7 +79,7 @@ async def test_the_same_requests_get_the_same_replicas_for_the_same_reasons(tmp_
 
 def without_time(decision):
     """What does not tell one run from another; one request a second is described at greater length."""
-    passing = {"request_id", "at", "ttft_s", "opening", "candidates"}
+    passing = {"request_id", "at", "ttft_s", "latency_s", "opening", "candidates"}
     return {name: value for name, value in decision.items() if name not in passing}
 
 
