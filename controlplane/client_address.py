@@ -50,6 +50,15 @@ def client_address(request: HttpRequest) -> str:
     return str(request.META.get("REMOTE_ADDR") or "")[:LONGEST]
 
 
+def neighbourhood(address: str) -> str:
+    """What limits count an address as: itself, or for IPv6 its /64, which is one customer's."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return address if known.version == 4 else str(ipaddress.ip_network((known, 64), strict=False))
+
+
 def is_hidden_by_proxy(request: HttpRequest) -> bool:
     """Whether the declared proxy forwarded this request without saying for whom: its address says nothing then."""
     forwarded = "X-Forwarded-Proto" in request.headers

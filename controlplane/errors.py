@@ -57,6 +57,13 @@ class NameTakenError(ConflictError):
         super().__init__(f"There is already a {noun} {name!r}.")
 
 
+class NotUsableError(ConflictError):
+    """A name or URL cannot be had, for a reason that this person may not know."""
+
+    def __init__(self, value: str) -> None:
+        super().__init__(f"{value!r} cannot be used here; choose another.")
+
+
 class InUseError(ConflictError):
     """It cannot go while others rely on it."""
 

@@ -55,6 +55,20 @@ class RequestIdMiddleware:
         return response
 
 
+class CacheControlMiddleware:
+    """Keep answers out of every cache, unless a view says how its own may be kept. Static files never come here."""
+
+    def __init__(self, get_response: Handler) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Add the header: what one person may see is for no proxy, and for no disk of a shared computer."""
+        response = self.get_response(request)
+        if response.headers.get("Cache-Control", "no-store") == "no-store":
+            response.headers["Cache-Control"] = "private, no-store"
+        return response
+
+
 class ContentSecurityPolicyMiddleware:
     """Let pages load scripts, styles, images and data from this site only."""
 

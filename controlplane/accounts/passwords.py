@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.core.internal.ratelimit import RateLimitUsage
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from controlplane.client_address import client_address
 from controlplane.services.access.sign_ins import note_lockout
 
+from .known_devices import is_known_device, remember_device
 from .proof import is_fresh
-from .throttle import key_of
+from .throttle import NEW_DEVICES, count_for_name, key_of
 from .ways import is_connected, provider_name, sign_in_url
 
 OUR_WORDS = ("warmpath", "vllm", "router", "replica", "prefix", "cache", "admin", "password")
@@ -65,11 +67,24 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
 
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
         """Refuse, before the password is looked at, whoever failed too often; ValidationError."""
+        name = str(credentials.get("username", ""))
+        self._usage_of_name: RateLimitUsage | None = None
         try:
             super().pre_authenticate(request, **credentials)
         except ValidationError:
-            note_lockout(str(credentials.get("username", "")), client_address(request))
+            note_lockout(name, client_address(request))
             raise
+        if not is_known_device(request, name):
+            self._usage_of_name = count_for_name(request, name)
+            if self._usage_of_name is None:
+                note_lockout(name, NEW_DEVICES)
+                raise self.validation_error("too_many_login_attempts")
+
+    def post_login(self, request: HttpRequest, user: User, **kwargs: Any) -> HttpResponse:
+        """Remember the browser."""
+        response: HttpResponse = super().post_login(request, user, **kwargs)
+        remember_device(response, user)
+        return response
 
     def get_reauthentication_methods(self, user: User) -> list[dict[str, str]]:
         """Password and code, for whoever has them, and the provider, which is told to ask anew."""
@@ -82,6 +97,11 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
     def is_reauthentication_required(self, *, app: str, **_: Any) -> bool:  # noqa: ARG002 - the signature is allauth's
         """Whether it is too long ago that this person proved who they are."""
         return not is_fresh(self.request)
+
+    def _rollback_login_failed_rl_usage(self) -> None:
+        super()._rollback_login_failed_rl_usage()
+        if self._usage_of_name is not None:
+            self._usage_of_name.rollback()
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
         return key_of(str(credentials.get("username", "")), client_address(request))

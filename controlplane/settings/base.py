@@ -40,6 +40,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "controlplane.middleware.CacheControlMiddleware",  # after static files, which say for themselves how long they keep
     "django.contrib.sessions.middleware.SessionMiddleware",
     "controlplane.sessions.SessionEndMiddleware",
     "django.middleware.common.CommonMiddleware",

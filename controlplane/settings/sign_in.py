@@ -23,8 +23,11 @@ AUTH_PASSWORD_VALIDATORS = [
 SIGN_IN_LOCK_S = 900  # seconds that a failure counts
 SIGN_IN_FAILURES = 5  # of one name from one address, and of one person's second factor
 SIGN_IN_FAILURES_OF_ADDRESS = 50
+SIGN_IN_FAILURES_OF_NAME = 50  # from all addresses together, of devices that this person never signed in with
+KNOWN_DEVICE_S = 180 * 86_400  # after its last sign-in
 ACCOUNT_RATE_LIMITS = {
     "login_failed": f"{SIGN_IN_FAILURES_OF_ADDRESS}/{SIGN_IN_LOCK_S}s/ip,{SIGN_IN_FAILURES}/{SIGN_IN_LOCK_S}s/key",
+    "login_failed_name": f"{SIGN_IN_FAILURES_OF_NAME}/{SIGN_IN_LOCK_S}s/key",
     "login": "60/m/ip",
 }
 # In PostgreSQL, so that every process counts the same. What is kept here may be lost at any time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from controlplane.errors import ConflictError, NameTakenError
+from controlplane.errors import ConflictError, NameTakenError, NotUsableError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, TargetCondition
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
@@ -67,9 +67,10 @@ def _check_room(row: DiscoveredReplica) -> None:
 def _free_name(row: DiscoveredReplica) -> str:
     """What the source calls it, or a name that nothing else would have; the address tells whether it is another."""
     wanted = replica_name(row.key)
-    other = Replica.objects.filter(name=wanted).first()
+    other = Replica.objects.select_related("pool").filter(name=wanted).first()
     if other is None:
         return wanted
     if other.url == row.url:
-        raise NameTakenError("replica at", row.url)
+        own = other.pool.project_id == row.source.pool.project_id  # others may not be told of
+        raise NameTakenError("replica at", row.url) if own else NotUsableError(row.url)
     return replica_name(row.key, apart_from=row.source.name)

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.discovery import SourceKind, canonical_settings, kind_named
-from controlplane.errors import ConflictError, InvalidError, NameTakenError
+from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
 from controlplane.models.names import SHORT_NAME
 from controlplane.sealing import seal
@@ -18,6 +18,7 @@ from controlplane.secret_destinations import address_of, check_destination
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
+from controlplane.services.taken import taken
 
 LOOK = "controlplane.tasks.look_at_sources"
 LONGEST_SECRET = 16_384  # characters; a service account's token has about a thousand
@@ -47,7 +48,7 @@ def create_source(
         with transaction.atomic():
             source.save()
     except IntegrityError:
-        raise NameTakenError("replica source", name) from None
+        raise taken("replica source", name, ReplicaSource.objects.filter(name=name), by) from None
     detail = {"after": facts(source)}
     summary = f"Replica source {name} was added to pool {pool.name}."
     record_event(EventKind.SOURCE_ADDED, summary, pool=pool, by=by, detail=detail)

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from controlplane import router_fields
-from controlplane.errors import InUseError, NameTakenError
+from controlplane.errors import InUseError
 from controlplane.models import EventKind, Pool, Project
 from controlplane.models.names import SHORT_NAME
 from controlplane.schema_fields import checked
@@ -19,6 +19,7 @@ from controlplane.services.events import record_event
 from controlplane.services.holding import hold
 from controlplane.services.policies.lifecycle import create_policy, first_revision
 from controlplane.services.snapshots import freeze_snapshot
+from controlplane.services.taken import taken
 
 from .served_models import told_of_models
 
@@ -62,7 +63,7 @@ def create_pool(
         with transaction.atomic():
             pool.save()
     except IntegrityError:
-        raise NameTakenError("pool", name) from None
+        raise taken("pool", name, Pool.objects.filter(name=name), by) from None
     record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail={"after": facts(pool)})
     first_revision(create_policy(pool), {"strategy": strategy}, by=by)
     with told_of_models(pool, by):

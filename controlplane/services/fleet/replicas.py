@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from controlplane import router_fields
-from controlplane.errors import InUseError, InvalidError, NameTakenError, SealBrokenError
+from controlplane.errors import ConflictError, InUseError, InvalidError, SealBrokenError
 from controlplane.models import DiscoveredReplica, EventKind, Pool, Replica, ReplicaState
 from controlplane.models.names import LONG_NAME
 from controlplane.schema_fields import canonical, checked
@@ -20,6 +20,7 @@ from controlplane.services.checks import check_labels, check_name, check_replica
 from controlplane.services.events import record_event
 from controlplane.services.holding import hold
 from controlplane.services.snapshots import freeze_snapshot
+from controlplane.services.taken import taken
 
 from .served_models import told_of_itself
 
@@ -47,7 +48,7 @@ def add_replica(pool: Pool, *, name: str, by: User | None = None, **settings: Un
         with transaction.atomic():
             replica.save()
     except IntegrityError as error:
-        raise _taken(error, name, replica.url) from None
+        raise _taken(error, replica, by) from None
     record_event(
         EventKind.REPLICA_ADDED,
         f"Replica {name} was added to pool {pool.name}.",
@@ -104,7 +105,7 @@ def _updated(replica: Replica, settings: ReplicaSettings, by: User | None) -> Re
         with transaction.atomic():
             replica.save()
     except IntegrityError as error:
-        raise _taken(error, replica.name, replica.url) from None
+        raise _taken(error, replica, by) from None
     return _changed(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", by)
 
 
@@ -234,10 +235,10 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _taken(error: IntegrityError, name: str, url: str) -> NameTakenError:
+def _taken(error: IntegrityError, replica: Replica, by: User | None) -> ConflictError:
     if "url" in str(error):
-        return NameTakenError("replica at", url)
-    return NameTakenError("replica", name)
+        return taken("replica at", replica.url, Replica.objects.filter(url=replica.url), by)
+    return taken("replica", replica.name, Replica.objects.filter(name=replica.name), by)
 
 
 def _api_key(replica: Replica) -> bytes | None:

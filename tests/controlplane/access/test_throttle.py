@@ -158,3 +158,40 @@ def test_failures_side_by_side_are_all_counted(settings):
     looked_at = [answer for answer in answers if LOCKED not in answer.text]
     assert len(answers) == 8
     assert len(looked_at) <= settings.SIGN_IN_FAILURES
+
+
+def test_a_name_that_is_guessed_from_many_addresses_is_held_back_for_strangers_alone(ada, settings):
+    settings.ACCOUNT_RATE_LIMITS = settings.ACCOUNT_RATE_LIMITS | {"login_failed_name": "6/900s/key"}
+    own = Client()
+    assert sign_in("ada", PASSWORD, "198.51.100.1", own).status_code == 302
+    own.post("/accounts/logout/")
+    for number in range(6):
+        assert LOCKED not in fail(1, "ada", f"203.0.113.{number}").text
+    assert LOCKED in sign_in("ada", PASSWORD, "203.0.113.99").text
+    assert LOCKED in sign_in("ADA", PASSWORD, "203.0.113.98").text
+    assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1, "not one for each address"
+    assert sign_in("ada", PASSWORD, "198.51.100.77", own).status_code == 302, "their own browser, wherever it is"
+    own.post("/accounts/logout/")
+    sign_ins.unlock_sign_in(ada)
+    assert sign_in("ada", PASSWORD, "203.0.113.99").status_code == 302
+
+
+def test_a_known_browser_is_held_back_after_five_failures_too_and_a_new_password_makes_it_a_stranger(ada, settings):
+    settings.ACCOUNT_RATE_LIMITS = settings.ACCOUNT_RATE_LIMITS | {"login_failed_name": "1/900s/key"}
+    own = Client()
+    assert sign_in("ada", PASSWORD, "198.51.100.1", own).status_code == 302
+    own.post("/accounts/logout/")
+    fail(1, "ada", "203.0.113.1")
+    for number in range(settings.SIGN_IN_FAILURES):
+        assert LOCKED not in sign_in("ada", f"wrong {number}", "198.51.100.2", own).text
+    assert LOCKED in sign_in("ada", PASSWORD, "198.51.100.2", own).text
+    ada.set_password(PASSWORD + " anew")
+    ada.save()
+    assert LOCKED in sign_in("ada", PASSWORD + " anew", "198.51.100.3", own).text
+
+
+def test_addresses_of_one_ipv6_network_are_one(ada, settings):
+    for number in range(settings.SIGN_IN_FAILURES):
+        fail(1, "ada", f"2001:db8::{number:x}")
+    assert LOCKED in sign_in("ada", PASSWORD, "2001:db8::ffff").text
+    assert sign_in("ada", PASSWORD, "2001:db8:0:1::1").status_code == 302

@@ -41,7 +41,11 @@ def asked_for(pool):
 def test_a_key_lives_from_making_to_revoking(api, chat, asked_for):
     body = {"project": "default", "name": "agents", "groups": ["chat"], "requests_per_s": 5, "burst": 20}
     made = api.post(KEYS, body, format="json")
-    assert (made.status_code, made.data["full_name"], made["Cache-Control"]) == (201, "default.agents", "no-store")
+    assert (made.status_code, made.data["full_name"], made["Cache-Control"]) == (
+        201,
+        "default.agents",
+        "private, no-store",
+    )
     text = made.data["key"]
     (key,) = running().access.keys
     assert (key.name, key.digest) == ("default.agents", hashlib.sha256(text.encode()).hexdigest())

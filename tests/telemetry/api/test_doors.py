@@ -119,7 +119,7 @@ def test_a_channel_s_secrets_go_in_and_never_come_out(api):
     made = api.post(f"{ROOT}/channels", {"name": "ops", "config": {"url": "https://hooks.example/s3cret-path"}})
 
     assert made.status_code == 201
-    assert made["cache-control"] == "no-store"
+    assert made["cache-control"] == "private, no-store"
     secret = made.json()["secret"]
     assert secret == open_config(Channel.objects.get())["secret"]
     address = f"{ROOT}/channels/{made.json()['id']}"

@@ -1,0 +1,59 @@
+"""Names and URLs that other projects' objects have: refused, and nothing is told of those objects."""
+
+import json
+
+import pytest
+from rest_framework.test import APIClient
+
+from controlplane.models import DiscoveredReplica, Role
+from controlplane.services.access.people import set_role
+from controlplane.services.access.projects import create_project
+from controlplane.services.discovery.proposals import adopt
+from controlplane.services.discovery.sources import create_source
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+
+pytestmark = pytest.mark.django_db
+DNS = {"host": "vllm.example"}
+TAKEN = [
+    ("pools", {"name": "their-pool", "project": "ours"}),
+    ("replicas", {"pool": "our-pool", "name": "their-replica", "url": "http://10.0.0.9:8000"}),
+    ("replicas", {"pool": "our-pool", "name": "new", "url": "http://10.0.0.1:8000"}),
+    ("replica-sources", {"pool": "our-pool", "name": "their-source", "kind": "dns", "settings": DNS}),
+]
+
+
+@pytest.fixture
+def pools(db):
+    """A pool of theirs, with a replica and a source, and a pool of ours."""
+    theirs = create_pool("their-pool", project=create_project("theirs"))
+    add_replica(theirs, name="their-replica", url="http://10.0.0.1:8000")
+    create_source(theirs, name="their-source", kind="dns", settings=DNS)
+    return theirs, create_pool("our-pool", project=create_project("ours"), models=["ours"])
+
+
+def client_of(person):
+    client = APIClient()
+    client.force_login(person)
+    return client
+
+
+@pytest.mark.parametrize(("path", "body"), TAKEN)
+def test_who_may_not_see_the_holder_of_a_name_is_not_told_of_it(pools, django_user_model, operator, path, body):
+    stranger = django_user_model.objects.create_user("sam")
+    set_role(stranger, Role.ADMIN, project=pools[1].project)
+    answer = client_of(stranger).post(f"/api/v1/{path}", body, format="json")
+    assert answer.status_code == 409, answer.content
+    assert "cannot be used here" in answer.data["detail"]
+    assert "already" not in json.dumps(answer.json())
+    seeing = client_of(operator).post(f"/api/v1/{path}", body, format="json")
+    assert (seeing.status_code, "There is already a" in seeing.data["detail"]) == (409, True)
+
+
+def test_a_proposal_at_the_address_of_another_projects_replica_does_not_tell_of_it(pools):
+    ours = create_source(pools[1], name="our-source", kind="dns", settings=DNS)
+    row = DiscoveredReplica.objects.create(
+        source=ours, key="their-replica", name="their-replica", url="http://10.0.0.1:8000", condition="ready"
+    )
+    with pytest.raises(Exception, match="cannot be used here"):
+        adopt(row)
