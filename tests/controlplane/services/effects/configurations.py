@@ -17,6 +17,7 @@ KNOWN = {  # patterns that a random text would never meet
     "url": st.sampled_from(["http://10.0.0.1:8000", "http://10.0.0.2:8000"]),
     "path": st.sampled_from(["/health", "/ping"]),
     "tier1_hashes": st.lists(st.sampled_from(["0" * 16, "1" * 16]), max_size=2, unique=True).map(tuple),
+    "retry_on": st.lists(st.sampled_from(schema.RETRY_CAUSES), min_size=1, max_size=2, unique=True).map(tuple),
     "media_hosts": st.none() | st.lists(st.sampled_from(NAMES), max_size=2, unique=True).map(tuple),
 }
 
