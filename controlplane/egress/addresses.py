@@ -8,35 +8,19 @@ round: for IPv6 only what is allocated as global unicast is public.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.conf import settings
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from routing.schema import FORBIDDEN_NETWORKS, IpAddress, IpNetwork, all_faces, is_within
 
 
-def _networks(*texts: str) -> tuple[Network, ...]:
+def _networks(*texts: str) -> tuple[IpNetwork, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 # Never, whatever is configured: unspecified, link-local, multicast, broadcast, and where clouds serve credentials.
-NEVER = _networks(
-    "0.0.0.0/8",
-    "169.254.0.0/16",
-    "224.0.0.0/4",
-    "255.255.255.255/32",
-    "100.100.100.200/32",
-    "168.63.129.16/32",
-    "192.0.0.192/32",
-    "::/128",
-    "fe80::/10",
-    "fec0::/10",
-    "ff00::/8",
-    "fd00:ec2::254/128",
-    "fd20:ce::254/128",
-)
+NEVER = _networks(*FORBIDDEN_NETWORKS)
 NOT_PUBLIC = _networks(
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -65,15 +49,13 @@ NOT_PUBLIC = _networks(
 WEB_PORTS = frozenset({80, 443, 8080, 8443})
 MAIL_PORTS = frozenset({25, 465, 587, 2525})
 PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-COMPATIBLE = ipaddress.IPv6Network("::/96")  # the deprecated ::1.2.3.4
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Where requests of one purpose may go."""
 
-    networks: tuple[Network, ...]  # allowed though private, at any port
+    networks: tuple[IpNetwork, ...]  # allowed though private, at any port
     allow_public: bool
     public_ports: frozenset[int] | None = None  # of public addresses; None: any
     authorities: str | None = None  # a PEM file of those that certificates may be of besides the system's
@@ -85,10 +67,10 @@ class Rules:
         except ValueError:
             return "it is no address"
         for face in faces:
-            if _within(face, NEVER):
+            if is_within(face, NEVER):
                 return f"{face} is link-local, multicast, unspecified or a metadata service"
         innermost = faces[-1]
-        if _within(innermost, self.networks):
+        if is_within(innermost, self.networks):
             return None
         if not (self.allow_public and is_public(innermost)):
             return f"{innermost} is in no network that is allowed"
@@ -117,34 +99,8 @@ def provider_rules() -> Rules:
     return Rules(tuple(settings.OIDC_NETWORKS), allow_public=True)
 
 
-def all_faces(address: Address) -> list[Address]:
-    """The address, and the ones it stands for: a connection to the first ends at the last."""
-    faces = [address]
-    while isinstance(address, ipaddress.IPv6Address) and (inner := _embedded(address)) is not None:
-        faces.append(inner)
-        address = inner
-    return faces
-
-
-def is_public(address: Address) -> bool:
+def is_public(address: IpAddress) -> bool:
     """Whether an address is one of the open internet."""
     if isinstance(address, ipaddress.IPv6Address) and address not in PUBLIC_IPV6:
         return False
-    return not _within(address, NOT_PUBLIC)
-
-
-def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address inside an IPv4-mapped, 6to4, Teredo, NAT64 or IPv4-compatible one."""
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address.sixtofour is not None:
-        return address.sixtofour
-    if address.teredo is not None:
-        return address.teredo[1]
-    if address in NAT64 or (address in COMPATIBLE and int(address) > 1):
-        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    return None
-
-
-def _within(address: Address, networks: Iterable[Network]) -> bool:
-    return any(address.version == network.version and address in network for network in networks)
+    return not is_within(address, NOT_PUBLIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
+from django.conf import settings
 from django.db.models import Prefetch
 
 from controlplane import router_fields
@@ -34,7 +35,8 @@ def build_config(hash_secret: str) -> schema.RouterConfig:
     keys = frozenset(key.name for key in access.keys) if access else frozenset()
     pools = tuple(_pool(pool, trials, keys) for pool in rows)
     said = revived(router_fields.FLEET, fleet) if fleet else {}
-    return schema.RouterConfig(hash_secret=hash_secret, pools=pools, access=access, **said)
+    networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
+    return schema.RouterConfig(hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **said)
 
 
 def _access(pools: Sequence[Pool]) -> schema.Access:

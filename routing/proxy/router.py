@@ -268,11 +268,14 @@ class Router:
         )
 
     def _replica_addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
-        hides_keys = config.access is not None
+        hides_keys, networks = config.access is not None, config.replica_networks
         for pool in config.pools:
             for replica in pool.replicas:
                 tls = self.tls.upstream if replica.url.startswith("https:") else None
-                yield replica, Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys, tls=tls)
+                yield (
+                    replica,
+                    Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys, tls=tls, networks=networks),
+                )
 
     def _link(self, name: str, address: Address) -> ReplicaLink:
         return ReplicaLink(

@@ -5,6 +5,15 @@ that others import, so it depends on msgspec alone and does no I/O. README.md sa
 """
 
 from routing.schema.access import Access, ApiKey, check_access
+from routing.schema.addresses import (
+    FORBIDDEN_NETWORKS,
+    AddressRules,
+    IpAddress,
+    IpNetwork,
+    ReplicaNetworks,
+    all_faces,
+    is_within,
+)
 from routing.schema.base import HIDDEN, NAME, SECRET_FIELDS, ConfigError, Frozen, Hex, Model, Name, without_secrets
 from routing.schema.caps import Caps, GroupCaps
 from routing.schema.checks import check_config
@@ -52,6 +61,7 @@ from routing.schema.urls import check_base_url
 from routing.schema.warm_up import WarmUp
 
 __all__ = [
+    "FORBIDDEN_NETWORKS",
     "HIDDEN",
     "KEY_HEX",
     "LEAST_URGENT",
@@ -64,6 +74,7 @@ __all__ = [
     "UNSAFE_CAUSES",
     "Access",
     "Adapter",
+    "AddressRules",
     "AffinityGroupsSettings",
     "Alias",
     "ApiKey",
@@ -81,6 +92,8 @@ __all__ = [
     "GroupMatch",
     "HealthCheck",
     "Hex",
+    "IpAddress",
+    "IpNetwork",
     "LeastLoadSettings",
     "LeastTtftSettings",
     "Limits",
@@ -96,6 +109,7 @@ __all__ = [
     "PrefixHashSettings",
     "RandomSettings",
     "ReplicaConfig",
+    "ReplicaNetworks",
     "ReplicaState",
     "ResidencySettings",
     "RoundRobinSettings",
@@ -111,11 +125,13 @@ __all__ = [
     "TieredSettings",
     "Trial",
     "WarmUp",
+    "all_faces",
     "check_access",
     "check_base_url",
     "check_config",
     "dump_snapshot",
     "encode_config",
+    "is_within",
     "key_id",
     "load_settings",
     "load_snapshot",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from routing.schema.access import check_access
+from routing.schema.addresses import AddressRules
 from routing.schema.base import ConfigError
 from routing.schema.fleet import PoolConfig, RouterConfig
 from routing.schema.groups import check_claimed_keys, check_groups
@@ -19,6 +20,8 @@ def check_config(config: RouterConfig) -> None:
     _check_unique((pool.name for pool in config.pools), "$.pools", "pool")
     _check_unique((r.name for pool in config.pools for r in pool.replicas), "$.pools[*].replicas", "replica")
     _check_models(config)
+    if config.replica_networks is not None:
+        AddressRules(config.replica_networks)  # ConfigError for what is no network
     keys = {key.name for key in config.access.keys} if config.access else set()
     for index, pool in enumerate(config.pools):
         _check_pool(pool, f"$.pools[{index}]", keys)

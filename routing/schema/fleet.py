@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from routing.schema.access import Access
+from routing.schema.addresses import ReplicaNetworks
 from routing.schema.base import Frozen, Hex, Model, Name, of_form
 from routing.schema.caps import Caps
 from routing.schema.concurrency import ConcurrencyConfig
@@ -100,3 +101,4 @@ class RouterConfig(Frozen, frozen=True):
     pools: tuple[PoolConfig, ...]
     limits: Limits = Limits()
     access: Access | None = None  # None: requests are taken from anybody
+    replica_networks: ReplicaNetworks | None = None  # None: replicas may have any address

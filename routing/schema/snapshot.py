@@ -123,6 +123,7 @@ def sign_document(
 def encode_config(config: RouterConfig) -> bytes:
     """The bytes whose digest names a config: equal configs give equal bytes within one release."""
     tree = msgspec.to_builtins(config)
+    _leave_out([tree], "replica_networks")
     _leave_out(tree["pools"], "warm_up")
     _leave_out([tree["limits"]], "response_timeout_s", _DEFAULT_LIMITS.response_timeout_s)
     _leave_out([tree["limits"]], "retry_on", _DEFAULT_LIMITS.retry_on)

@@ -6,6 +6,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from routing.proxy.http.request import Request
+from routing.schema import AddressRules, ReplicaNetworks
 
 
 class Address:
@@ -16,9 +17,17 @@ class Address:
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, hides_keys: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        hides_keys: bool = False,
+        tls: ssl.SSLContext | None = None,
+        networks: ReplicaNetworks | None = None,
     ) -> None:
-        self._identity = (url, api_key, hides_keys, tls)
+        self._identity = (url, api_key, hides_keys, tls, networks)
+        self.rules = None if networks is None else AddressRules(networks)  # None: any address will do
+        self.last_refused = ""  # of its addresses, what was logged
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)

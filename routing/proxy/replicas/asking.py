@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.proxy.replicas.address import Address
+from routing.proxy.replicas.permitted import permitted_hosts
 
 READ_BYTES = 64 << 10  # of a response at a time
 
@@ -35,7 +36,7 @@ async def asked(address: Address, path: str, body: bytes | None = None) -> Async
 
     OSError where there is no connection.
     """
-    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.ssl_context)
+    reader, writer = await _connected(address)
     try:
         request = b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n%b\r\n"
         method, content = (b"GET", b"") if body is None else (b"POST", _content_headers(body))
@@ -67,6 +68,17 @@ async def fetched(
     if not (collected.is_complete or only_first_byte):
         raise ResponseError("the response is not complete")
     return parser.get_status_code(), bytes(collected.body)
+
+
+async def _connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the first of the replica's addresses that accepts one; OSError where none does."""
+    failure, name = OSError("no address"), address.host if address.ssl_context else None
+    for host in await permitted_hosts(address):
+        try:
+            return await asyncio.open_connection(host, address.port, ssl=address.ssl_context, server_hostname=name)
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _feed(parser: HttpResponseParser, data: bytes) -> None:

@@ -11,6 +11,7 @@ from routing.proxy.known_heads import KnownHeads
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.address import Address
+from routing.proxy.replicas.permitted import permitted_hosts
 from routing.proxy.replicas.upstream import Upstream
 from routing.proxy.sockets.tls import reason_of
 
@@ -147,17 +148,28 @@ class ReplicaLink:
         for upstream in list(self._open):
             upstream.abandon()
 
-    async def _connect(self, caller: Caller, timeout_s: float) -> None:
-        address = self.address
-        try:
-            async with asyncio.timeout(timeout_s):
+    async def _connected(self) -> Upstream:
+        """A connection to the first of the replica's addresses that accepts one; OSError where none does."""
+        address, failure = self.address, OSError("no address")
+        for host in await permitted_hosts(address):
+            try:
                 _, upstream = await self._loop.create_connection(
                     self.new_upstream,
-                    address.host,
+                    host,
                     address.port,
                     ssl=address.ssl_context,
                     server_hostname=address.host if address.ssl_context else None,
                 )
+            except OSError as error:
+                failure = error
+            else:
+                return upstream
+        raise failure
+
+    async def _connect(self, caller: Caller, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                upstream = await self._connected()
         except TimeoutError:
             caller.connect_failed(f"no connection within {timeout_s:g} s", ours=False)
             return

@@ -1,9 +1,11 @@
 """What routers can be told of pools, replicas and task groups, from REST to the bytes that they run."""
 
 import logging
+from ipaddress import ip_network
 
 import pytest
 
+from controlplane.egress import fleet_rules
 from controlplane.errors import InvalidError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, KeptAnswer, Pool, Replica, Role
 from controlplane.push.snapshot import build_config
@@ -122,7 +124,7 @@ def test_what_a_group_is_expected_to_be_is_kept_and_is_not_the_routers_business(
 # --- what an upgrade leaves as it is ------------------------------------------------------------------------
 
 
-def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, replica):
+def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, replica, settings):
     create_task_group(pool, "chat", replicas=[replica])
     secret = "ab" * 32
     policy = schema.PolicyConfig(name="default", revision=1, settings=schema.RoundRobinSettings())
@@ -133,7 +135,8 @@ def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, repli
         replicas=(schema.ReplicaConfig(name="r1", url="http://10.0.0.1:8000"),),
         groups=(schema.TaskGroupConfig(name="chat", policy=None, replicas=("r1",)),),
     )
-    expected = schema.encode_config(schema.RouterConfig(hash_secret=secret, pools=(former,)))
+    networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
+    expected = schema.encode_config(schema.RouterConfig(hash_secret=secret, pools=(former,), replica_networks=networks))
     assert schema.encode_config(build_config(secret)) == expected
 
 
@@ -313,3 +316,13 @@ def test_the_document_describes_settings_as_the_schema_does(api, db):
     assert "#/components/schemas/GroupMatch" in str(components["TaskGroupInputRequest"]["properties"]["match"])
     assert "api_key" in components["PatchedReplicaChangeRequest"]["properties"]
     assert "api_key" not in components["Replica"]["properties"]
+
+
+def test_routers_are_told_where_replicas_may_be(pool, replica, settings):
+    """The networks of ``WARMPATH_FLEET_NETWORKS``, and what the control plane itself connects to never."""
+    settings.FLEET_NETWORKS = tuple(map(ip_network, ("10.0.0.0/8", "fc00::/7")))
+    networks = build_config("ab" * 32).replica_networks
+    assert networks.allowed == ("10.0.0.0/8", "fc00::/7")
+    for address in ("169.254.169.254", "::ffff:169.254.169.254", "10.0.0.1", "11.0.0.1", "fd00:ec2::254"):
+        refused_here = fleet_rules().refusal(address) is not None
+        assert (schema.AddressRules(networks).refusal(address) is not None) is refused_here, address

@@ -1,0 +1,139 @@
+"""Routers connect to replicas only where the configuration permits it, whatever a host name resolves to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import msgspec
+import pytest
+
+from routing.proxy.replicas.address import Address
+from routing.proxy.replicas.permitted import ForbiddenAddressError, permitted_hosts
+from routing.schema import HealthCheck, ReplicaNetworks, RouterConfig
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import config, routed
+
+LOOPBACK = ReplicaNetworks(allowed=("127.0.0.0/8", "::1/128"))
+ELSEWHERE = ReplicaNetworks(allowed=("10.0.0.0/8",))
+METADATA = "169.254.169.254"
+QUICK = HealthCheck(interval_s=0.05, failures=1)
+
+
+def restricted(made: RouterConfig, networks: ReplicaNetworks | None, host: str = "localhost") -> RouterConfig:
+    """The same replicas by a host name, in these networks."""
+    (pool,) = made.pools
+    replicas = tuple(msgspec.structs.replace(one, url=one.url.replace("127.0.0.1", host)) for one in pool.replicas)
+    pool = msgspec.structs.replace(pool, replicas=replicas)
+    return msgspec.structs.replace(made, pools=(pool,), replica_networks=networks)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What host names resolve to; a change is seen by the next look-up."""
+    known: dict[str, list[str]] = {}
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host not in known:
+            return resolve(host, port, *args, **kwargs)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("networks", "is_permitted"),
+    [
+        (None, True),
+        (LOOPBACK, True),
+        (ReplicaNetworks(), True),
+        (ELSEWHERE, False),
+        (ReplicaNetworks(forbidden=("127.0.0.0/8",)), False),
+    ],
+)
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433"])
+async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
+    networks: ReplicaNetworks | None,
+    is_permitted: bool,
+    host: str,
+    replica: FakeReplica,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with routed(restricted(config([replica], health=QUICK), networks, host)) as harness:
+        answer = await harness.chat()
+        if is_permitted:
+            assert answer.status == 200
+            return
+        assert answer.status in {502, 503}
+        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "its health check to see it too")
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        assert "its address is not permitted" in shown["replicas"][0]["reason"]
+    assert (replica.calls, replica.connections, replica.probes) == ([], 0, 0)
+    (line,) = [record.getMessage() for record in caplog.records if "replica_address_refused" in record.getMessage()]
+    assert f"host={host} address=127.0.0.1" in line or f"host={host} address=::1" in line
+
+
+def test_a_name_is_judged_anew_at_each_connection(names: dict[str, list[str]]) -> None:
+    """DNS rebinding: it is a replica's address when it is entered, and a metadata service later."""
+
+    async def connect_twice() -> None:
+        replica = FakeReplica("replica-0")
+        await replica.start()
+        names["engine.example"] = ["127.0.0.1"]
+        made = restricted(config([replica], health=HealthCheck(interval_s=60)), LOOPBACK, "engine.example")
+        async with routed(made) as harness:
+            assert (await harness.chat()).status == 200
+            names["engine.example"] = [METADATA]
+            assert (await harness.chat()).status == 200, "on the connection that is kept alive"
+            (idle,) = harness.router.serving.links["replica-0"]._idle
+            idle.abandon()
+            answer = await harness.chat()
+            assert (answer.status, "not permitted" in answer.error["message"]) == (502, True)
+            assert METADATA not in answer.error["message"]
+        replica.kill()
+
+    asyncio.run(connect_twice())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [METADATA],
+        ["127.0.0.1", METADATA],
+        ["::ffff:169.254.169.254"],
+        ["64:ff9b::a9fe:a9fe"],
+        ["fe80::1%eth0"],
+        ["fd00:ec2::254"],
+        ["0.0.0.0"],
+        ["8.8.8.8"],
+    ],
+)
+def test_one_address_that_is_not_permitted_refuses_the_whole_name(
+    found: list[str], names: dict[str, list[str]]
+) -> None:
+    names["engine.example"] = found
+    address = Address("http://engine.example:8000", networks=LOOPBACK)
+    with pytest.raises(ForbiddenAddressError):
+        asyncio.run(permitted_hosts(address))
+
+
+def test_permitted_addresses_are_tried_in_the_resolvers_order(names: dict[str, list[str]]) -> None:
+    names["engine.example"] = ["127.0.0.2", "127.0.0.1", "127.0.0.2"]
+    address = Address("http://engine.example:8000", networks=LOOPBACK)
+    assert asyncio.run(permitted_hosts(address)) == ["127.0.0.2", "127.0.0.1"]
+
+
+async def test_new_networks_hold_from_the_next_configuration_on(replica: FakeReplica) -> None:
+    made = config([replica], health=HealthCheck(interval_s=60))
+    async with routed(restricted(made, None)) as harness:
+        assert (await harness.chat()).status == 200
+        await harness.push(restricted(made, ELSEWHERE), 2)
+        assert (await harness.chat()).status in {502, 503}
+        await harness.push(restricted(made, LOOPBACK), 3)
+        await harness.until(lambda: harness.router.health.is_up("replica-0"), "it to be asked again")
+        assert (await harness.chat()).status == 200
