@@ -10,6 +10,7 @@ from controlplane import router_fields
 from controlplane.api.fields import ByName
 from controlplane.api.schema_fields import SchemaField
 from controlplane.models import Pool, Project
+from controlplane.services.fleet.served_models import unnamed_warning
 
 KINDS = router_fields.POOL
 
@@ -31,6 +32,19 @@ class PoolSerializer(serializers.ModelSerializer[Pool]):
     class Meta:
         model = Pool
         fields = ("name", "project", "description", *KINDS, "created_at")
+
+
+class CreatedPoolSerializer(PoolSerializer):
+    """A new pool, and what it changes for clients that never heard of it."""
+
+    warnings = serializers.SerializerMethodField(help_text="What to tell clients of; none for most pools.")
+
+    class Meta(PoolSerializer.Meta):
+        fields = (*PoolSerializer.Meta.fields, "warnings")
+
+    def get_warnings(self, pool: Pool) -> list[str]:
+        """Sentences."""
+        return [warning] if (warning := unnamed_warning(pool)) else []
 
 
 class PoolChange(serializers.Serializer[Any]):

@@ -27,14 +27,14 @@ class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
     lookup_field = "name"
     lookup_value_regex = NAME
 
-    @extend_schema(request=s.PoolInput, responses={201: s.PoolSerializer})
+    @extend_schema(request=s.PoolInput, responses={201: s.CreatedPoolSerializer})
     def create(self, request: Request) -> Response:
         """Create a pool; its policy is lowest_cost until another is published."""
         given = parsed(s.PoolInput, request)
         if "project" not in given:
             check_allowed(request, default_project())
         pool = pools.create_pool(**given, by=signed_in_user(request))
-        return Response(s.PoolSerializer(pool).data, status.HTTP_201_CREATED)
+        return Response(s.CreatedPoolSerializer(pool).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.PoolChange, responses=s.PoolSerializer)
     def partial_update(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it

@@ -23,6 +23,19 @@ def names_of(pool: Pool) -> ModelNames:
     )
 
 
+def unnamed_warning(added: Pool) -> str:
+    """What adding this pool does to clients that name no model; "" for nothing. One query.
+
+    Routers take such a request only where one pool can be meant: the only one, or the one that takes any model.
+    """
+    others = [bool(pool.models) for pool in Pool.objects.exclude(pk=added.pk)]
+    if len(others) != 1 or not others[0]:  # no other pool; or the rule was in force before; or one takes any model
+        return ""
+    if added.models:
+        return "Requests that name no model are refused from now on: there are two pools, and none takes any model."
+    return f"Requests that name no model go to pool {added.name} from now on: it takes any model."
+
+
 @contextmanager
 def told_of_models(pool: Pool, by: User | None) -> Iterator[None]:
     """Say of a refused snapshot which model of this pool another one serves; that one by name only to who may see it.

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project
 from controlplane.services.fleet.pools import create_pool, remove_pool, update_pool
+from controlplane.services.fleet.served_models import unnamed_warning
 from controlplane.web.doors import form_page, refusals_as_messages, signed_in, within
 from controlplane.web.forms.pools import PoolForm, PoolSettingsForm
 
@@ -26,6 +27,8 @@ def pool_new(request: HttpRequest) -> HttpResponse:
             form.refuse(error)
         else:
             messages.success(request, f"Pool {pool.name} was created. Add its first replica.")
+            if warning := unnamed_warning(pool):
+                messages.warning(request, warning)
             return redirect("controlplane:replica-new", pool_id=pool.pk)
     return form_page(
         request, form, title="Add a pool", action="Add the pool", back="controlplane:fleet", back_label="Fleet"
