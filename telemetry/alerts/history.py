@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from controlplane.models import Event, EventKind, Pool, Replica, ReplicaState
+from telemetry.alerts.detection.slow import LOOKED_AT
+from telemetry.alerts.kept_series import Asked, fresh_series, kept_series
 from telemetry.alerts.past import (
     ControlNow,
     Past,
@@ -20,6 +22,7 @@ from telemetry.alerts.past import (
     WindowSum,
     together,
 )
+from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
@@ -45,6 +48,8 @@ class Wanted:
     until: datetime
     first: datetime | None = None  # the earliest moment that is judged; None: ``until`` alone
     days_back: int = 0
+    series_reach_s: float = 0.0  # how far back series of bins go
+    keeps_series: bool = False  # whether they are those of the evaluation before, with what came since
     restart_reach_s: float = 0.0  # how long before ``first`` restarts matter
     control: ControlNow | None = None
 
@@ -91,6 +96,7 @@ class _Loaded:
         routed = router_sums(self.names, window)[0] if Source.GROUPS in sources else []
         self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)
         self.restarts, self.turns = self._turns() if self.wanted.restart_reach_s else ({}, {})
+        self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
 
     def past_of(self, pool: Pool) -> Past:
@@ -120,8 +126,19 @@ class _Loaded:
             hours=self._hours(pool),
             restarts={one.name: self.restarts[one.pk] for one in mine if one.pk in self.restarts},
             turns={one.name: self.turns[one.pk] for one in everyone if one.pk in self.turns},
+            series=self.series.get(pool.pk),
             control=self.wanted.control,
         )
+
+    def _series(self) -> dict[int, HitRateSeries]:
+        rated: dict[int, list[int]] = defaultdict(list)
+        for replica in self.fleet:
+            if replica.pk in self.rated:
+                rated[replica.pool_id].append(replica.pk)
+        first = self.wanted.first or self.wanted.until
+        since = first - timedelta(seconds=self.wanted.series_reach_s)
+        asked = Asked(self.pools, rated, since, self.wanted.until, self.wanted.step_s)
+        return kept_series(asked) if self.wanted.keeps_series else fresh_series(asked)
 
     def _lists(
         self, rows: Iterable[Any], key: Callable[[Any], Any], value: Callable[[Any], Value]
@@ -186,8 +203,8 @@ class _Loaded:
         return next(pool.name for pool in self.pools if pool.pk == replica.pool_id)
 
     def _hours(self, pool: Pool) -> dict[str, Mapping[datetime, WindowSum]]:
-        """The same hours of days before, of the pool by its engines and of its task groups by the routers."""
-        hours = same_hours(self.wanted.first or self.wanted.until, self.wanted.until, self.wanted.days_back)
+        """The hours of the days before, of the pool by its engines and of its task groups by the routers."""
+        hours = hours_before(self.wanted.first or self.wanted.until, self.wanted.until, self.wanted.days_back)
         found: dict[str, Mapping[datetime, WindowSum]] = {}
         if hours and Source.ENGINE_HOURS in self.wanted.sources:
             places = tuple((replica.pk, replica.pool_id) for replica in self.fleet if replica.pk in self.rated)
@@ -202,11 +219,10 @@ def hour_of(at: datetime) -> datetime:
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def same_hours(first: datetime, last: datetime, days: int) -> tuple[datetime, ...]:
-    """The hours of the days before that are usual for a time between two moments, ascending."""
-    count = math.floor((hour_of(last) - hour_of(first)) / HOUR) + 1
-    spans = (hour_of(first) + HOUR * number for number in range(count))
-    return tuple(sorted({hour - DAY * back for hour in spans for back in range(1, days + 1)}))
+def hours_before(first: datetime, last: datetime, days: int) -> tuple[datetime, ...]:
+    """The whole hours of some days and of ``LOOKED_AT`` hours before a time between two moments, ascending."""
+    start = hour_of(first) - DAY * days - HOUR * LOOKED_AT if days else hour_of(last)
+    return tuple(start + HOUR * number for number in range(math.floor((hour_of(last) - start) / HOUR)))
 
 
 @lru_cache(maxsize=KEPT_HOURS)

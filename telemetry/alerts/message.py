@@ -1,4 +1,4 @@
-"""What an alert tells people: figures, the likeliest places, the last change, where to look."""
+"""What an alert tells people: figures, the likeliest places, where to look."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from controlplane.models import Event, EventKind, Pool
+from controlplane.models import Pool
 from telemetry.alerts.kinds import Kind, RuleSettings
 from telemetry.alerts.verdict import Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
@@ -17,28 +17,25 @@ from telemetry.models import Alert, AlertRule
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
 TOP = 3
-CHANGES = (
-    EventKind.POLICY_PUBLISHED,
-    EventKind.CONFIG_APPLIED,
-    EventKind.GROUP_CHANGED,
-    EventKind.REPLICA_ADDED,
-    EventKind.REPLICA_REMOVED,
-    EventKind.REPLICA_STATE_CHANGED,
-    EventKind.REPLICA_RESTARTED,
-)
 LOOK_BACK_S = 3600.0  # what a deep link shows before the alert
 
 
 def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
-    """What is known at the moment at which an alert fires, as JSON. Up to 5 queries."""
+    """What is known at the moment at which an alert fires, as JSON. Up to 4 queries."""
+    window_s = _window_s(settings, verdict, now)
     known = {
-        "window_s": settings.step_s,
+        "window_s": window_s,
         **verdict.figures,
         "queried_tokens": verdict.figures.get("tokens"),
         "extra_recomputed_tokens": _extra_tokens(verdict),
-        "last_change": _last_change(rule.pool, now),
     }
-    return known | (_places(rule.pool, settings.step_s, now) if kind.is_drop else {})
+    return known | (_places(rule.pool, window_s, now) if kind.is_drop else {})
+
+
+def _window_s(settings: RuleSettings, verdict: Verdict, now: datetime) -> float:
+    """The time that an alert is about: since its onset where that is known, else a step."""
+    onset = verdict.figures.get("onset")
+    return (now - datetime.fromisoformat(onset)).total_seconds() if onset else settings.step_s
 
 
 def _places(pool: Pool, window_s: float, now: datetime) -> dict[str, Any]:
@@ -81,12 +78,6 @@ def _group_line(row: RouterSums) -> dict[str, Any]:
 def _top(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that recompute the most: there a better hit rate would help the most."""
     return sorted(lines, key=lambda line: -line["recomputed_tokens"])[:TOP]
-
-
-def _last_change(pool: Pool, now: datetime) -> dict[str, Any] | None:
-    events = Event.objects.filter(kind__in=CHANGES, at__lte=now)
-    event = (events.filter(pool=pool) | events.filter(pool=None)).order_by("-at", "-pk").first()
-    return None if event is None else {"at": event.at.isoformat(), "kind": event.kind, "summary": event.summary}
 
 
 def overview_path(alert: Alert, now: datetime) -> str:

@@ -42,8 +42,14 @@ class Watched:
         """Its newest window."""
         return self.seen.windows(self.asked.group)[-1]
 
-    def judge(self, window: WindowSum) -> Verdict:
+    def window(self, verdict: Verdict) -> WindowSum:
+        """What a verdict is about."""
+        return self.newest if self.kind.window_of is None else self.kind.window_of(verdict, self.seen.now)
+
+    def judge(self, verdict: Verdict, window: WindowSum) -> Verdict:
         """What it would say of another newest window, had nobody restarted."""
+        if self.kind.judge_window is not None:
+            return self.kind.judge_window(self.settings, verdict, window)
         past, group = self.seen.past, self.asked.group
         windows = {**past.windows, group: [*past.windows.get(group, ())[: self.seen.index], window]}
         other: Past = replace(past, windows=windows, restarts={})
@@ -59,19 +65,19 @@ def unless_its_own(watched: Watched, verdict: Verdict) -> Verdict:
     is_told_of = MUTED in verdict.figures and verdict.figures[OTHERS] is Answer.OK
     if verdict.answer is not Answer.BREACH or not away or is_told_of:
         return verdict
-    without = _without(watched, away)
+    without = _without(watched, away, watched.window(verdict))
     if without is None:
         return verdict
-    if watched.judge(without).answer is Answer.BREACH:
+    if watched.judge(verdict, without).answer is Answer.BREACH:
         return replace(verdict, figures={name: it for name, it in verdict.figures.items() if name != MUTED})
     return muted(verdict, {name: times[-1] for name, times in away.items()}, watched.settings.warm_up_reach_s)
 
 
-def _without(watched: Watched, away: Mapping[str, Sequence[datetime]]) -> WindowSum | None:
+def _without(watched: Watched, away: Mapping[str, Sequence[datetime]], newest: WindowSum) -> WindowSum | None:
     """The newest window, had nobody been away; None where that cannot be told."""
     cold = watched.seen.restarted(watched.settings.warm_up_reach_s)
     rest = None if watched.asked.group else watched.seen.newest_without(cold)
-    window, is_rest = (rest, True) if rest is not None and rest.queries else (watched.newest, False)
+    window, is_rest = (rest, True) if rest is not None and rest.queries else (newest, False)
     if not window.queries or window.hits is None:
         return None
     first = min(times[0] for times in away.values()) - timedelta(seconds=NOTICED * settings.SCRAPE_INTERVAL_S)

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TypeVar
 
+from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.reconciling import AnswerSide
 
@@ -31,6 +32,7 @@ class Source(StrEnum):
     FIRST_TOKENS = "first_tokens"  # TTFT histograms by task group
     ENGINE_HOURS = "engine_hours"  # counters of the pool, hour by hour, days back
     GROUP_HOURS = "group_hours"  # the same of each task group
+    BINS = "bins"  # tokens of each task group in short bins, as a series that detectors follow
     CONTROL = "control"  # which configuration routers run, and when rules were last evaluated: as it is now
 
 
@@ -110,6 +112,7 @@ class Past:
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "" is the pool, by engines; else groups
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "" is the pool
     hours: Mapping[str, Mapping[datetime, WindowSum]] = field(default_factory=dict)  # by their start; "" is the pool
+    series: HitRateSeries | None = None
     restarts: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
     turns: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # the same, and when it went and came back
     control: ControlNow | None = None
@@ -182,13 +185,6 @@ class Seen:
         """The TTFT histograms of the last steps of the pool ("") or a task group; those of nothing are left out."""
         known = self.past.first_tokens.get(group, ())
         return [part for part in known[max(self.index + 1 - steps, 0) : self.index + 1] if part is not None]
-
-    def same_hour(self, group: str, days: int) -> list[WindowSum]:
-        """This hour of the day on each of some days before, the newest first; days without readings are left out."""
-        hours = self.past.hours.get(group, {})
-        hour = self.now.replace(minute=0, second=0, microsecond=0)
-        found = (hours.get(hour - timedelta(days=back)) for back in range(1, days + 1))
-        return [one for one in found if one is not None]
 
     def _lately(self, known: Mapping[str, Sequence[datetime]], within_s: float) -> dict[str, list[datetime]]:
         since = self.now - timedelta(seconds=within_s)

@@ -121,6 +121,8 @@ def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past
             count=max(steps_in(one.reach_s, step_s) for one in batch),
             until=batch[0].until,
             days_back=max(one.settings.days_back for one in batch),
+            series_reach_s=max(one.settings.series_reach_s for one in batch),
+            keeps_series=True,
             restart_reach_s=max(one.settings.warm_up_reach_s for one in batch),
             control=control,
         )

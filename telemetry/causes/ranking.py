@@ -3,7 +3,8 @@
 Theory of operation. Each judge says how many tokens its cause explains and how sure it is. Their order is that of the
 product, as a share of what was lost: a cause that is certain and explains little stands behind one that is likely and
 explains it all. What one event explains shows in several figures, so judges of what is seen (the index is stale,
-affinity is given up, the cache is too small) leave out replicas and revisions that something happened to.
+affinity is given up, the cache is too small) leave out replicas and revisions that something happened to. An event is
+named only where the replicas, prompts or requests that it touched carry enough of the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from telemetry.causes import (
     revision,
     workload_changed,
 )
-from telemetry.causes.cause import Cause, Finding
+from telemetry.causes.cause import Cause, CauseKind, Finding
 from telemetry.causes.evidence import Evidence
 
 Judge = Callable[[Evidence], Finding | None]
@@ -38,6 +39,10 @@ JUDGES: tuple[Judge, ...] = (
     capacity.judge,
     index_stale.judge,
 )
+EVENTS = frozenset(
+    {CauseKind.REPLICA_RESTARTED, CauseKind.REPLICA_LOST, CauseKind.REPLICA_ADDED, CauseKind.REVISION}
+)
+CARRIES = 0.4  # of the lost tokens, at least, of what an event touched: else it is near the drop, and not its cause
 LEAST = 0.05  # confidence of a cause that is worth a word
 
 
@@ -47,8 +52,13 @@ def rank(evidence: Evidence) -> list[Cause]:
         return []
     found = [finding for judge in JUDGES if (finding := judge(evidence)) is not None]
     causes = [_cause(finding, evidence) for finding in found]
-    likely = [cause for cause in causes if cause.confidence >= LEAST]
+    likely = [cause for cause in causes if cause.confidence >= LEAST and _has_evidence(cause)]
     return sorted(likely, key=lambda cause: cause.confidence, reverse=True)
+
+
+def _has_evidence(cause: Cause) -> bool:
+    """Whether what an event touched carries enough of the loss; what is no event is measured itself."""
+    return cause.kind not in EVENTS or cause.evidence["explained_ratio"] >= CARRIES
 
 
 def _cause(finding: Finding, evidence: Evidence) -> Cause:

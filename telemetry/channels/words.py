@@ -43,8 +43,7 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from _places(detail)
     for place, cause in enumerate(list(alert.get("causes") or [])[:MOST_CAUSES], 1):
         yield f"Cause {place}" if place > 1 else "Cause", cause_line(cause)
-    change = detail.get("last_change") or {}
-    yield "Last change", f"{change['summary']} ({moment(change['at'])})" if change else None
+    yield "Began", moment(detail.get("onset"))
     yield "Since", moment(alert.get("fired_at") or alert.get("started_at"))
     yield "Ended", moment(alert.get("resolved_at"))
 

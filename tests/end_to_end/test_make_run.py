@@ -196,7 +196,7 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
     quick = {
         "replica_down": {"silent_s": 10, "keep_firing_s": 10},
         "hit_rate_drop": {
-            "window_s": 20, "baseline_s": 600, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 5
+            "baseline_s": 600, "drop_points": 15, "min_requests": 20, "for_s": 0, "keep_firing_s": 5
         },
     }  # fmt: skip
     for kind, settings in quick.items():

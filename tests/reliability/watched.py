@@ -16,7 +16,7 @@ from tests.end_to_end.live_stack import ROOT
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 from tests.reliability.stand import Stand, soon
 
-QUICK = {"window_s": 10, "baseline_s": 60, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
+QUICK = {"bin_s": 5, "baseline_s": 300, "days": 0, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
 TOLD_S = 30  # within which a receiver hears of a transition
 FIRING, RESOLVED = "firing", "resolved"
 SERVE = "from tests.reliability.history import serve; serve()"

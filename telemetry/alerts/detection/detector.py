@@ -4,16 +4,16 @@ Theory of operation. Every task group has a level (level.py). A bin's shortfall 
 lies below its level, weighted by the part of the tokens that the group had before: traffic that moves from one group to
 another moves no group's rate and is no drop; it is told apart as ``mix_points``. The test is a one-sided CUSUM (Page,
 "Continuous inspection schemes", 1954) of the log-likelihood ratio between "a drop of ``drop`` began" and "the level
-holds": S = max(0, S + drop * (shortfall - drop / 2) / variance), which is the sum of (mu - x) / sigma - k with k of half
-the drop, in units that stay comparable when traffic, and with it sigma, changes. An alarm is S > h with
+holds": S = max(0, S + drop * (shortfall - drop / 2) / variance), which is the sum of (mu - x) / sigma - k with k of
+half the drop, in units that stay comparable when traffic, and with it sigma, changes. An alarm is S > h with
 h = ln(bins between two false alarms): the mean run length of such a CUSUM is at least e^h (Lorden, "Procedures for
 reacting to a change in distribution", 1971). One bin counts for a third of h at most, so no single bin alarms.
 
 A drop began after the last bin with S = 0. While it lasts the levels stay as they were. It ends when the last minute is
 back within half of ``drop``, or after ``accept_s``, when the lower rate becomes the level. A fall that is too small to
 tell becomes the level at once; many of these are what the slow test on hours is for. A change that an operator makes (a
-revision, a restart, a scale) is a candidate cause and no excuse: the levels from before it stay for ``SETTLE`` bins, and
-only then are they estimated from the bins after it.
+revision, a restart, a scale) is a candidate cause and no excuse: the levels from before it stay for ``SETTLE`` bins,
+and only then are they estimated from the bins after it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Sensitivity:
     quiet_days: float = 70.0  # wanted mean time between two false alarms
     baseline_s: float = 3600.0  # the level is that of so long, or of the time since the last change
     accept_s: float = 3600.0  # a drop that lasts longer is the new level
+    min_requests: float = 50.0  # that say how the rate is now, with
+    min_tokens: float = 20_000.0
 
     @property
     def threshold(self) -> float:
@@ -136,7 +138,9 @@ class Detector:
         self._since: datetime | None = None
         self._down_since: datetime | None = None
         self._mix_since: datetime | None = None
-        self._latest: deque[tuple[float, float, float]] = deque(maxlen=LATEST)  # shortfall, tokens, requests
+        self._latest: deque[tuple[float, float, float]] = deque(
+            maxlen=sensitivity.most_bins
+        )  # shortfall, tokens, requests
         self._after: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.most_bins)  # the same since the onset
         self._deviations: deque[float] = deque(maxlen=sensitivity.most_bins)  # of the bins since the onset
         self._level = 0.0
@@ -175,7 +179,9 @@ class Detector:
     def _shortfall(self, samples: Mapping[str, Sample]) -> tuple[float, float] | None:
         """The weighted sum of the groups' shortfalls, and its variance; None where too little of the mix is there."""
         parts = [
-            (self._groups[name], sample) for name, sample in samples.items() if self._groups[name].level.ratio is not None
+            (self._groups[name], sample)
+            for name, sample in samples.items()
+            if self._groups[name].level.ratio is not None
         ]
         known = sum(group.usual for group in self._groups.values()) or 1.0
         weight = sum(group.usual for group, _ in parts)
@@ -197,6 +203,8 @@ class Detector:
         self._score = max(self._score + min(max(gain, -most), most), 0.0) if self._down_since is None else self._score
         figures = (short, one.prompt, one.requests)
         self._latest.append(figures)
+        while len(self._latest) > LATEST and self._is_enough(list(self._latest)[1:]):
+            self._latest.popleft()
         if self._down_since is None and self._score == 0.0:
             self._steady_until = one.end
             self._clear_sums()
@@ -207,6 +215,10 @@ class Detector:
             self._deviations.append(short / variance**0.5)
             self._add_sums(one)
         self._decide(one.end)
+
+    def _is_enough(self, parts: list[tuple[float, float, float]]) -> bool:
+        tokens, requests = sum(part[1] for part in parts), sum(part[2] for part in parts)
+        return tokens >= self.sensitivity.min_tokens and requests >= self.sensitivity.min_requests
 
     def _decide(self, now: datetime) -> None:
         threshold = self.sensitivity.threshold
@@ -290,7 +302,9 @@ class Detector:
             if self._down_since is None and self._score == 0.0:
                 group.usual += (1.0 if is_first else MIX_MEMORY) * (share - group.usual)
         self._groups = {
-            name: group for name, group in self._groups.items() if max(group.now, group.usual) > GONE or name in one.groups
+            name: group
+            for name, group in self._groups.items()
+            if max(group.now, group.usual) > GONE or name in one.groups
         }
         limit = self.sensitivity.drop
         if abs(self._moved()) < limit / 2:
@@ -320,7 +334,7 @@ class Detector:
         if not any(group.level.ratio is not None for group in self._groups.values()):
             return Detection(one.end, State.LEARNING, prompt=one.prompt, requests=one.requests)
         is_down = self._down_since is not None
-        parts = self._after if self._after else list(self._latest)
+        parts = self._after or self._latest
         return Detection(
             at=one.end,
             state=State.DOWN if is_down else State.STEADY,

@@ -1,7 +1,7 @@
 """The level and the noise of one task group's hit rate since its last change.
 
-Theory of operation. The level is the robust mean of the bins since the last change, weighted by requests; the noise is the
-median absolute deviation, scaled to one request, so that the variance of a bin of n requests is ``s2 / n``. Bins of an
+Theory of operation. The level is the robust mean of the bins since the last change, weighted by requests; the noise is
+their absolute deviation, scaled to one request, so that the variance of a bin of n requests is ``s2 / n``. Bins of an
 excursion below the level are held back until it ends, or a young level would follow the drop that it should reveal.
 A one-sided CUSUM upwards finds improvements: then the level is estimated anew from the bins since the rise began. After
 every change the previous level stands in, in part, until there are ``ENOUGH`` bins.
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 class Level:
     """One task group: add bins, read ``ratio`` and ``variance``."""
 
-    __slots__ = ("_due", "_held", "_prior", "_rise", "_rising", "_samples", "ratio", "s2")
+    __slots__ = ("_due", "_held", "_prior", "_rise", "_rising", "_samples", "doubt", "ratio", "s2")
 
     def __init__(self, most: int) -> None:
         self._samples: deque[Sample] = deque(maxlen=most)
@@ -44,6 +44,7 @@ class Level:
         self._due = 0
         self.ratio: float | None = None  # the level; None until there are ENOUGH bins
         self.s2 = 0.0
+        self.doubt = 0.0  # variance of the level itself
 
     def variance(self, requests: float) -> float:
         """Of a bin of so many requests."""
@@ -54,15 +55,9 @@ class Level:
         """How many bins the level rests on."""
         return len(self._samples)
 
-    @property
-    def doubt(self) -> float:
-        """Variance of the level itself: that of a mean of so many bins."""
-        requests = sum(one.requests for one in self._samples)
-        return ROBUST_LOSS * self.s2 / max(requests, 1.0)
-
     def add(self, sample: Sample, drop: float, inflation: float, *, hold: bool) -> bool:
         """Take in a bin; ``hold`` keeps it apart for now. Whether the level rose and is estimated anew."""
-        has_risen = self.ratio is not None and self._has_risen(sample, drop, inflation)
+        has_risen = self.ratio is not None and self._has_risen(sample, self.ratio, drop, inflation)
         if has_risen:
             self.restart(self._rising)
         elif hold and self.ratio is not None:
@@ -100,9 +95,9 @@ class Level:
         if self._due <= 0 or len(self._samples) < 5 * REFRESH:
             self._estimate()
 
-    def _has_risen(self, sample: Sample, drop: float, inflation: float) -> bool:
-        assert self.ratio is not None
-        step = drop * (sample.ratio - self.ratio - self.doubt**0.5 - drop / 2) / (self.variance(sample.requests) * inflation)
+    def _has_risen(self, sample: Sample, level: float, drop: float, inflation: float) -> bool:
+        above = sample.ratio - level - self.doubt**0.5
+        step = drop * (above - drop / 2) / (self.variance(sample.requests) * inflation)
         self._rise = max(self._rise + min(step, RISE_NATS / 3), 0.0)
         self._rising = [*self._rising, sample] if self._rise else []
         return self._rise > RISE_NATS
@@ -117,6 +112,7 @@ class Level:
             middle = (count * middle + (ENOUGH - count) * self._prior) / ENOUGH
         self.ratio = middle
         self.s2 = self._spread(middle)
+        self.doubt = ROBUST_LOSS * self.s2 / max(sum(one.requests for one in self._samples), 1.0)
 
     def _spread(self, middle: float) -> float:
         """Variance of one request: robust, between a floor and, while bins are few, an assumption."""
@@ -124,7 +120,7 @@ class Level:
         off = sorted(abs(one.ratio - middle) * one.requests**0.5 for one in self._samples)
         robust = MAD_TO_SIGMA * off[len(off) // 2]
         cut = sum(min(one, OUTLIER * robust) ** 2 for one in off) / len(off)  # more where deviations are skewed
-        measured = max(robust**2, cut)
+        measured: float = max(robust**2, cut)
         blended = (len(off) * measured + ENOUGH * PRIOR_SPREAD * bernoulli) / (len(off) + ENOUGH)
         return max(blended, LEAST_SPREAD * bernoulli, LEAST_S2)
 

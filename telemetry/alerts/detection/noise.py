@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 BLOCK = 6  # bins
 FEW = 24  # bins that are needed to tell
@@ -47,7 +48,7 @@ def inflation(values: list[float]) -> float:
     """The long-run variance of a series: 1 for independent values of variance 1."""
     middle = statistics.median(values)
     spread = (MAD_TO_SIGMA * statistics.median([abs(value - middle) for value in values])) ** 2
-    pairs = sum((one - middle) * (other - middle) for one, other in zip(values, values[1:], strict=False))
+    pairs = sum((one - middle) * (other - middle) for one, other in pairwise(values))
     total = sum((value - middle) ** 2 for value in values) or 1.0
     correlation = min(max(pairs / total, 0.0), 0.75)
     return max(spread * (1 + correlation) / (1 - correlation), _of_blocks(values))

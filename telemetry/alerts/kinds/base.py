@@ -13,7 +13,7 @@ from msgspec import Meta
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
 from routing.schema import Frozen
-from telemetry.alerts.past import Seen, Source
+from telemetry.alerts.past import Seen, Source, WindowSum
 from telemetry.alerts.steps import Timing
 from telemetry.alerts.verdict import Unit, Verdict, Verdicts
 
@@ -76,12 +76,17 @@ class RuleSettings(Frozen, frozen=True):
 
     @property
     def days_back(self) -> int:
-        """How many days back the same hour is looked at."""
+        """How many days back hours are looked at."""
         return 0
 
     @property
     def warm_up_reach_s(self) -> float:
         """How far back restarts of replicas matter."""
+        return 0.0
+
+    @property
+    def series_reach_s(self) -> float:
+        """How far back a series of bins goes that it looks at; 0: it looks at none."""
         return 0.0
 
     @property
@@ -146,6 +151,8 @@ class Kind:
     group_sources: frozenset[Source] | None = None  # where it looks for a task group; None: it cannot
     is_drop: bool = False  # of a hit rate, so that causes can be named
     figure: str = "Value"  # what the value is
+    window_of: Callable[[Verdict, datetime], WindowSum] | None = None  # what a verdict is about; None: a step
+    judge_window: Callable[[Any, Verdict, WindowSum], Verdict] | None = None  # the same verdict of another hit rate
 
     def needs(self, group: str) -> frozenset[Source]:
         """What has to be loaded."""

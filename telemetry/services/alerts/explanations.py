@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 AGAIN = timedelta(minutes=3)
 BASELINE = timedelta(hours=1)  # before the drop, that it is compared with
+LEAST_BASELINE = timedelta(minutes=2)
 MOST_AT_ONCE = 5  # alerts of one run: each costs 14 queries; the others' turn comes with the next
 DROPS = tuple(kind.name for kind in KINDS.values() if kind.is_drop)
 
@@ -44,17 +45,26 @@ def explain_drops(now: datetime) -> int:
 
 def explain(alert: Alert, now: datetime) -> None:
     """Store the causes of one drop as they look now; the first that are found are a step of its life."""
-    window = timedelta(seconds=float(alert.detail.get("window_s") or 60))
-    start = alert.started_at - window
+    start, baseline_start = _spans(alert)
     causes = explain_drop(
         alert.pool,
         group=alert.rule.group.name if alert.rule.group else None,
         start=start,
         end=now,
-        baseline_start=start - BASELINE,
+        baseline_start=baseline_start,
         baseline_end=start,
     )
     found = [cause.as_json() for cause in causes]
     Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING).update(causes=found, explained_at=now)
     if found and not alert.causes:
         note(alert, AlertMove.EXPLAINED, now, text=found[0]["summary"])
+
+
+def _spans(alert: Alert) -> tuple[datetime, datetime]:
+    """When the drop began, and since when its level held: a side before it that is of one level."""
+    onset, since = alert.detail.get("onset"), alert.detail.get("level_since")
+    window = timedelta(seconds=float(alert.detail.get("window_s") or 60))
+    start = datetime.fromisoformat(onset) if onset else alert.started_at - window
+    earliest = start - BASELINE
+    level_since = datetime.fromisoformat(since) if since else earliest
+    return start, min(max(earliest, level_since), start - LEAST_BASELINE)

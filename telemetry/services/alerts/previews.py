@@ -99,6 +99,7 @@ def look_back(kind: Kind, settings: RuleSettings, pool: Pool, *, group: str, sta
         until=end,
         first=first,
         days_back=settings.days_back,
+        series_reach_s=settings.series_reach_s,
         restart_reach_s=settings.warm_up_reach_s,
     )
     with bounded_queries():

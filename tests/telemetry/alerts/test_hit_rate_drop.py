@@ -1,150 +1,110 @@
-"""The drop rule, as data in and an answer out."""
+"""The drop rule: what its detector says as an answer, and in words."""
 
 from datetime import timedelta
 
 import pytest
 
 from controlplane.errors import InvalidError
-from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.kinds.hit_rate_drop import MIN_WINDOWS, baseline_span, compare
+from telemetry.alerts.detection import Bin
+from telemetry.alerts.kinds import KINDS, Where
 from telemetry.alerts.past import WindowSum
+from telemetry.alerts.series import HitRateSeries, bin_length_s, grid_floor
 from telemetry.alerts.verdict import Answer, Reason
-from tests.telemetry.alerts.pasts import judged, only, past, step, window
+from tests.telemetry.alerts.detection.traffic import Stretch, bins
+from tests.telemetry.alerts.pasts import judged, only, past
 from tests.telemetry.conftest import T0
 
 KIND = KINDS["hit_rate_drop"]
 SETTINGS = KIND.read({})
 
 
-def compared(newest, before=(0.8, 0.8, 0.8), days=()):
-    return compare(SETTINGS, newest, [window(ratio) for ratio in before], [window(ratio) for ratio in days])
+def verdict_after(*stretches: Stretch, group: str = "", late_s: float = 0.0, **settings: object):
+    """What the rule says at the end of some traffic, or so long after it."""
+    known = bins(stretches)
+    moved = [Bin(T0 - (known[-1].end - one.end) - timedelta(seconds=late_s), one.groups) for one in known]
+    series = HitRateSeries(10.0, moved[0].end - timedelta(seconds=10), moved[-1].end, moved)
+    return only(judged("hit_rate_drop", past(10, series=series), group, **settings))
+
+
+def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
+    verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, {"chat": 0.3, "coding": 0.8, "support": 0.3}))
+
+    assert (verdict.answer, verdict.reason) == (Answer.BREACH, Reason.BELOW)
+    assert (verdict.baseline, verdict.value) == (pytest.approx(0.8, abs=0.03), pytest.approx(0.45, abs=0.06))
+    assert verdict.limit == pytest.approx(verdict.baseline - 0.1)
+    assert [one["name"] for one in verdict.figures["groups"]] == ["chat", "support"]
+    assert verdict.figures["share_ratio"] == pytest.approx(0.7, abs=0.05)
+    said = KIND.sentence(Where("chat"), SETTINGS, verdict)
+    assert "points below its level of 8" in said
+    assert said.endswith("in chat, support (70.0 % of the tokens).") or "in chat, support (" in said
+    assert f"it began at {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
+
+
+def test_a_rule_of_a_task_group_looks_at_that_group_alone():
+    falls = Stretch(90, {"chat": 0.8, "coding": 0.3, "support": 0.8})
+
+    assert verdict_after(Stretch(1800, 0.8), falls, group="coding").answer is Answer.BREACH
+    assert verdict_after(Stretch(1800, 0.8), falls, group="chat").answer is Answer.OK
 
 
 @pytest.mark.parametrize(
-    ("value", "answer"), [(0.66, Answer.OK), (0.65, Answer.BREACH), (0.2, Answer.BREACH), (0.95, Answer.OK)]
+    ("floor", "reason"), [({"min_requests": 5000}, Reason.LITTLE_TRAFFIC), ({"min_tokens": 1e9}, Reason.LITTLE_TRAFFIC)]
 )
-def test_a_rate_15_points_below_its_baseline_is_a_breach(value, answer):
-    verdict = compared(window(value))
+def test_a_drop_of_less_traffic_than_the_floors_says_nothing(floor, reason):
+    verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, 0.2), **floor)
 
-    assert verdict.answer is answer
-    assert (verdict.value, verdict.baseline, verdict.limit) == pytest.approx((value, 0.8, 0.65))
-
-
-@pytest.mark.parametrize(
-    "newest",
-    [
-        pytest.param(window(0.1, requests=49), id="requests"),
-        pytest.param(window(0.1, queries=19_999), id="tokens"),
-        pytest.param(WindowSum(T0, 0.0, 0.0, 0.0), id="none at all"),
-    ],
-)
-def test_a_window_below_a_floor_says_nothing(newest):
-    assert (compared(newest).answer, compared(newest).reason) == (Answer.NO_DATA, Reason.LITTLE_TRAFFIC)
+    assert (verdict.answer, verdict.reason) == (Answer.NO_DATA, reason)
 
 
-def test_a_window_without_readings_is_no_data_and_not_a_rate_of_zero():
-    verdict = compared(WindowSum(T0, None, None, None))
+def test_too_few_bins_and_none_are_no_data_and_not_a_rate_of_zero():
+    few = verdict_after(Stretch(70, 0.8))
+    old = verdict_after(Stretch(1800, 0.8), late_s=60)
+    none = only(judged("hit_rate_drop", past(10)))
 
-    assert (verdict.answer, verdict.reason, verdict.value) == (Answer.NO_DATA, Reason.NO_READINGS, None)
-
-
-def test_unknown_requests_are_judged_by_the_tokens_alone():
-    assert compared(window(0.1, requests=None)).answer is Answer.BREACH
-
-
-def test_three_windows_of_history_are_enough_and_two_are_not():
-    assert compared(window(0.1), before=[0.8] * MIN_WINDOWS).answer is Answer.BREACH
-    few = compared(window(0.1), before=[0.8] * (MIN_WINDOWS - 1))
-    assert (few.answer, few.reason, few.figures["windows"]) == (Answer.NO_DATA, Reason.LITTLE_HISTORY, 2)
+    assert (few.reason, few.value) == (Reason.LITTLE_HISTORY, None)
+    assert (old.reason, none.reason) == (Reason.NO_READINGS, Reason.NO_READINGS)
 
 
-def test_past_windows_without_enough_traffic_are_left_out_of_the_baseline():
-    before = [window(0.8), window(0.8), window(0.8), *[window(0.0, requests=1)] * 10]
+def test_what_replicas_that_were_away_cost_is_taken_off_the_drop():
+    verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, 0.5))
+    window = KIND.window_of(verdict, T0)
+    assert (window.start, window.ratio) == (T0 - timedelta(seconds=90), pytest.approx(verdict.value))
 
-    assert compare(SETTINGS, window(0.7), before).baseline == pytest.approx(0.8)
-
-
-def test_the_baseline_is_the_median_so_that_a_few_bad_windows_do_not_move_it():
-    assert compared(window(0.7), before=[0.8] * 6 + [0.0] * 5).baseline == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize(
-    ("days", "baseline", "of"),
-    [
-        ([0.4, 0.5, 0.9], 0.5, "days"),
-        ([0.4, 0.5], 0.8, "windows"),
-        ([], 0.8, "windows"),
-    ],
-)
-def test_this_hour_of_three_days_is_the_baseline_and_recent_windows_where_there_are_fewer(days, baseline, of):
-    """OPERATORS 2.6: what is usual at night is no drop, though an hour ago it was day."""
-    verdict = compared(window(0.45), days=days)
-
-    assert (verdict.baseline, verdict.figures["baseline_of"]) == (pytest.approx(baseline), of)
-    assert (verdict.answer is Answer.BREACH) is (of == "windows")
+    without = WindowSum(window.start, window.queries, 0.78 * window.queries, window.requests)
+    assert KIND.judge_window(SETTINGS, verdict, without).answer is Answer.OK
+    assert KIND.judge_window(SETTINGS, verdict, window).answer is Answer.BREACH
 
 
-def test_days_with_too_little_traffic_at_this_hour_do_not_count():
-    days = [window(0.4), window(0.4), window(0.4, requests=3)]
+def test_a_series_gives_the_same_however_often_it_is_asked():
+    known = bins([Stretch(1800, 0.8), Stretch(90, 0.4)])
+    series = HitRateSeries(10.0, T0, known[-1].end, known)
+    once = series.detect(SETTINGS.sensitivity, "", known[-1].end)
 
-    assert compare(SETTINGS, window(0.7), [window()] * 3, days).figures["baseline_of"] == "windows"
-
-
-def test_the_hours_are_those_of_the_days_before():
-    hour = T0.replace(minute=0)
-    hours = {"": {hour - timedelta(days=back): window(0.4) for back in (1, 2, 3)}}
-    seen = past(60, count=5, engines={"r1": [step(0.45)] * 5}, windows={"": [window(0.45)] * 5}, hours=hours)
-
-    assert only(judged("hit_rate_drop", seen, days=3)).figures["baseline_of"] == "days"
-    assert only(judged("hit_rate_drop", seen, days=2)).figures["baseline_of"] == "windows"
-    assert only(judged("hit_rate_drop", seen, days=0)).figures["baseline_of"] == "windows"
+    other = HitRateSeries(10.0, T0, T0)
+    for one in known:
+        other.extend([one], [], one.end, 7200)
+        said = other.detect(SETTINGS.sensitivity, "", one.end)
+    assert said == once
+    assert other.detect(SETTINGS.sensitivity, "", one.end) == once
+    assert series.detect(SETTINGS.sensitivity, "", known[100].end).at == known[100].end
 
 
-def test_the_baseline_ends_where_the_newest_window_begins_or_an_alert_began():
-    window_s, history_s = SETTINGS.window_s, SETTINGS.baseline_s
-    assert baseline_span(SETTINGS, T0, None)[1] == T0 - timedelta(seconds=window_s)
-    opened = T0 - timedelta(seconds=600)
-    start, end = baseline_span(SETTINGS, T0, opened)
-    assert end == opened - timedelta(seconds=window_s)
-    assert end - start == timedelta(seconds=history_s)
-    long_ago = T0 - timedelta(seconds=history_s + 1)
-    assert baseline_span(SETTINGS, T0, long_ago)[1] == T0 - timedelta(seconds=window_s)
-
-
-def restarted_past(*, others):
-    """Two replicas, one of which restarted a minute ago and hits nothing; what the other one hits."""
-    steps = {"r1": [*[step(0.8)] * 5, step(0.0)], "r2": [*[step(0.8)] * 5, step(others)]}
-    together = [window(0.8, queries=200_000, at=T0 - timedelta(seconds=60 * back)) for back in range(6, 1, -1)]
-    newest = window(others / 2, queries=200_000, at=T0 - timedelta(seconds=60))
-    restarts = {"r1": [T0 - timedelta(seconds=70)]}
-    return past(60, count=6, engines=steps, windows={"": [*together, newest]}, restarts=restarts)
-
-
-@pytest.mark.parametrize(("others", "cold"), [(0.8, ["r1"]), (0.3, None)])
-def test_a_drop_is_a_restarted_replica_s_own_only_if_without_it_there_is_none(others, cold):
-    """H18"""
-    verdict = only(judged("hit_rate_drop", restarted_past(others=others)))
-
-    assert verdict.answer is Answer.BREACH
-    assert verdict.figures.get("restarted") == cold
-
-
-def test_after_the_warm_up_a_restart_explains_nothing_any_more():
-    verdict = only(judged("hit_rate_drop", restarted_past(others=0.8), warm_up_s=60))
-
-    assert "restarted" not in verdict.figures
+def test_bins_are_whole_scrape_intervals_on_one_grid():
+    assert [bin_length_s(10, interval) for interval in (5, 7, 30)] == [10, 14, 30]
+    assert grid_floor(T0 + timedelta(seconds=19.9), 10) == T0 + timedelta(seconds=10)
+    assert grid_floor(T0, 10) == T0
 
 
 @pytest.mark.parametrize(
     ("settings", "path"),
     [
-        ({"window_s": 5}, "$.settings.window_s"),
+        ({"bin_s": 1}, "$.settings.bin_s"),
         ({"drop_points": 0}, "$.settings.drop_points"),
         ({"drop_points": "many"}, "$.settings.drop_points"),
         ({"drop_points": True}, "$.settings.drop_points"),
         ({"min_tokens": float("nan")}, "$.settings"),
         ({"colour": 1}, "$.settings"),
-        ({"window_s": 600, "baseline_s": 700}, "$.settings.baseline_s"),
+        ({"bin_s": 60, "baseline_s": 600}, "$.settings.baseline_s"),
         ([], "$.settings"),
     ],
 )
@@ -157,4 +117,4 @@ def test_settings_that_no_rule_can_have_are_refused_by_name(settings, path):
 def test_the_floors_are_what_operators_expect():
     """OPERATORS 2.6"""
     assert (SETTINGS.min_requests, SETTINGS.min_tokens) == (50, 20_000)
-    assert SETTINGS.keep_firing_s >= 2 * SETTINGS.window_s
+    assert SETTINGS.keep_firing_s >= 2 * 60

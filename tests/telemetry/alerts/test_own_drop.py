@@ -28,7 +28,7 @@ INTERVAL_S, TOKENS, RATE = 5, 10_000, 0.8
 OPENINGS = range(8)
 WARMS = 8  # requests of an opening until a replica knows it
 HAPPENS_S = 160
-DROP = {"window_s": 20, "baseline_s": 120, "days": 0, "drop_points": 15, "min_requests": 10, "for_s": 0}
+DROP = {"baseline_s": 300, "days": 0, "drop_points": 15, "min_requests": 10, "for_s": 0}
 
 
 @dataclass(eq=False)

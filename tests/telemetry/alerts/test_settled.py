@@ -49,12 +49,14 @@ def test_a_pool_s_hit_rate_is_not_that_of_whoever_was_read_first(pool, three):
     for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
         readings(replica, until_s, ratio)
 
-    drop = judged(pool, "hit_rate_drop", {**SHORT, "baseline_s": 120, "days": 0, "drop_points": 10}, 240.5)
+    drop = judged(pool, "hit_rate_drop", {"baseline_s": 300, "days": 0, "min_requests": 10, "for_s": 0}, 240.5)
     floor = judged(pool, "hit_rate_floor", {**SHORT, "floor_ratio": 0.3}, 240.5)
 
     assert (drop["answer"], drop["value"], drop["baseline"]) == ("ok", pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert floor["answer"] == "ok"
-    assert drop["figures"]["requests"] == 120  # two readings of each, and not two of some and one of the other
+    assert (
+        drop["figures"]["requests"] == 6 * 120
+    )  # two readings of each in a bin, and not two of some and one of others
 
 
 def test_an_even_load_is_not_skewed_by_who_was_read_first(pool, three):

@@ -186,8 +186,8 @@ def test_a_rule_of_any_kind_is_narrowed_previewed_and_described(api, pool):
     preview = api.post(f"{ROOT}/alert-rules/preview", asked).json()
     assert (preview["fired"], preview["episodes"]) == (0, [])
     assert "too little history" in preview["sentence"]
-    wrong = api.post(f"{ROOT}/alert-rules/preview", {**asked, "settings": {"window_s": 1}})
-    assert wrong.json()["errors"][0]["pointer"] == "#/settings/window_s"
+    wrong = api.post(f"{ROOT}/alert-rules/preview", {**asked, "settings": {"bin_s": 1}})
+    assert wrong.json()["errors"][0]["pointer"] == "#/settings/bin_s"
 
 
 def test_an_alert_is_acknowledged_and_silenced(api, pool):

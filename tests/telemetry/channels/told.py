@@ -26,7 +26,7 @@ def payload(number=7, state="firing", **changes):
             "extra_recomputed_tokens": 532580,
             "top_replicas": [{"name": "r1", "hit_rate_ratio": 0.1, "recomputed_tokens": 9}],
             "top_groups": [],
-            "last_change": {"at": ISO, "kind": "policy_published", "summary": "Policy p went live."},
+            "onset": ISO,
         },
         "causes": [
             {"kind": "revision", "confidence": 0.9, "summary": "Revision 7 moved homes.", "advice": "Revert it."}

@@ -68,8 +68,8 @@ def test_a_rule_is_added_and_changed(visitor, noon):
     ("field", "value", "words"),
     [
         ("drop_points", "200", "of at most 100"),
-        ("window_s", "soon", "Expected a number."),
-        ("baseline_s", "61", "at least 3 times window_s"),
+        ("bin_s", "soon", "Expected a number."),
+        ("baseline_s", "61", "of at least 300"),
     ],
 )
 def test_a_setting_that_no_rule_can_have_is_refused_beside_its_field(visitor, field, value, words):
@@ -193,8 +193,8 @@ def test_the_editor_shows_what_a_rule_would_have_done_with_and_without_a_script(
     assert "<html" not in part.text
     rule.refresh_from_db()
     assert rule.name == "Hit rate drop"
-    refused = visitor.post(f"/alerts/rules/{rule.pk}/", {**filled, "baseline_s": "61"}).text
-    assert "at least 3 times window_s" in refused
+    refused = visitor.post(f"/alerts/rules/{rule.pk}/", {**filled, "baseline_s": "300", "bin_s": "60"}).text
+    assert "at least 20 times bin_s" in refused
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,22 @@
+"""Rules of the kind hit_rate_drop: settings that the detector of changes no longer has are taken out."""
+
+from django.db import migrations
+
+GONE = ("window_s",)
+LEAST, MOST = 300, 14_400  # seconds that baseline_s may be
+
+
+def convert(apps, schema_editor):
+    rules = apps.get_model("telemetry", "AlertRule")
+    for rule in rules.objects.filter(kind="hit_rate_drop").exclude(settings={}).iterator():
+        rule.settings = {name: value for name, value in rule.settings.items() if name not in GONE}
+        if "baseline_s" in rule.settings:
+            rule.settings["baseline_s"] = min(max(rule.settings["baseline_s"], LEAST), MOST)
+        if "drop_points" in rule.settings:
+            rule.settings["drop_points"] = max(rule.settings["drop_points"], 2)
+        rule.save(update_fields=["settings"])
+
+
+class Migration(migrations.Migration):
+    dependencies = [("telemetry", "0020_short_links")]
+    operations = [migrations.RunPython(convert, migrations.RunPython.noop)]

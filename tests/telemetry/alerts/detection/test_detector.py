@@ -1,0 +1,144 @@
+"""Drops relative to the level since the last change: found in time, and nothing else taken for one."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import pytest
+
+from telemetry.alerts.detection import Bin, GroupBin, Sensitivity, State
+from telemetry.alerts.detection.noise import inflation
+from tests.telemetry.alerts.detection.traffic import MIX, Stretch, alarms, bins, detections, second
+from tests.telemetry.conftest import T0
+
+QUIET_H = 6
+
+
+def test_a_drop_after_an_improvement_of_ten_minutes_is_found() -> None:
+    """lowest_cost published at 45 %, 82 % for ten minutes, then random at 41 %: the last hour's median saw no drop."""
+    found = detections(bins([Stretch(3000, 0.45), Stretch(600, 0.82), Stretch(300, 0.41)]))
+
+    (alarm,) = alarms(found)
+    assert 3600 < second(alarm.at) <= 3600 + 60
+    assert 3590 <= second(alarm.onset) <= 3610
+    assert alarm.level == pytest.approx(0.82, abs=0.03)
+    assert alarm.ratio == pytest.approx(0.41, abs=0.05)
+    assert 3000 <= second(alarm.since) <= 3100
+
+
+@pytest.mark.parametrize("drop", [0.12, 0.2, 0.4])
+@pytest.mark.parametrize("seed", range(3))
+def test_drops_are_found_within_90_s(drop: float, seed: int) -> None:
+    found = detections(bins([Stretch(1500, 0.75), Stretch(120, 0.75 - drop)], seed))
+
+    assert [0 < second(one.at) - 1500 <= 90 for one in alarms(found)] == [True]
+
+
+@pytest.mark.parametrize("rate", [2.0, 20.0])
+def test_quiet_traffic_raises_no_alarm(rate: float) -> None:
+    assert alarms(detections(bins([Stretch(QUIET_H * 3600, 0.7, rate)], seed=7))) == []
+
+
+def test_another_mix_of_task_groups_is_no_drop_and_is_told_apart() -> None:
+    ratios = {"chat": 0.9, "coding": 0.8, "support": 0.2}
+    later = {"chat": 0.15, "coding": 0.1, "support": 0.75}
+    found = detections(bins([Stretch(1800, ratios), Stretch(600, ratios, mix=later)]))
+
+    assert alarms(found) == []
+    moved = [one for one in found if one.mix_since is not None]
+    assert 1800 < second(moved[0].mix_since) <= 1860
+    assert moved[0].mix < -0.1
+
+
+def test_a_drop_of_one_task_group_counts_by_its_part_of_the_tokens_before() -> None:
+    fallen = {"chat": 0.8, "coding": 0.3, "support": 0.8}
+    found = detections(bins([Stretch(1800, 0.8), Stretch(120, fallen)]))
+
+    (alarm,) = alarms(found)
+    assert alarm.shortfall == pytest.approx(MIX["coding"] * 0.5, abs=0.04)
+    assert (alarm.groups[0].group, alarm.groups[0].level) == ("coding", pytest.approx(0.8, abs=0.04))
+
+
+def test_it_ends_when_the_rate_is_back_and_the_level_stays() -> None:
+    found = detections(bins([Stretch(1800, 0.8), Stretch(300, 0.4), Stretch(300, 0.8)]))
+
+    assert len(alarms(found)) == 1
+    ended = next(
+        one for one, before in zip(found[1:], found, strict=False) if before.state is State.DOWN is not one.state
+    )
+    assert 2100 < second(ended.at) <= 2160
+    assert found[-1].level == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_drop_that_lasts_becomes_the_level_only_after_the_time_that_was_set() -> None:
+    found = detections(bins([Stretch(1200, 0.8), Stretch(900, 0.4)]), Sensitivity(accept_s=600))
+
+    (alarm,) = alarms(found)
+    states = {second(one.at): one for one in found}
+    assert states[second(alarm.at) + 590].state is State.DOWN
+    assert states[second(alarm.at) + 600].state is State.STEADY
+    assert found[-1].level == pytest.approx(0.4, abs=0.05)
+
+
+def test_a_revision_is_no_excuse() -> None:
+    """Operators changed something at the moment of the drop: the level is that of before."""
+    change = T0 + timedelta(seconds=1800)
+    found = detections(bins([Stretch(1800, 0.8), Stretch(120, 0.5)]), changes=[change])
+
+    assert [one.level for one in alarms(found)] == [pytest.approx(0.8, abs=0.03)]
+
+
+def test_a_change_that_did_no_harm_begins_the_level_anew() -> None:
+    found = detections(bins([Stretch(1800, 0.8), Stretch(600, 0.8)]), changes=[T0 + timedelta(seconds=1800)])
+
+    assert second(found[-1].since) == 1800
+
+
+def test_a_fall_too_small_to_tell_raises_nothing() -> None:
+    assert alarms(detections(bins([Stretch(1800, 0.8, 20.0), Stretch(1800, 0.765, 20.0)]))) == []
+
+
+def test_what_can_be_reached_moves_the_level_with_it() -> None:
+    """At night prompts come again more rarely: W says so, and the rate that follows it is no drop."""
+    falling = [Stretch(300, 0.8 * part, reachable=0.9 * part) for part in (1, 1, 1, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8)]
+
+    assert alarms(detections(bins([Stretch(1800, 0.8, reachable=0.9), *falling]))) == []
+
+
+def test_one_bin_raises_no_alarm_however_bad_it_is() -> None:
+    known = bins([Stretch(1800, 0.8)])
+    known[150] = Bin(known[150].end, {name: GroupBin(100_000, 0.0, 80) for name in MIX})
+
+    assert alarms(detections(known)) == []
+
+
+def test_nothing_is_said_before_there_are_eight_bins() -> None:
+    found = detections(bins([Stretch(70, 0.8), Stretch(30, 0.8)]))
+
+    assert {one.state for one in found[:7]} == {State.LEARNING}
+    assert found[-1].state is State.STEADY
+    assert found[6].level is None
+
+
+def test_bins_that_depend_on_each_other_are_taken_for_noisier_than_they_look() -> None:
+    rng, value, values = random.Random(3), 0.0, []
+    for _ in range(360):
+        value = 0.8 * value + 0.6 * rng.gauss(0, 1)  # variance 1, correlation of neighbours 0.8
+        values.append(value)
+
+    assert inflation([rng.gauss(0, 1) for _ in range(360)]) < 1.7
+    assert inflation(values) > 4  # (1 + 0.8) / (1 - 0.8) = 9 in the long run
+
+
+def test_an_empty_bin_and_one_of_no_tokens_change_nothing() -> None:
+    known = bins([Stretch(600, 0.8)])
+    odd = [
+        Bin(known[-1].end + timedelta(seconds=10)),
+        Bin(known[-1].end + timedelta(seconds=20), {"chat": GroupBin(0, 0, 0)}),
+    ]
+
+    found = detections([*known, *odd])
+
+    assert found[-1].state is State.STEADY
+    assert found[-1].level == pytest.approx(found[-3].level, abs=1e-3)
