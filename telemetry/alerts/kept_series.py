@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from controlplane.models import Pool
+from telemetry.alerts.bin_queries import load_bins, load_changes
 from telemetry.alerts.series import HitRateSeries, grid_floor
-from telemetry.storage.hit_rate_bins import load_bins, load_changes
 
 MOST_KEPT = 1000  # pools and lengths of bins, those evaluated last
 

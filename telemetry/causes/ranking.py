@@ -39,9 +39,7 @@ JUDGES: tuple[Judge, ...] = (
     capacity.judge,
     index_stale.judge,
 )
-EVENTS = frozenset(
-    {CauseKind.REPLICA_RESTARTED, CauseKind.REPLICA_LOST, CauseKind.REPLICA_ADDED, CauseKind.REVISION}
-)
+EVENTS = frozenset({CauseKind.REPLICA_RESTARTED, CauseKind.REPLICA_LOST, CauseKind.REPLICA_ADDED, CauseKind.REVISION})
 CARRIES = 0.4  # of the lost tokens, at least, of what an event touched: else it is near the drop, and not its cause
 LEAST = 0.05  # confidence of a cause that is worth a word
 

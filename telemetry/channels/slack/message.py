@@ -13,7 +13,7 @@ from telemetry.channels.base import Message
 from telemetry.channels.words import cause_line, lines, links, one_line, title
 
 MOST_FIELDS = 10  # of one section, in two columns
-WIDE = ("Cause", "Last change")  # beginnings of labels whose values are sentences: a section each
+WIDE = ("Cause",)  # beginnings of labels whose values are sentences: a section each
 LONGEST_HEADER = 150
 LONGEST_FIELD, LONGEST_SECTION = 2000, 3000  # characters that Slack takes
 _ZERO_WIDTH = "\u200b"

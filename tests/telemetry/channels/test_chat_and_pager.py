@@ -39,7 +39,7 @@ def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
     body = slack(receiver, message())
 
     assert body["text"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
-    header, fields, cause, change, links = body["blocks"]
+    header, fields, cause, links = body["blocks"]
     assert header["text"]["type"] == "plain_text"
     assert len(header["text"]["text"]) <= 150
     assert len(fields["fields"]) <= 10
@@ -47,7 +47,6 @@ def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
     assert "*Value*\n20.1 %" in shown
     assert "*Pool*\nchat" in shown
     assert cause["text"]["text"] == "*Cause*\nRevision 7 moved homes. (90 % sure) Revert it."
-    assert change["text"]["text"].startswith("*Last change*\nPolicy p went live.")
     assert "<https://warmpath.example/alerts/7/|Open the alert>" in links["text"]["text"]
 
 

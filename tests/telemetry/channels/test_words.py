@@ -1,4 +1,4 @@
-"""What an operator needs is in every channel's message: figures, places, the last change, causes and ways on."""
+"""What an operator needs is in every channel's message: figures, places, the onset, causes and ways on."""
 
 import json
 
@@ -18,7 +18,7 @@ FULL = {
     "value": 0.201, "limit": 0.64, "baseline": 0.79, "ceiling_ratio": 0.985, "unit": "ratio",
     "detail": {
         "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3], "top_groups": PLACES[3:],
-        "last_change": {"at": ISO, "kind": "policy_published", "summary": "Policy p went live."},
+        "onset": ISO,
     },
     "causes": [
         {"kind": kind, "confidence": sure, "summary": f"It is {kind}.", "advice": f"Mend {kind}."}
@@ -31,7 +31,7 @@ FULL = {
 }  # fmt: skip
 NEEDED = [
     "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 %", "532,580 tokens",
-    *(f"place-{number} ({number}0.0 %)" for number in range(1, 7)), "Policy p went live. (2031-03-04",
+    *(f"place-{number} ({number}0.0 %)" for number in range(1, 7)), "Began",
     "It is revision. (90 % sure) Mend revision.", "It is capacity. (40 % sure) Mend capacity.",
     "It is index_stale. (10 % sure) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
 ]  # fmt: skip
