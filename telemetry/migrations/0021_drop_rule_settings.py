@@ -12,8 +12,6 @@ def convert(apps, schema_editor):
         rule.settings = {name: value for name, value in rule.settings.items() if name not in GONE}
         if "baseline_s" in rule.settings:
             rule.settings["baseline_s"] = min(max(rule.settings["baseline_s"], LEAST), MOST)
-        if "drop_points" in rule.settings:
-            rule.settings["drop_points"] = max(rule.settings["drop_points"], 2)
         rule.save(update_fields=["settings"])
 
 

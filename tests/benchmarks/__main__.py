@@ -14,6 +14,7 @@ from routing.build import is_compiled
 from tests.benchmarks.builds import again_compiled
 
 BENCHMARKS = {
+    "alerts": "tests.benchmarks.alerts",  # alerting as a classifier: drops found, causes right, false alarms
     "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same home
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
@@ -27,7 +28,7 @@ BENCHMARKS = {
 }
 # What runs the router's code in this process runs it compiled too, in another process; the options of that run.
 COMPILED_TOO = {"decision": (), "path": (), "quality": ("--speed",)}
-TAKE_OPTIONS = {"causes", "quality", "soak", "telemetry"}
+TAKE_OPTIONS = {"alerts", "causes", "quality", "soak", "telemetry"}
 ON_DEMAND = {"soak"}
 
 

@@ -176,8 +176,11 @@ class Detector:
         group.anchor = group.anchor or reachable
         return min(max(reachable / group.anchor, 1 / FACTOR), FACTOR)
 
-    def _shortfall(self, samples: Mapping[str, Sample]) -> tuple[float, float] | None:
-        """The weighted sum of the groups' shortfalls, and its variance; None where too little of the mix is there."""
+    def _shortfall(self, samples: Mapping[str, Sample]) -> tuple[float, float, float] | None:
+        """The weighted sum of the groups' shortfalls, its variance and what it may be off because levels are estimates.
+
+        None where too little of the mix is there.
+        """
         parts = [
             (self._groups[name], sample)
             for name, sample in samples.items()
@@ -195,11 +198,11 @@ class Detector:
             short += share * (level - sample.ratio)
             variance += share**2 * group.level.variance(sample.requests)
         doubt = sum((group.usual / weight) ** 2 * group.level.doubt for group, _ in parts)
-        return short - doubt**0.5, variance
+        return short, variance, doubt**0.5
 
-    def _step(self, one: Bin, short: float, variance: float) -> None:
+    def _step(self, one: Bin, short: float, variance: float, doubt: float) -> None:
         drop, most = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
-        gain = drop * (short - drop / 2) / (variance * self._noise.factor)
+        gain = drop * (short - doubt - drop / 2) / (variance * self._noise.factor)
         self._score = max(self._score + min(max(gain, -most), most), 0.0) if self._down_since is None else self._score
         figures = (short, one.prompt, one.requests)
         self._latest.append(figures)
@@ -334,7 +337,7 @@ class Detector:
         if not any(group.level.ratio is not None for group in self._groups.values()):
             return Detection(one.end, State.LEARNING, prompt=one.prompt, requests=one.requests)
         is_down = self._down_since is not None
-        parts = self._after or self._latest
+        parts = self._after if is_down else self._latest
         return Detection(
             at=one.end,
             state=State.DOWN if is_down else State.STEADY,

@@ -55,7 +55,7 @@ class HitRateDropSettings(RuleSettings, frozen=True):
     ] = 10.0
     drop_points: Annotated[
         float,
-        Meta(ge=2, le=100, description="The drop worth knowing. A smaller one becomes the new level.",
+        Meta(ge=1, le=100, description="The drop worth knowing. A smaller one becomes the new level.",
              extra={"unit": "points of 100"}),
     ] = 10.0  # fmt: skip
     quiet_days: Annotated[
@@ -243,7 +243,7 @@ def sentence(where: Where, settings: HitRateDropSettings, verdict: Verdict) -> s
         return f"Hit rate of {where.words} dropped."
     points = (verdict.baseline - verdict.value) * 100
     return (
-        f"Hit rate of {where.words} is {percent(verdict.value)}, {points:.1f} points below its level "
+        f"Hit rate of {where.words} is {percent(verdict.value)}, {points:.1f} points below its baseline "
         f"of {percent(verdict.baseline)}{_since(verdict.figures)}."
     )
 

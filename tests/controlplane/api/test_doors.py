@@ -121,7 +121,7 @@ def test_an_approver_changes_things_but_manages_no_tokens(django_user_model, poo
         ("get", "alerts?cursor=cD0xMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=", None, 404),
         ("get", "series?metric=hit_rate&pool=%00", None, 422),
         ("get", "series?metric=hit_rate&to=0001-01-01T00:00:00Z", None, 422),
-        ("post", "alert-rules", '{"pool": "default", "name": "q", "settings": {"window_s": 1' + "0" * 400 + "}}", 422),
+        ("post", "alert-rules", '{"pool": "default", "name": "q", "settings": {"bin_s": 1' + "0" * 400 + "}}", 422),
     ],
 )
 @pytest.mark.usefixtures("pool")

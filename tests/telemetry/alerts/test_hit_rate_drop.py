@@ -35,7 +35,7 @@ def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
     assert [one["name"] for one in verdict.figures["groups"]] == ["chat", "support"]
     assert verdict.figures["share_ratio"] == pytest.approx(0.7, abs=0.05)
     said = KIND.sentence(Where("chat"), SETTINGS, verdict)
-    assert "points below its level of 8" in said
+    assert "points below its baseline of 8" in said
     assert said.endswith("in chat, support (70.0 % of the tokens).") or "in chat, support (" in said
     assert f"it began at {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
 

@@ -84,7 +84,7 @@ def test_a_rule_is_made_changed_and_removed(api, pool):
     made = api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "Strict", "settings": {"drop_points": 5}})
     assert made.status_code == 201
     address = f"{ROOT}/alert-rules/{made.json()['id']}"
-    assert made.json()["effective_settings"]["window_s"] == 60
+    assert made.json()["effective_settings"]["bin_s"] == 10
 
     changed = api.patch(address, {"settings": {"drop_points": 25}, "enabled": False})
     assert (changed.json()["settings"], changed.json()["enabled"]) == ({"drop_points": 25}, False)

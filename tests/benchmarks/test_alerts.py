@@ -1,0 +1,31 @@
+"""A small part of ``make bench``'s table of alerting: it fails where detection or the first cause becomes worse."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks import alerts
+from tests.benchmarks.alerts.incidents import INCIDENTS, SHAPES
+from tests.benchmarks.alerts.quiet import alarms_in_week
+
+BY_KIND = {incident.kind: incident for incident in INCIDENTS}
+
+
+@pytest.mark.parametrize("kind", ["bad policy", "timestamp in front"])
+def test_an_incident_is_found_in_time_with_its_cause_first(kind: str) -> None:
+    outcome = alerts.judged(BY_KIND[kind], SHAPES[0], alerts.FIRST_SEED)
+
+    assert outcome.counts
+    assert outcome.found
+    assert outcome.early == 0
+    assert outcome.causes[0] == outcome.right[0]
+
+
+def test_there_are_enough_kinds_and_shapes() -> None:
+    assert len(BY_KIND) == len(INCIDENTS) >= 10
+    assert len(SHAPES) == 3
+    assert len(INCIDENTS) * len(SHAPES) * alerts.SEEDS >= 60
+
+
+def test_a_quiet_day_raises_no_alarm() -> None:
+    assert alarms_in_week(alerts.FIRST_SEED, days=1) == 0
