@@ -16,5 +16,5 @@ def convert(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0020_short_links")]
+    dependencies = [("telemetry", "0022_usage_without_details")]
     operations = [migrations.RunPython(convert, migrations.RunPython.noop)]
