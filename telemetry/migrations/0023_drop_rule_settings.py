@@ -1,12 +1,14 @@
 """Rules of the kind hit_rate_drop: settings that the detector of changes no longer has are taken out."""
 
+from typing import Any
+
 from django.db import migrations
 
 GONE = ("window_s",)
 LEAST, MOST = 300, 14_400  # seconds that baseline_s may be
 
 
-def convert(apps, schema_editor):
+def convert(apps: Any, schema_editor: Any) -> None:
     rules = apps.get_model("telemetry", "AlertRule")
     for rule in rules.objects.filter(kind="hit_rate_drop").exclude(settings={}).iterator():
         rule.settings = {name: value for name, value in rule.settings.items() if name not in GONE}
