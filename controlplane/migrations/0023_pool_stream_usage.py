@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='pool',
             name='stream_usage',
-            field=models.CharField(blank=True, max_length=8, null=True),
+            field=models.CharField(blank=True, choices=[('request', 'request'), ('as_sent', 'as_sent')], max_length=8, null=True),
         ),
     ]

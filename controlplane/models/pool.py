@@ -14,6 +14,8 @@ from django.db.models import (
     TextField,
 )
 
+from routing.schema import StreamUsage
+
 from .names import SHORT_NAME, short_name, well_formed
 from .project import Project
 
@@ -36,7 +38,9 @@ class Pool(Model):
     concurrency = JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: where the policy says
     share_half_life = PositiveIntegerField(null=True, blank=True)  # requests
-    stream_usage = CharField(max_length=8, null=True, blank=True)  # noqa: DJ001 - routing.schema.StreamUsage; None: as routers do
+    stream_usage = CharField(  # noqa: DJ001 - None: as routers do
+        max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
+    )
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: replicas take traffic cold
     created_at = DateTimeField(auto_now_add=True)
 

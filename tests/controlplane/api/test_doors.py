@@ -240,7 +240,7 @@ def test_the_openapi_document_describes_every_operation_and_its_refusals(api):
 
 @pytest.mark.django_db
 def test_ready_when_the_database_answers_and_has_every_migration(client, monkeypatch):
-    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.get("/readyz").json() == {"status": "ready", "worker": "never_seen"}
     monkeypatch.setattr("django.db.migrations.executor.MigrationExecutor.migration_plan", lambda *_: [1])
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")

@@ -138,7 +138,7 @@ async def test_figures_are_of_all_workers_and_the_boot_is_the_parents(replica: F
             for sample in family.samples
         }
         assert values["warmpath_router_requests_total", "replica-0"] == 24
-        assert values["warmpath_router_ttft_seconds_count", "replica-0"] == 24
+        assert values["warmpath_router_latency_seconds_count", "replica-0"] == 24
         assert values["warmpath_router_prompt_tokens_total", "replica-0"] == 24 * 431
         assert values["warmpath_router_workers", None] == 2
         assert text.count("warmpath_router_info{") == 1
