@@ -7,7 +7,7 @@ from functools import partial
 
 from controlplane.errors import InvalidError
 from telemetry.metrics.windows import Series, Window
-from telemetry.services.figures import series, tiers
+from telemetry.services.figures import routed, series, tiers
 from telemetry.services.figures.overview import Pools
 
 Query = Callable[[Pools, Window], list[Series]]
@@ -26,6 +26,11 @@ CHARTS: dict[str, dict[str, Query]] = {
     "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
     "running": {"replica": partial(series.utilization_by_replica, what="running")},
     "waiting": {"replica": partial(series.utilization_by_replica, what="waiting")},
+    **{
+        what: {"group": partial(routed.by_group, what=what), "pool": partial(routed.by_pool, what=what)}
+        for what in routed.VALUES  # sums over each step, not rates
+    },
+    "latency": {"plain": partial(routed.latency, streamed=False), "streamed": partial(routed.latency, streamed=True)},
 }
 
 

@@ -7,13 +7,15 @@ import pytest
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
+from telemetry.api.charts import CHARTS
 from telemetry.models import Alert, AlertRule, Channel
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, open_config
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
 
 pytestmark = pytest.mark.django_db
 ROOT = "/api/v1"
@@ -53,10 +55,45 @@ def test_a_quantile_above_the_last_edge_has_no_end_in_json(api, pool):
 
 @pytest.mark.parametrize(
     "metric",
-    ["hit_rate", "local_hit_rate", "ttft", "engine_ttft", "kv_usage", "running", "waiting"],
+    sorted(CHARTS),
 )
 def test_every_metric_can_be_drawn(api, pool, metric):
-    assert chart(api, metric=metric).status_code == 200
+    for by in CHARTS[metric]:
+        assert chart(api, metric=metric, by=by).status_code == 200
+
+
+def drawn(api, **query):
+    """The values of each line, by its label."""
+    answer = chart(api, pool="chat", step=10, **query).json()
+    return {line["label"]: [point["value"] for point in line["points"]] for line in answer["series"]}
+
+
+def test_requests_errors_and_tokens_are_sums_over_each_step(api, pool):
+    router = Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
+    for at in (5, 15):
+        router_scraped(router, T0 + timedelta(seconds=at))
+    first = T0 + timedelta(seconds=5)
+    told = {"usage_reported": 1, "prompt_tokens": 90, "cached_tokens": 60}
+    route_reading(router, first, group="coding", requests=5, ok_requests=3, replica_error_requests=2, **told)
+    route_reading(router, first, group="", requests=4, ok_requests=4)
+
+    # read and quiet is 0; not read is unknown, and so are tokens that no response told
+    assert drawn(api, metric="requests") == {"coding": [5, 0, None], "no group": [4, 0, None]}
+    assert drawn(api, metric="requests", by="pool") == {"chat": [9, 0, None]}
+    assert drawn(api, metric="errors", by="pool") == {"chat": [2, 0, None]}
+    assert drawn(api, metric="prompt_tokens") == {"coding": [90, 0, None], "no group": [None, 0, None]}
+    assert drawn(api, metric="cached_tokens", by="pool") == {"chat": [60, 0, None]}
+
+
+def test_latency_of_plain_responses_is_apart_from_that_of_streams(api, pool):
+    router = Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
+    route_reading(router, T0 + timedelta(seconds=5), plain={100: 4})
+
+    assert {label: values[0] is not None for label, values in drawn(api, metric="latency").items()} == {
+        "p50 plain (router)": True,
+        "p95 plain (router)": True,
+    }
+    assert drawn(api, metric="latency", by="streamed")["p50 streamed (router)"] == [None, None, None]
 
 
 @pytest.mark.parametrize(
