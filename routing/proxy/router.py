@@ -37,7 +37,7 @@ from routing.proxy.http.answer import AnswerHead
 from routing.proxy.http.errors import RefusalError
 from routing.proxy.http.local_answer import LocalAnswer
 from routing.proxy.http.request import Head, Request
-from routing.proxy.known_heads import KnownHeads
+from routing.proxy.known_heads import ANSWER_NAMES, REQUEST_NAMES, KnownHeads
 from routing.proxy.log import event
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
@@ -78,8 +78,8 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.outbox = Outbox(self.loop)
-        self.request_heads = KnownHeads[Head]()
-        self.answer_heads = KnownHeads[AnswerHead]()
+        self.request_heads = KnownHeads[Head](REQUEST_NAMES)
+        self.answer_heads = KnownHeads[AnswerHead](ANSWER_NAMES)
         self.loads = LoadBook()
         self.residency = Residency()
         self.limits = Limits()
@@ -117,13 +117,16 @@ class Router:
         """Requests that have not ended."""
         return self._in_flight
 
-    def request(self, head: Head, body: bytes) -> Request:
-        """A request that is here whole. One whose client gave it no id gets one."""
-        name = head.request_id
+    def request(self, head: Head, body: bytes, values: list[bytes] | None = None) -> Request:
+        """A request that is here whole. One whose client gave it no id gets one.
+
+        ``values``: of its head, where that was recognised.
+        """
+        name = head.request_id_with(values)
         if not name:
             self._named += 1
             name = f"{self.boot}-{self._named}"
-        return Request(head, body, name)
+        return Request(head, body, name, values)
 
     def body_refusal(self, head: Head) -> RefusalError | None:
         """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
@@ -292,7 +295,7 @@ class Router:
         self.connection_limit.limit(serving.limits.max_connections_per_address, self.clients)
         if before is not None:
             serving.placement.carry_over(before.placement)
-        self.request_heads.forget()  # they were read by the limits before
+        self.request_heads.forget(serving.limits.max_header_bytes)  # they were read by the limits before
         if before is not None and before.access is not None and serving.access is not None:
             serving.access.carry_over(before.access)
         kept = set(serving.links.values())

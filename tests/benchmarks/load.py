@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections import deque
+from itertools import count
 from random import Random
 from typing import cast
 
@@ -26,14 +27,26 @@ PROMPT_BYTES = 8192
 SESSIONS = 64
 
 
-def request(session: int, *, stream: bool = False) -> bytes:
-    """An 8 KiB chat request of one of ``SESSIONS`` sessions."""
+def request(session: int, number: int = 0, *, stream: bool = False) -> bytes:
+    """An 8 KiB chat request of one of ``SESSIONS`` sessions; ``number`` names this one."""
+    before, between, after = request_parts(session, stream=stream)
+    return before + trace_id(number) + between + trace_id(number) + after
+
+
+def trace_id(number: int) -> bytes:
+    """What stands in the two headers that name one request."""
+    return b"%032x" % (number + 1)
+
+
+def request_parts(session: int, *, stream: bool = False) -> tuple[bytes, bytes, bytes]:
+    """A request without its two ids, as tracing libraries and gateways send them."""
     text = f"session {session}: " + "lorem ipsum dolor sit amet " * (PROMPT_BYTES // 27)
     messages = [{"role": "system", "content": text[: PROMPT_BYTES - 200]}, {"role": "user", "content": "Go on."}]
     body = json.dumps(({"stream": True} if stream else {}) | {"model": "tiny", "messages": messages}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\nUser-Agent: bench\r\n"
     head += b"Authorization: Bearer sk-bench\r\nContent-Type: application/json\r\nX-Session-ID: %d\r\n" % session
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    after = b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    return head + b"traceparent: 00-", b"-00f067aa0ba902b7-01\r\nX-Request-ID: ", after
 
 
 class Connection(asyncio.Protocol):
@@ -41,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, load: Load, session: int) -> None:
         self._load = load
-        self._request = request(session, stream=load.kind == "streams")
+        self._parts = request_parts(session, stream=load.kind == "streams")
         self._due = 0.0
         self._got = 0
         self._want = 0
@@ -53,7 +66,9 @@ class Connection(asyncio.Protocol):
     def send(self, due: float) -> None:
         self._due = due
         self._got = self._want = 0
-        self._transport.write(self._request)
+        before, between, after = self._parts
+        name = trace_id(self._load.next_number())
+        self._transport.write(before + name + between + name + after)
 
     def data_received(self, data: bytes) -> None:
         if self._load.kind == "streams":
@@ -85,6 +100,11 @@ class Load:
         self._idle: list[Connection] = []
         self._due: deque[float] = deque()
         self._gaps = Random(1)
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        """Which request of the run this is."""
+        return next(self._numbers)
 
     def ready(self, connection: Connection) -> None:
         if self.kind == "paced":

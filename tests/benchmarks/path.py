@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any, cast
 
 import uvloop
@@ -28,7 +28,7 @@ from routing.schema import (
     Settings,
     dump_snapshot,
 )
-from tests.benchmarks.load import SESSIONS, request
+from tests.benchmarks.load import SESSIONS, request, request_parts, trace_id
 from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
 
 POLICIES: tuple[Settings, ...] = (LowestCostSettings(), PrefixHashSettings())
@@ -66,11 +66,17 @@ class Bench:
             for _ in range(CLIENTS):
                 link.park(cast("Upstream", Wire(link.new_upstream()).protocol))
         self._flush = router.outbox.flush
-        self._turns = cycle([(self.clients[turn % CLIENTS], request(turn)) for turn in range(SESSIONS)])
+        self._turns = cycle([(self.clients[turn % CLIENTS], request_parts(turn)) for turn in range(SESSIONS)])
+        self._numbers = count()
 
-    def ask(self) -> Upstream:
-        """One request, up to where it has been written to a replica."""
-        client, data = next(self._turns)
+    def next_request(self) -> tuple[Any, bytes]:
+        """One request that is like no other, and the connection that it comes on."""
+        client, (before, between, after) = next(self._turns)
+        name = trace_id(next(self._numbers))
+        return client, before + name + between + name + after
+
+    def ask(self, client: Any, data: bytes) -> Upstream:
+        """Take a request, up to where it has been written to a replica."""
         client.data_received(data)
         self._flush()
         return cast("Upstream", Wire.wrote.protocol)
@@ -81,8 +87,9 @@ class Bench:
         for _ in range(ROUNDS):
             there = back = 0.0
             for _ in range(CALLS):
+                client, data = self.next_request()
                 begun = time.perf_counter()
-                upstream = self.ask()
+                upstream = self.ask(client, data)
                 arrived = time.perf_counter()
                 upstream.data_received(PLAIN_ANSWER)
                 self._flush()

@@ -36,7 +36,7 @@ from routing.schema import (
 )
 from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.cores import can_be_split, core_of_its_own
-from tests.benchmarks.load import SESSIONS, request, warm_s
+from tests.benchmarks.load import SESSIONS, request_parts, warm_s
 from tests.benchmarks.peers import installed
 from tests.benchmarks.proxy import DEADLINE_S, Proxy
 
@@ -157,12 +157,15 @@ def wrk(port: int, folder: Path) -> tuple[float, float]:
     script = folder / "requests.lua"
     if not script.exists():
         for session in range(SESSIONS):
-            (folder / f"request-{session}").write_bytes(request(session))
+            for place, part in enumerate(request_parts(session)):
+                (folder / f"request-{session}-{place}").write_bytes(part)
         script.write_text(
-            f"local all, turn = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n"
-            f'  local f = io.open("{folder}/request-" .. i, "rb")\n'
-            '  all[i] = f:read("*a")\n  f:close()\nend\n'
-            f"request = function()\n  turn = (turn + 1) % {SESSIONS}\n  return all[turn]\nend\n"
+            f"local parts, number = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n  parts[i] = {{}}\n  for place = 0, 2 do\n"
+            f'    local f = io.open("{folder}/request-" .. i .. "-" .. place, "rb")\n'
+            '    parts[i][place] = f:read("*a")\n    f:close()\n  end\nend\n'
+            f"request = function()\n  number = number + 1\n  local part = parts[number % {SESSIONS}]\n"
+            '  local name = string.format("%032x", number)\n'
+            "  return part[0] .. name .. part[1] .. name .. part[2]\nend\n"
         )
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS:g}s", "-s", str(script), f"http://127.0.0.1:{port}/"]
     text = subprocess.run(command, capture_output=True, timeout=SECONDS + DEADLINE_S, check=True, text=True).stdout

@@ -123,9 +123,9 @@ class Client(asyncio.Protocol):
             return
         is_free = self._exchange is None and not (reader.in_message or reader.queue or self.is_full)
         if is_free and (found := router.request_heads.find(data, self._known)) is not None:
-            self._known, body = found
+            self._known, body, values = found
             if len(body) <= router.limits.max_body_bytes:
-                self._take_known(self._known.head, body)
+                self._take_known(self._known.head, body, values)
                 return
         reader.feed(data)
         self._ahead_bytes += len(data)  # until nothing waits any more
@@ -199,13 +199,13 @@ class Client(asyncio.Protocol):
             self._router.loop.call_soon(self._settle)
         self._is_advancing = False
 
-    def _take_known(self, head: Head, body: bytes) -> None:
+    def _take_known(self, head: Head, body: bytes, values: list[bytes]) -> None:
         """Answer a request whose head needs no reading; nothing else is under way."""
         self.deadline = NEVER
         self._awaits_head = False
         self._reader.came_bytes = 0
         self._reader.is_deaf = not head.keep_alive
-        self._take(self._router.request(head, body))
+        self._take(self._router.request(head, body, values))
 
     def _take(self, item: Request | RefusalError) -> None:
         if isinstance(item, RefusalError):

@@ -89,7 +89,9 @@ class Reader:
         if len(self.queue) == 1 and not self.in_message:
             request = self.queue[0]
             if isinstance(request, Request) and request.head.is_plain:
-                self._router.request_heads.learn(data, request.head, len(request.body))
+                heads, head = self._router.request_heads, request.head
+                if (cut := heads.learn(data, head, len(request.body), self._headers)) is not None:
+                    head.stand_for(cut, self._headers)
 
     def refuse(self, refusal: RefusalError) -> None:
         """Let what came before be answered, then this, and read nothing more."""

@@ -34,7 +34,7 @@ CLOSE: Final = Framing.CLOSE
 class AnswerHead:
     """The end-to-end part of an answer's head."""
 
-    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line")
+    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line", "template")
 
     def __init__(self, status: int, status_line: bytes) -> None:
         self.status = status
@@ -43,6 +43,16 @@ class AnswerHead:
         self.framing = CLOSE
         self.length = b""  # as it was said; where the head was known, of another answer
         self.is_stream = False  # server-sent events
+        self.template: bytes | None = None  # ``lines`` as a format of later answers' values; None: ``lines`` has none
+
+    def with_values(self, values: Sequence[bytes]) -> AnswerHead:
+        """The head of a later answer, which has these values."""
+        if self.template is None:
+            return self
+        answer = AnswerHead(self.status, self.status_line)
+        answer.lines = self.template % tuple(values)
+        answer.framing, answer.length, answer.is_stream = self.framing, self.length, self.is_stream
+        return answer
 
 
 def read_answer(

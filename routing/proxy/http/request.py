@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from routing.proxy.http.errors import RefusalError
-from routing.proxy.http.headers import HOP_BY_HOP, Header, without_named
+from routing.proxy.http.headers import HOP_BY_HOP, Header, template_of, without_named
 from routing.schema import Limits
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Head:
 
     __slots__ = (
         "_anonymous",
+        "_anonymous_template",
+        "_cut",
         "authorization",
         "expects_continue",
         "grant",
@@ -51,9 +53,11 @@ class Head:
         "path",
         "priority",
         "request_id",
+        "request_id_place",
         "session_id",
         "target",
         "task_group",
+        "template",
     )
 
     def __init__(self, method: bytes, target: bytes, *, http11: bool) -> None:
@@ -72,15 +76,41 @@ class Head:
         self.authorization = b""  # also where it was given twice
         self.judge: AccessControl | None = None  # who looked at it, and what came of that
         self.grant: Grant | None = None
+        self.template: bytes | None = None  # ``lines`` as a format of later requests' values; None: ``lines`` has none
+        self.request_id_place: int | None = None  # among the values; None: all have the same id
         self._anonymous: bytes | None = None
+        self._anonymous_template: bytes | None = None
+        self._cut: list[Header] = []
 
-    @property
-    def anonymous_lines(self) -> bytes:
-        """``lines`` without the client's credentials, in whatever header clients carry them."""
+    def lines_with(self, values: Sequence[bytes] | None, *, anonymous: bool) -> bytes:
+        """Header lines for the replica of a request that has these values; None: of the one that was parsed.
+
+        ``anonymous``: without the client's credentials, in whatever header clients carry them.
+        """
+        if not anonymous:
+            return self.lines if values is None or self.template is None else self.template % tuple(values)
         if self._anonymous is None:
             lines = self.lines.splitlines(keepends=True)
             self._anonymous = b"".join(line for line in lines if not _is_credential(line))
-        return self._anonymous
+        if values is None or self.template is None:
+            return self._anonymous
+        if self._anonymous_template is None:
+            self._anonymous_template = template_of(self._anonymous, self._cut)
+        return self._anonymous_template % tuple(values)
+
+    def request_id_with(self, values: Sequence[bytes] | None) -> str:
+        """The id that a client gave to a request with these values; empty if none that may go on."""
+        if values is None or self.request_id_place is None:
+            return self.request_id
+        given = values[self.request_id_place]
+        return given.decode() if _request_id(given) else ""
+
+    def stand_for(self, cut: list[Header], headers: Sequence[Header]) -> None:
+        """Stand for later requests too, in which those of its ``headers`` that are ``cut`` have other values."""
+        self._cut = cut
+        self.template = template_of(self.lines, cut) if len(cut) > 1 else None  # a length alone does not go on
+        first = next((header for header in headers if header[0].lower() == b"x-request-id"), None)
+        self.request_id_place = cut.index(first) if first is not None and first in cut else None
 
     @property
     def is_plain(self) -> bool:
@@ -95,12 +125,13 @@ def _is_credential(line: bytes) -> bool:
 class Request:
     """One whole request."""
 
-    __slots__ = ("arrived_at", "body", "grant", "head", "omits_usage", "request_id")
+    __slots__ = ("arrived_at", "body", "grant", "head", "omits_usage", "request_id", "values")
 
-    def __init__(self, head: Head, body: bytes, request_id: str) -> None:
+    def __init__(self, head: Head, body: bytes, request_id: str, values: list[bytes] | None = None) -> None:
         self.head = head
         self.body = body
         self.request_id = request_id
+        self.values = values  # of its own, where another request's head was parsed; None: its own was
         self.grant: Grant | None = None  # of its key, where keys are asked for
         self.omits_usage = False  # a stream whose client did not ask for usage
         self.arrived_at = monotonic()

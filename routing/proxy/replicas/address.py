@@ -46,7 +46,9 @@ class Address:
     def head(self, request: Request, rank: int | None = None, *, body_bytes: int) -> bytes:
         """The head of a request as this replica gets it: its own Host, our framing, our request id, our rank."""
         head = request.head
-        lines = head.anonymous_lines + self.authorization if self._hides_keys else head.lines
+        lines = head.lines_with(request.values, anonymous=self._hides_keys)
+        if self._hides_keys:
+            lines += self.authorization
         if rank is not None:
             lines = _with_rank(lines, rank)
         length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""

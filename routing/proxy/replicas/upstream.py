@@ -26,6 +26,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.proxy.http.answer import AnswerHead, BadAnswerError, Framing, describes_body, read_answer
 from routing.proxy.http.chunks import chunk_start
+from routing.proxy.http.headers import Header, template_of
 from routing.proxy.known_heads import KnownHead, KnownHeads
 from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
 from routing.proxy.loop.outbox import Outbox
@@ -268,19 +269,21 @@ class Upstream(asyncio.Protocol):
             return
         is_fresh = self._answer is None and not (self._head_bytes or self._bodyless)
         if is_fresh and (found := self._known_heads.find(data, self._known)) is not None:
-            self._known, body = found
+            self._known, body, values = found
             self._end()
-            listener.answer_arrived(self._known.head, body, True)
+            listener.answer_arrived(self._known.head.with_values(values), body, True)
             return
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadAnswerError):
             self._spoilt = True
-        if is_fresh and self._complete and not self._spoilt:
-            self._learn(data)
         if self._answer is None:
             self._head_continues(len(data))
-        elif _parts or self._complete or self._spoilt:
+            return
+        headers, self._headers = self._headers, []
+        if is_fresh and self._complete and not self._spoilt:
+            self._learn(data, self._answer, headers)
+        if _parts or self._complete or self._spoilt:
             self._deliver(self._answer)
 
     def eof_received(self) -> None:
@@ -309,7 +312,7 @@ class Upstream(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        headers, self._headers = self._headers, []
+        headers = self._headers  # kept until the end of the read, for whoever learns the head
         reason, self._reason = self._reason, b""
         status = self._parser.get_status_code()
         if self._complete:
@@ -317,6 +320,7 @@ class Upstream(asyncio.Protocol):
         if 100 <= status < 200:
             if status == 101 or describes_body(headers):
                 raise BadAnswerError("an interim answer with more behind it than the answer")
+            self._headers = []
             return
         self._answer = read_answer(status, reason, self._parser.get_http_version(), headers, bodyless=self._bodyless)
         if status == 204 and describes_body(headers):
@@ -352,10 +356,12 @@ class Upstream(asyncio.Protocol):
         if self._spoilt and self._listener is listener:
             self._fail(Failure.BAD_ANSWER)
 
-    def _learn(self, data: bytes) -> None:
+    def _learn(self, data: bytes, answer: AnswerHead, headers: list[Header]) -> None:
         """Remember the head of an answer that came whole in one read."""
-        if self._answer is not None and self._answer.framing is Framing.LENGTH:
-            self._known_heads.learn(data, self._answer, sum(map(len, _parts)))
+        if answer.framing is Framing.LENGTH:
+            cut = self._known_heads.learn(data, answer, sum(map(len, _parts)), headers)
+            if cut is not None and len(cut) > 1:  # a length alone does not go on
+                answer.template = template_of(answer.lines, cut)
 
     def _end(self) -> None:
         """The answer is complete: back to the pool, or gone."""

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.proxy.known_heads import MAX_HEADS, KnownHead, KnownHeads
-from tests.fakes.replica import FakeReplica
+from routing.proxy.http.headers import Header
+from routing.proxy.known_heads import MAX_HEAD_BYTES, MAX_HEADS, REQUEST_NAMES, KnownHeads
+from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: %b\r\nX-Session-ID: s\r\n\r\n"
@@ -18,9 +19,19 @@ def message(digits: bytes, body: bytes) -> bytes:
     return HEAD % digits + body
 
 
+def headers_of(data: bytes) -> list[Header]:
+    """The headers of a sound message, as a parser would give them."""
+    _, *lines = data[: data.index(b"\r\n\r\n")].split(b"\r\n")
+    return [(line.partition(b":")[0], line.partition(b":")[2].strip()) for line in lines]
+
+
+def learn(heads: KnownHeads[object], data: bytes, length: int = 5) -> None:
+    heads.learn(data, KNOWN, length, headers_of(data))
+
+
 def taught(data: bytes = message(b"5", b"hello")) -> KnownHeads[object]:
-    heads = KnownHeads[object]()
-    heads.learn(data, KNOWN, 5)
+    heads = KnownHeads[object](REQUEST_NAMES)
+    learn(heads, data)
     return heads
 
 
@@ -32,9 +43,9 @@ def found_in(heads: KnownHeads[object], data: bytes) -> tuple[object, bytes] | N
 def by_all_ways(data: bytes) -> list[tuple[object, bytes]]:
     """What is found by looking it up, and what by the head that the connection had last."""
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
+    latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     ways = (heads.find(data), heads.find(data, latest))
-    return [(known.head, body) for known, body in filter(None, ways)]
+    return [(known.head, body) for known, body, _ in filter(None, ways)]
 
 
 @given(st.binary(max_size=300))
@@ -44,28 +55,18 @@ def test_the_same_head_before_another_body_is_recognised(body: bytes) -> None:
 
 def test_one_that_is_laid_out_as_the_connections_last_is_found_by_that_alone() -> None:
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
+    latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
 
     for length in (*range(1_020), *range(9_990, 10_020), *range(99_995, 100_010)):
         data = message(b"%d" % length, b"x" * length)
-        assert heads._alike(data, latest) == (latest, b"x" * length)
+        assert heads._alike(data, latest) == (latest, b"x" * length, [b"%d" % length])
         assert heads._alike(data + b"y", latest) is None
         assert length == 0 or heads._alike(data[:-1], latest) is None
 
 
-def test_a_length_at_the_same_place_of_another_head_is_not_taken_for_one_where_it_stands() -> None:
-    heads = KnownHeads[object]()
-    heads.learn(b"A /x\r\nX: 55\r\nContent-Length: 5\r\n\r\nhello", KNOWN, 5)
-    shifted = b"A /x\r\nX: 5"
-    latest = KnownHead(KNOWN, len(shifted), len(shifted) + len(b"\r\nContent-Length: 5\r\n\r\n"))
-
-    assert heads.find(b"A /x\r\nX: 55\r\nContent-Length: 5\r\n\r\nhello", latest) is not None
-    assert heads.find(b"A /x\r\nX: 55\r\nContent-Length: 7\r\n\r\nhello", latest) is None
-
-
 def test_what_a_connection_had_last_is_forgotten_with_the_rest() -> None:
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
+    latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     heads.forget()
 
     assert heads.find(message(b"5", b"hello"), latest) is None
@@ -73,9 +74,9 @@ def test_what_a_connection_had_last_is_forgotten_with_the_rest() -> None:
 
 def test_another_head_than_the_connections_last_is_found_too() -> None:
     heads = taught()
-    latest, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
+    latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     other = message(b"5", b"hello").replace(b"Host: h", b"Host: i")
-    heads.learn(other, KNOWN, 5)
+    learn(heads, other)
 
     found = heads.find(other, latest)
     assert found is not None
@@ -85,9 +86,8 @@ def test_another_head_than_the_connections_last_is_found_too() -> None:
 @pytest.mark.parametrize("name", [b"content-length", b"CONTENT-LENGTH", b"Content-Length"])
 def test_a_length_is_found_however_its_name_is_written(name: bytes) -> None:
     data = HEAD.replace(b"Content-Length", name) % b"5" + b"hello"
-    expected = None if name.isupper() else (KNOWN, b"hello")  # nobody shouts: the parser's way will do
 
-    assert found_in(taught(data), data) == expected
+    assert found_in(taught(data), data) == (KNOWN, b"hello")
 
 
 @pytest.mark.parametrize(
@@ -129,23 +129,22 @@ def test_only_the_digits_may_differ(body: bytes, at: int, junk: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "length"),
     [
-        (b"POST /x HTTP/1.1\r\nHost: h\r\nX-Strength: 5\r\nContent-Length: 5\r\n\r\nhello", 5),  # found first
         (b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n", 0),
         (message(b"5", b"hello"), 4),
         (b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nX: %b\r\n\r\nhello" % (b"x" * 5000), 5),
     ],
 )
 def test_what_cannot_be_told_apart_by_its_length_alone_is_not_remembered(data: bytes, length: int) -> None:
-    heads = KnownHeads[object]()
-    heads.learn(data, KNOWN, length)
+    heads = KnownHeads[object](REQUEST_NAMES)
+    learn(heads, data, length)
 
     assert len(heads) == 0
 
 
 def test_the_number_of_heads_is_bounded() -> None:
-    heads = KnownHeads[object]()
+    heads = KnownHeads[object](REQUEST_NAMES)
     for number in range(3 * MAX_HEADS):
-        heads.learn(b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello" % number, KNOWN, 5)
+        learn(heads, b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello" % number)
         assert len(heads) <= MAX_HEADS
 
 
@@ -174,3 +173,81 @@ async def test_a_new_configuration_reads_every_head_anew(replica: FakeReplica) -
 
         assert status == 200
         assert len(harness.router.request_heads) == 0
+
+
+TRACED = (
+    b"POST /v1/x HTTP/1.1\r\nHost: h\r\ntraceparent: %b\r\n"
+    b"Accept: */*\r\nX-Request-ID: %b\r\nContent-Length: %d\r\n\r\n%b"
+)
+UNUSUAL = (b"", b" ", b"a ", b" a", b"\ta", b"a\t", b"a\r\n b", b"a\x7f", b"\xe9", b"a\0", b"x" * 513)
+
+
+@given(st.from_regex(rb"\A[!-~]([ -~]{0,510}[!-~])?\Z"), st.from_regex(rb"\A[!-~]{1,60}\Z"), st.binary(max_size=40))
+def test_ids_of_one_request_do_not_make_another_head_of_it(trace: bytes, name: bytes, body: bytes) -> None:
+    first = TRACED % (b"00-1-2-03", b"one", 5, b"hello")
+    heads = taught(first)
+    latest, _, _ = heads.find(first) or pytest.fail("it is known")
+    data = TRACED % (trace, name, len(body), body)
+    values = [trace, name, b"%d" % len(body)]
+
+    assert heads.find(data) == heads.find(data, latest) == (latest, body, values)
+
+
+@pytest.mark.parametrize("value", UNUSUAL)
+@pytest.mark.parametrize("is_latest", [True, False])
+def test_a_value_with_anything_unusual_is_left_to_the_parser(value: bytes, is_latest: bool) -> None:
+    first = TRACED % (b"00-1-2-03", b"one", 5, b"hello")
+    heads = taught(first)
+    latest, _, _ = heads.find(first) or pytest.fail("it is known")
+
+    assert heads.find(TRACED % (value, b"one", 5, b"hello"), latest if is_latest else None) is None
+    assert heads.find(TRACED % (b"00", value, 5, b"hello"), latest if is_latest else None) is None
+
+
+def test_a_gap_in_what_came_is_not_taken_for_a_value_that_was_cut_out() -> None:
+    heads = taught(TRACED % (b"00-1-2-03", b"one", 5, b"hello"))
+
+    assert heads.find(TRACED % (b"\0", b"one", 5, b"hello")) is None
+
+
+def test_a_head_beyond_the_limit_is_left_to_the_parser_whatever_made_it_long() -> None:
+    first = TRACED % (b"00-1-2-03", b"one", 5, b"hello")
+    heads = KnownHeads[object](REQUEST_NAMES)
+    heads.forget(1024)
+    learn(heads, first)
+    latest, _, _ = heads.find(first) or pytest.fail("it is known")
+    long = TRACED % (b"0" * 500, b"1" * 500, 5, b"hello")
+
+    assert heads.find(long) is heads.find(long, latest) is None
+    heads.forget(MAX_HEAD_BYTES)
+    learn(heads, first)
+    assert heads.find(long) is not None
+
+
+async def test_ids_of_one_request_reach_the_replica_and_its_record(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for name in (b"first", b"second", b"third%b"):
+            extra = [b"traceparent: 00-%b-01" % name, b"X-Request-ID: %b" % name, b"X-Percent: %d%b"]
+            await client.send(post(CHAT, BODY, extra))
+            answer = await client.answer()
+            assert answer.status == 200
+            assert (answer.headers.get("x-request-id") == name.decode()) == (b"%" not in name)
+        calls = replica.calls
+        heads = len(harness.router.request_heads)
+
+    assert heads == 1
+    assert [call.header(b"traceparent") for call in calls] == [[b"00-first-01"], [b"00-second-01"], [b"00-third%b-01"]]
+    assert [call.header(b"x-percent") for call in calls] == 3 * [[b"%d%b"]]
+    assert [call.header(b"x-request-id") for call in calls[:2]] == [[b"first"], [b"second"]]
+    assert calls[2].header(b"x-request-id") not in ([], [b"third%b"])  # an id that may not go on is replaced
+
+
+async def test_an_answer_of_another_second_is_recognised_and_keeps_its_date(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        for second in (b"07", b"08", b"10"):
+            when = b"Mon, 02 Nov 2026 10:11:%b GMT" % second
+            replica.script = answering(extra=b"Date: %b\r\nX-Request-Id: of-engine-%b\r\n" % (when, second))
+            await client.send(post(CHAT, BODY))
+            answer = await client.answer()
+            assert answer.headers.get("date") == when.decode()
+        assert len(harness.router.answer_heads) == 1

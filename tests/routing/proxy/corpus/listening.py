@@ -24,7 +24,8 @@ class Listening(Router):
 
     def open(self, client: Client, request: Request) -> LocalAnswer:  # noqa: ARG002 - a router's signature
         head = request.head
-        self.heard.append((head.method, head.target, head.lines, request.body, head.keep_alive))
+        lines = head.lines_with(request.values, anonymous=False)
+        self.heard.append((head.method, head.target, lines, request.body, head.keep_alive))
         return LocalAnswer(200, b"{}")
 
 

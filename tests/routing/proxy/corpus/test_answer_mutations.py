@@ -12,7 +12,7 @@ import h11
 import pytest
 
 from routing.proxy.http.answer import AnswerHead
-from routing.proxy.known_heads import KnownHeads
+from routing.proxy.known_heads import ANSWER_NAMES, KnownHeads
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
 from routing.proxy.replicas.upstream import Failure, Upstream
@@ -70,7 +70,7 @@ class Reader:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.outbox = Outbox(loop)
-        self.known: KnownHeads[AnswerHead] = KnownHeads()
+        self.known: KnownHeads[AnswerHead] = KnownHeads(ANSWER_NAMES)
 
     def read(self, *pieces: bytes) -> Read:
         link: Any = Link()
