@@ -18,7 +18,8 @@ from django.utils import timezone
 
 from controlplane.discovery import Found, LookError, look_at
 from controlplane.egress import fleet_rules, guarded_client
-from controlplane.models import ConfigSnapshot, ReplicaSource, Router
+from controlplane.isolation import isolated_items
+from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
 from controlplane.push.delivery import deliver
 from controlplane.push.signing import sign
@@ -46,8 +47,11 @@ PARALLEL = 32  # pushes at once; one that hangs delays nobody else
 def reconcile_routers() -> None:
     """Push to every router that runs something else or has fallen silent; note those that are lost."""
     record_worker_seen(timezone.now())
-    _push(None)
-    mark_lost_routers()
+    with isolated_items(PeriodicTask.CONFIG_PUSHES) as item:
+        with item("push"):
+            _push(None)
+        with item("lost routers"):
+            mark_lost_routers()
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -61,9 +65,10 @@ def tidy() -> None:
     """Drop what was kept for repeated requests longer than a day, and sessions that are over; bring restored events
     into order.
     """
-    forget_answers()
-    forget_ended_sessions()
-    adopt_foreign_events()
+    with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
+        for cleanup in (forget_answers, forget_ended_sessions, adopt_foreign_events):
+            with item(cleanup.__name__):
+                cleanup()
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -85,7 +90,11 @@ def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
     What answers mean for rollouts is looked at once for all that have come in the meantime.
     """
     document, token = sign(snapshot_document(desired), timezone.now()), settings.ROUTER_ADMIN_TOKEN
-    with guarded_client(fleet_rules()) as http, ThreadPoolExecutor(min(PARALLEL, len(routers))) as threads:
+    with (
+        isolated_items(PeriodicTask.CONFIG_PUSHES) as item,
+        guarded_client(fleet_rules()) as http,
+        ThreadPoolExecutor(min(PARALLEL, len(routers))) as threads,
+    ):
         sent: dict[Future[Ack | Nack | Unreachable], Router] = {
             threads.submit(deliver, http, router, desired, document, token): router for router in routers
         }
@@ -93,7 +102,8 @@ def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
         while waiting:
             answered, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for answer in answered:
-                _record(sent[answer].pk, desired, answer.result())
+                with item(sent[answer].name):
+                    _record(sent[answer].pk, desired, answer.result())
             advance_rollouts()
 
 
@@ -116,12 +126,13 @@ def look_at_sources() -> None:
     claimed = claim_looks()
     if not claimed:
         return
-    with ThreadPoolExecutor(len(claimed)) as threads:
+    with isolated_items(PeriodicTask.REPLICA_SOURCES) as item, ThreadPoolExecutor(len(claimed)) as threads:
         looks: dict[Future[Found | LookError], ReplicaSource] = {
             threads.submit(look_at, source): source for source in claimed
         }
         for done in as_completed(looks):
-            _note(looks[done], done.result())
+            with item(looks[done].name):
+                _note(looks[done], done.result())
 
 
 def _note(source: ReplicaSource, outcome: Found | LookError) -> None:

@@ -7,6 +7,8 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.collecting import collect
 from telemetry.scraping import metrics_servers, tick, versions
 from telemetry.scraping.shards import Shard
@@ -56,8 +58,11 @@ def ask_versions() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def compute_ladders() -> None:
     """Replay what was decided since, and say what more room would bring."""
-    replays.replay_pools(timezone.now())
-    curves.update_curves(timezone.now())
+    with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
+        with item("ladders"):
+            replays.replay_pools(timezone.now())
+        with item("capacity curves"):
+            curves.update_curves(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

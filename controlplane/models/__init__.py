@@ -9,6 +9,7 @@ from .discovered_replica import DiscoveredReplica, DiscoveredState, TargetCondit
 from .event import Event, EventKind
 from .fleet_secret import FleetSecret
 from .fleet_settings import FleetSettings
+from .item_failure import ItemFailure, PeriodicTask
 from .kept_answer import KeptAnswer
 from .person_session import PersonSession
 from .policy import PolicyRevision, RevisionState, RoutingPolicy
@@ -39,7 +40,9 @@ __all__ = [
     "FleetSecret",
     "FleetSettings",
     "HeldBy",
+    "ItemFailure",
     "KeptAnswer",
+    "PeriodicTask",
     "PersonSession",
     "PolicyRevision",
     "Pool",

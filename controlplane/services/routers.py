@@ -19,7 +19,8 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.errors import InUseError, InvalidError
-from controlplane.models import ConfigSnapshot, EventKind, Router
+from controlplane.isolation import isolated_items
+from controlplane.models import ConfigSnapshot, EventKind, PeriodicTask, Router
 from controlplane.models.names import LONG_NAME
 from controlplane.push.client import Signature
 from controlplane.push.signing import wanting_renewal
@@ -147,11 +148,13 @@ def mark_lost_routers() -> int:
     """Record ``router_lost``, once, for each router silent for more than 30 s; how many there were."""
     silent = Q(lost_at=None, last_seen_at__lt=timezone.now() - timedelta(seconds=LOST_AFTER_S))
     lost = list(Router.objects.select_for_update(no_key=True, skip_locked=True).filter(silent))
-    for router in lost:
-        router.lost_at = timezone.now()
-        router.save()
-        seen = router.last_seen_at.isoformat(timespec="seconds")
-        record_event(EventKind.ROUTER_LOST, f"Router {router.name} is silent since {seen}.", router=router)
+    with isolated_items(PeriodicTask.CONFIG_PUSHES) as item:
+        for router in lost:
+            with item(f"{router.name} is lost"), transaction.atomic():
+                router.lost_at = timezone.now()
+                router.save()
+                seen = router.last_seen_at.isoformat(timespec="seconds")
+                record_event(EventKind.ROUTER_LOST, f"Router {router.name} is silent since {seen}.", router=router)
     advance_rollouts()
     return len(lost)
 

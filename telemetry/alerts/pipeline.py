@@ -9,17 +9,16 @@ transaction of the change: they exist exactly if it does. Whom to tell is decide
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from controlplane.errors import InvalidError
-from controlplane.models import EventKind
+from controlplane.isolation import Items, isolated_items
+from controlplane.models import EventKind, PeriodicTask, Pool
 from controlplane.services.events import record_event
 from telemetry.alerts.control import control_now
 from telemetry.alerts.history import Wanted, load_pasts
@@ -33,8 +32,6 @@ from telemetry.alerts.steps import OpenAlert, Step, next_step
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, worst
 from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep
 from telemetry.models.alert import OPEN_STATES
-
-log = logging.getLogger(__name__)
 
 MOST_SUBJECTS = 100  # open alerts of one rule; a fleet that is down as a whole is told of by other means
 Open = Mapping[str, Alert]  # by subject
@@ -72,40 +69,59 @@ def evaluate_rules(now: datetime) -> dict[int, Verdict]:
 def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = True) -> dict[int, Verdict]:
     """Evaluate some rules. Without ``note_time`` they stay as late as they were."""
     found: dict[int, Verdict] = {}
-    judged: list[AlertRule] = []
-    for ready, past in _loaded(_ready(list(rules), settled_until(now)), now):
-        opened = {subject: alert.started_at for subject, alert in ready.open.items()}
-        seen, asked = past.at(past.count - 1), Asked(ready.group, opened)
-        verdicts = ready.kind.judge(ready.settings, seen, asked)
-        if ready.kind.is_drop:
-            watched = Watched(ready.rule.pool, ready.kind, ready.settings, asked, seen)
-            verdicts = {name: unless_its_own(watched, verdict) for name, verdict in verdicts.items()}
-        overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
-        ready.rule.evaluated_at, ready.rule.verdict = now, overall.as_json()
-        judged.append(ready.rule)
-        found |= _advance_all(ready, verdicts, now)
-        _end_gone(ready, verdicts, now)
+    every, judged = list(rules), set[int]()
+    with isolated_items(PeriodicTask.ALERT_RULES, is_complete=note_time) as item:
+        for ready, past in _loaded(_ready(every, settled_until(now), item), now, item):
+            with item(_name(ready.rule)):
+                found |= _evaluate(ready, past, now)
+                judged.add(ready.rule.pk)
     if note_time:
-        AlertRule.objects.bulk_update(judged, ["evaluated_at", "verdict"], batch_size=500)
+        _note_evaluated(every, judged, now)
     return found
 
 
-def _ready(rules: Sequence[AlertRule], until: datetime) -> list[Ready]:
+def _note_evaluated(rules: Sequence[AlertRule], judged: Collection[int], now: datetime) -> None:
+    """Store when rules were evaluated and with what result; a rule whose evaluation failed has none."""
+    for rule in rules:
+        rule.evaluated_at = now
+        if rule.pk not in judged:
+            rule.verdict = no_data(Reason.FAILED).as_json()
+    AlertRule.objects.bulk_update(rules, ["evaluated_at", "verdict"], batch_size=500)
+
+
+def _evaluate(ready: Ready, past: Past, now: datetime) -> dict[int, Verdict]:
+    """Evaluate one rule and take its steps; the verdict on each alert that is open afterwards."""
+    opened = {subject: alert.started_at for subject, alert in ready.open.items()}
+    seen, asked = past.at(past.count - 1), Asked(ready.group, opened)
+    verdicts = ready.kind.judge(ready.settings, seen, asked)
+    if ready.kind.is_drop:
+        watched = Watched(ready.rule.pool, ready.kind, ready.settings, asked, seen)
+        verdicts = {name: unless_its_own(watched, verdict) for name, verdict in verdicts.items()}
+    found = _advance_all(ready, verdicts, now)
+    _end_gone(ready, verdicts, now)
+    ready.rule.verdict = (worst(verdicts) if verdicts else no_data(Reason.NOBODY)).as_json()
+    return found
+
+
+def _name(rule: AlertRule) -> str:
+    """A rule in the log and among failing items."""
+    return f"{rule.pool.name}: {rule.name}"
+
+
+def _ready(rules: Sequence[AlertRule], until: datetime, item: Items) -> list[Ready]:
     """The rules whose settings can be read, with their open alerts."""
     of_rule: dict[int, dict[str, Alert]] = defaultdict(dict)
     for alert in Alert.objects.filter(rule__in=rules, state__in=OPEN_STATES).select_related("pool"):
         of_rule[alert.rule_id][alert.subject] = alert
     ready = []
     for rule in rules:
-        kind = KINDS[rule.kind]
-        try:
+        with item(_name(rule)):  # settings that were not written by the services, or a kind of a newer release
+            kind = KINDS[rule.kind]
             ready.append(Ready(rule, kind, kind.read(rule.settings), of_rule[rule.pk], until))
-        except InvalidError as error:  # written past the services
-            log.warning("alert rule %s: %s", rule.pk, error)
     return ready
 
 
-def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past]]:
+def _loaded(ready: Sequence[Ready], now: datetime, item: Items) -> Iterable[tuple[Ready, Past]]:
     """Each rule with its pool's past; what looks at steps of the same length is loaded together."""
     before = max((one.rule.evaluated_at for one in ready if one.rule.evaluated_at), default=None)
     wants_control = any(Source.CONTROL in one.kind.needs(one.group) for one in ready)
@@ -126,9 +142,22 @@ def _loaded(ready: Sequence[Ready], now: datetime) -> Iterable[tuple[Ready, Past
             restart_reach_s=max(one.settings.warm_up_reach_s for one in batch),
             control=control,
         )
-        pasts = load_pasts(list(pools.values()), wanted)
+        pasts = _load(list(pools.values()), wanted, item)
         for one in batch:
-            yield one, pasts[one.rule.pool_id]
+            if one.rule.pool_id in pasts:
+                yield one, pasts[one.rule.pool_id]
+
+
+def _load(pools: Sequence[Pool], wanted: Wanted, item: Items) -> Mapping[int, Past]:
+    """The pools' pasts together; where that fails, pool by pool, so that one pool's data stop no other's rules."""
+    names = {pool.pk: f"readings of {pool.name}" for pool in pools}
+    with item.all_of(list(names.values())):
+        return load_pasts(pools, wanted)
+    found: dict[int, Past] = {}
+    for pool in pools:
+        with item(names[pool.pk]):
+            found |= load_pasts([pool], wanted)
+    return found
 
 
 def _advance_all(ready: Ready, verdicts: Verdicts, now: datetime) -> dict[int, Verdict]:
@@ -213,7 +242,6 @@ def fire(alert: Alert, ready: Ready, verdict: Verdict, now: datetime) -> None:
         "fired_at": now,
         "last_breach_at": now,
         "summary": _sentence(ready, alert.subject, verdict),
-        "ceiling_ratio": detail.get("ceiling_ratio"),
         "detail": detail,
         **_figures(verdict),
     }

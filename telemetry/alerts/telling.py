@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from controlplane.isolation import Items, isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.alerts.message import payload_of
 from telemetry.alerts.muting import active_silences, mute_of
 from telemetry.alerts.pipeline import note
@@ -34,32 +37,41 @@ def tell_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> in
     Three queries where nothing is.
     """
     firing = list(_alerts().filter(state=AlertState.FIRING).order_by("pk"))
-    settle_mutes(firing, now, verdicts or {})
+    with isolated_items(PeriodicTask.NOTIFICATIONS, is_complete=True) as item:
+        settle_mutes(firing, now, verdicts or {}, item)
+        return _tell_all(firing, now, item)
+
+
+def _tell_all(firing: list[Alert], now: datetime, item: Items) -> int:
     audible = [alert for alert in firing if alert.muted is None]
     fresh = [alert for alert in audible if alert.told_at is None]
     ripe = {alert.pool_id for alert in fresh if _waited(alert, now)}
     again = [alert for alert in audible if _is_due_again(alert, now)]
     return (
-        _tell([alert for alert in fresh if alert.pool_id in ripe], NotificationKind.FIRING, _claim_telling(now), now)
-        + _tell(again, NotificationKind.REPEATED, _claim_telling(now), now)
-        + tell_ends(_alerts(), now)
+        _tell([it for it in fresh if it.pool_id in ripe], NotificationKind.FIRING, _claim_telling(now), now, item)
+        + _tell(again, NotificationKind.REPEATED, _claim_telling(now), now, item)
+        + tell_ends(_alerts(), now, item)
     )
 
 
-def tell_ends(among: QuerySet[Alert], now: datetime) -> int:
-    """Tell the end of those of some alerts that are over and were told; how many. One query where there is none."""
+def tell_ends(among: QuerySet[Alert], now: datetime, item: Items | None = None) -> int:
+    """Tell the end of those of some alerts that are over and were told; how many. One query where there is none.
+
+    Without ``item`` errors pass through.
+    """
     over = among.filter(state=AlertState.RESOLVED, end_told_at=None, tellings__gt=0).order_by("pk")
-    return _tell(over, NotificationKind.RESOLVED, _claim_end(now), now)
+    return _tell(over, NotificationKind.RESOLVED, _claim_end(now), now, item)
 
 
-def settle_mutes(firing: list[Alert], now: datetime, verdicts: Mapping[int, Verdict]) -> None:
+def settle_mutes(firing: list[Alert], now: datetime, verdicts: Mapping[int, Verdict], item: Items) -> None:
     """Write down what mutes each alert now, and each change of that as a step of its life."""
     silences = active_silences(now) if firing else []
     for alert in firing:
-        mute = mute_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
-        found = mute.as_json() if mute else None
-        if found != alert.muted:
-            _settle(alert, found, now)
+        with item(f"{alert.pool.name}: alert {alert.pk}"):
+            mute = mute_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
+            found = mute.as_json() if mute else None
+            if found != alert.muted:
+                _settle(alert, found, now)
 
 
 @transaction.atomic
@@ -91,12 +103,16 @@ def _is_due_again(alert: Alert, now: datetime) -> bool:
     return now >= alert.told_at + timedelta(seconds=repeat_s)
 
 
-def _tell(alerts: Iterable[Alert], kind: NotificationKind, claim: Claim, now: datetime) -> int:
-    """A message for each pool, of the alerts that we claim; how many these are."""
+def _tell(alerts: Iterable[Alert], kind: NotificationKind, claim: Claim, now: datetime, item: Items | None) -> int:
+    """A message for each pool, of the alerts that we claim; how many. Without ``item`` errors pass through."""
     of_pool: dict[int, list[Alert]] = defaultdict(list)
     for alert in alerts:
         of_pool[alert.pool_id].append(alert)
-    return sum(_tell_together(together, kind, claim, now) for together in of_pool.values())
+    told = 0
+    for together in of_pool.values():
+        with item(f"{together[0].pool.name}: {kind}") if item else nullcontext():
+            told += _tell_together(together, kind, claim, now)
+    return told
 
 
 @transaction.atomic

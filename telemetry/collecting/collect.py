@@ -21,7 +21,8 @@ import httpx
 from django.conf import settings
 
 from controlplane.egress import AnswerTooLargeError, EgressRefusedError, fetch_async, fleet_rules, guarded_async_client
-from controlplane.models import Router
+from controlplane.isolation import Items, isolated_items
+from controlplane.models import PeriodicTask, Router
 from telemetry.collecting.page import Page, PageError, read_page
 from telemetry.collecting.record import CANDIDATES_PER_S, Progress, fail, finish, record_page
 from telemetry.models import DecisionCursor
@@ -57,15 +58,19 @@ def collect_decisions(now: datetime) -> Run:
     """Collect from every router that is present and that no other worker asks just now."""
     ends_s = time.monotonic() + RUN_S
     routers = list(Router.objects.filter(lost_at=None))
-    with ExitStack() as held:
+    with isolated_items(PeriodicTask.DECISIONS) as item, ExitStack() as held:
         ours = [router for router in routers if held.enter_context(only_one(COLLECT + router.pk))]
-        progresses = [_begin(router, len(routers)) for router in ours]
+        progresses: list[Progress] = []
+        for router in ours:
+            with item(router.name):
+                progresses.append(_begin(router, len(routers)))
         before = sum(progress.cursor.collected for progress in progresses)
-        failures = _collect(progresses, ends_s, now) if progresses else set()
+        failures = _collect(progresses, ends_s, now, item) if progresses else set()
         budget_per_s = settings.DECISIONS_BLOCKS_PER_S / max(1, len(routers))
         for progress in progresses:
             if progress.router.pk not in failures:
-                finish(progress, budget_per_s=budget_per_s, now=now)
+                with item(progress.router.name):
+                    finish(progress, budget_per_s=budget_per_s, now=now)
         after = sum(progress.cursor.collected for progress in progresses)
     return Run(len(ours), after - before, len(failures))
 
@@ -78,21 +83,27 @@ def _begin(router: Router, routers: int) -> Progress:
     return Progress(router, cursor, rows_left=rows, candidates_left=int(CANDIDATES_PER_S * INTERVAL_S))
 
 
-def _collect(progresses: list[Progress], ends_s: float, now: datetime) -> set[int]:
+def _collect(progresses: list[Progress], ends_s: float, now: datetime, item: Items) -> set[int]:
     """Page after page until every router has no more or the time is up; the ids of those that failed."""
-    failures = set()
+    failures: set[int] = set()
+    by_name = {progress.router.name: progress for progress in progresses}
     with asyncio.Runner() as runner:
         client = guarded_async_client(fleet_rules())
         try:
             pending = runner.run(_start(client, progresses))
             while pending:
                 done, pending = runner.run(_next(pending))
-                for fetched in [task.result() for task in done]:
-                    if isinstance(fetched.page, str):
-                        fail(fetched.progress, fetched.page)
-                        failures.add(fetched.progress.router.pk)
-                    elif _store(fetched, fetched.page, now) and time.monotonic() < ends_s:
-                        pending |= runner.run(_start(client, [fetched.progress]))
+                for task in done:
+                    progress = by_name[task.get_name()]
+                    failures.add(progress.router.pk)
+                    with item(progress.router.name):
+                        fetched = task.result()
+                        if isinstance(fetched.page, str):
+                            fail(progress, fetched.page)
+                            continue
+                        if _store(fetched, fetched.page, now) and time.monotonic() < ends_s:
+                            pending |= runner.run(_start(client, [progress]))
+                        failures.discard(progress.router.pk)
         finally:
             runner.run(client.aclose())
     return failures
@@ -103,7 +114,7 @@ def _store(fetched: Fetched, page: Page, now: datetime) -> bool:
 
 
 async def _start(client: httpx.AsyncClient, progresses: list[Progress]) -> set[asyncio.Task[Fetched]]:
-    return {asyncio.create_task(_fetch(client, progress)) for progress in progresses}
+    return {asyncio.create_task(_fetch(client, progress), name=progress.router.name) for progress in progresses}
 
 
 async def _next(pending: set[asyncio.Task[Fetched]]) -> tuple[set[asyncio.Task[Fetched]], set[asyncio.Task[Fetched]]]:

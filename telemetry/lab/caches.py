@@ -88,8 +88,10 @@ def seen(
     """Prompts through a cache that forgets a block when two horizons began since its last use.
 
     ``before``, and what is there at the end: the blocks last used in the horizon before, and in the one of now.
-    Returns (blocks of each prompt that were there, what is there now).
+    Returns (blocks of each prompt that were there, what is there now). Without any block nothing changes.
     """
+    if not sum(map(len, (*before, chains.blocks))):
+        return np.zeros(len(chains.ends), np.int64), before
     owners = np.repeat(np.arange(len(chains.ends)), chains.lengths)
     uses = np.concatenate((*before, chains.blocks))
     begun = np.concatenate((np.full(len(before[0]), -1), np.zeros(len(before[1]), np.int64), horizons[owners]))

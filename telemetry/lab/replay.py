@@ -27,6 +27,7 @@ MAX_ENTRIES = 65_536  # of each of the four models
 MOST_BLOCKS_PER_MINUTE = 60_000  # in all prompts, sampled: a replay of so many takes a tenth of a second
 HORIZON_S = 12 * 3600.0  # after one or two of which not even a cache that never forgets counts
 FADE_PER_MINUTE = 0.98  # of what was learned about real tokens
+FADED_TOKENS = 1.0  # below which it fades no further: an idle pool keeps the ratio that it had
 NONE = np.empty(0, np.uint64)
 
 
@@ -64,7 +65,7 @@ class Replay:
 
     def learn(self, requests: Requests, minutes: float) -> None:
         """See the requests of some minutes before they are placed: how long prompts are, and what engines count."""
-        faded = FADE_PER_MINUTE**minutes
+        faded = FADE_PER_MINUTE**minutes if min(self.estimated, self.counted) > FADED_TOKENS else 1.0
         self.estimated, self.counted = faded * self.estimated, faded * self.counted
         if len(requests):
             is_told = (requests.prompt_tokens > 0) & (requests.estimates > 0)
@@ -85,6 +86,7 @@ class Replay:
         prompts = Prompts.of(requests, tokens, self.ratio)
         matched = self._matched(requests)
         columns = {name: prompts.held(blocks) for name, blocks in matched.items()}
+        reachable = columns["reachable"]
         is_told = (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
         tally.add(
             requests.groups,
@@ -92,14 +94,18 @@ class Replay:
             | {
                 "requests": np.ones(len(requests), np.bool_),
                 "prompt_tokens": tokens,
+                "prompt_squares": np.square(tokens),
+                "reachable_squares": np.square(reachable),
+                "reachable_products": reachable * tokens,
                 "reported_requests": is_told,
                 "reported_tokens": np.where(is_told, requests.prompt_tokens, 0),
                 "delivered": np.where(is_told, np.minimum(requests.cached_tokens, requests.prompt_tokens), 0),
             },
         )
-        if self.rooms and self.ratio < 1:
+        if self.ratio < 1:
             known = np.flatnonzero(prompts.lengths)
-            at = prompts.starts[known] + np.maximum(matched["predicted"][known] - 1, 0)
+            depths = matched.get("predicted", matched["reachable"])[known]
+            at = prompts.starts[known] + np.maximum(depths - 1, 0)
             tally.part(requests.groups.take(known), requests.blocks[at], prompts.of_block[known])
 
     def thin(self, ratio: float) -> None:

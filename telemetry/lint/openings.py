@@ -66,18 +66,22 @@ class Opening:
         """Read a router's JSON; None for what is none, for routers may be newer than this."""
         try:
             tools = document["tools"]
-            return cls(
+            opening = cls(
                 int(document["bytes"]),
                 int(document["messages"]),
                 document["session"],
                 None if tools is None else Tools(tools["names"], tools["definitions"], tools["sent"]),
-                tuple(Segment(it["kind"], it["at"], it["bytes"], it["hash"], it["letters"])
+                tuple(Segment(it["kind"], int(it["at"]), int(it["bytes"]), it["hash"], it["letters"])
                       for it in document["segments"]),
-                tuple(Piece(at, length, hashed) for at, length, hashed in document["pieces"]),
-                tuple(Volatile(it["kind"], it["at"], it["bytes"], it["hash"]) for it in document["volatile"]),
+                tuple(Piece(int(at), int(length), hashed) for at, length, hashed in document["pieces"]),
+                tuple(Volatile(it["kind"], int(it["at"]), int(it["bytes"]), it["hash"])
+                      for it in document["volatile"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             return None
+        first = min((segment.at for segment in opening.segments), default=None)
+        is_covered = all(first is not None and first <= piece.at for piece in opening.pieces)
+        return opening if is_covered else None
 
     @cached_property
     def head(self) -> tuple[Segment, ...]:

@@ -35,6 +35,8 @@ async def scrape(
         answer = await _fetch(client, url, deadline_s, most_bytes)
     except httpx.HTTPError as error:
         return _failure(error, deadline_s)
+    except httpx.InvalidURL:
+        return Failure("its address is not a valid URL")
     taken_s, lag_s = time.time(), time.monotonic() - begun_s
     if answer.status != httpx.codes.OK:
         return Failure(f"its /metrics answers with status {answer.status}")

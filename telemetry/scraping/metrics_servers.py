@@ -22,7 +22,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.errors import SealBrokenError
-from controlplane.models import Replica, ReplicaState
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask, Replica, ReplicaState
 from controlplane.sealing import unseal
 from telemetry.metrics.engine import KNOWN_NAMES, ReplicaSample, replica_sample
 from telemetry.metrics.exposition import ExpositionError
@@ -40,10 +41,12 @@ def read_metrics_servers(now_s: float | None = None) -> None:
     """One reading or one gap per replica of every pool that is read from a server; a server being read is left out."""
     interval_s = float(settings.SCRAPE_INTERVAL_S)
     due = datetime.fromtimestamp(math.floor((time.time() if now_s is None else now_s) / interval_s) * interval_s, UTC)
-    for server in MetricsServer.objects.filter(enabled=True, read_pools__isnull=False).distinct():
-        with only_one(metrics_server_lock(server.pk)) as ours:
-            if ours:
-                read_server(server, due=due, deadline_s=DEADLINE_SHARE * interval_s)
+    with isolated_items(PeriodicTask.METRICS_SERVERS) as item:
+        for server in MetricsServer.objects.filter(enabled=True, read_pools__isnull=False).distinct():
+            with only_one(metrics_server_lock(server.pk)) as ours:
+                if ours:
+                    with item(server.name):
+                        read_server(server, due=due, deadline_s=DEADLINE_SHARE * interval_s)
 
 
 def read_server(server: MetricsServer, *, due: datetime, deadline_s: float) -> None:

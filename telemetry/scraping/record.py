@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-import psycopg
 from django.conf import settings
-from django.db import DataError, IntegrityError, transaction
+from django.db import transaction
 
 from controlplane.errors import ConflictError
-from controlplane.models import EventKind, Replica, Router
+from controlplane.isolation import Items, isolated_items
+from controlplane.models import EventKind, PeriodicTask, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import record_engine_facts
 from controlplane.services.snapshots import one_configuration
@@ -58,8 +58,9 @@ Facts = list[tuple[Replica, CacheFacts]]
 
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
     """Store one reading or one gap per target. A target that has one for this time, or a later one, is left alone."""
-    facts = _batch_or_singly(_record_replicas, replicas, due)
-    _batch_or_singly(_record_routers, routers, due)
+    with isolated_items(PeriodicTask.SCRAPES) as item:
+        facts = _batch_or_singly(_record_replicas, replicas, due, item)
+        _batch_or_singly(_record_routers, routers, due, item)
     _record_facts(facts)  # last, and by itself: it may freeze a new configuration
 
 
@@ -83,18 +84,18 @@ def _reason(facts: Facts) -> str:
 
 
 def _batch_or_singly(
-    record: Callable[[Sequence[Scrape], datetime], Facts], scrapes: Sequence[Scrape], due: datetime
+    record: Callable[[Sequence[Scrape], datetime], Facts], scrapes: Sequence[Scrape], due: datetime, item: Items
 ) -> Facts:
-    """Record a batch; where the database refuses it, each scrape by itself, so that one costs no other its reading."""
-    if not scrapes:
-        return []
-    try:
-        return record(scrapes, due)
-    except (DataError, IntegrityError, psycopg.DataError):
-        if len(scrapes) == 1:
-            log.warning("what %s says cannot be stored", _name(scrapes[0]))
-            return []
-    return [news for scrape in scrapes for news in _batch_or_singly(record, [scrape], due)]
+    """Record a batch; where that fails, each scrape by itself, so that one costs no other its reading."""
+    names = [_name(scrape) for scrape in scrapes]
+    facts: Facts = []
+    with item.all_of(names):
+        if scrapes:
+            return record(scrapes, due)
+    for name, scrape in zip(names, scrapes, strict=True):
+        with item(name):
+            facts += record([scrape], due)
+    return facts
 
 
 def _name(scrape: ReplicaScrape | RouterScrape) -> str:

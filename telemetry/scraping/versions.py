@@ -50,6 +50,6 @@ async def _version_at(client: httpx.AsyncClient, url: str) -> str:
     try:
         answer = await fetch_async(client, "GET", f"{url}/version", deadline_s=DEADLINE_S, max_bytes=MOST_BYTES)
         told = json.loads(answer.body).get("version") if answer.status == httpx.codes.OK else ""
-    except (httpx.HTTPError, ValueError, AttributeError, RecursionError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError, RecursionError):
         return ""
     return told if isinstance(told, str) and _version(told) else ""

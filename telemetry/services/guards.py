@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from controlplane.models import Rollout, RolloutState
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask, Rollout, RolloutState
 from controlplane.services.rollouts.guard_limits import GuardLimits
 from controlplane.services.rollouts.steering import Verdict, judge_stage
 from telemetry.guards.evidence import measure
@@ -17,10 +18,11 @@ from telemetry.storage.locks import GUARD, only_one
 
 def judge_rollouts(now: datetime) -> int:
     """Judge the present stage of every open trial once; how many. 0 where somebody else is at it."""
-    with only_one(GUARD) as ours:
+    with only_one(GUARD) as ours, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
         rollouts = list(_guarded()) if ours else []
         for rollout in rollouts:
-            judge_rollout(rollout, now)
+            with item(f"{rollout.pk}: {rollout.revision}"):
+                judge_rollout(rollout, now)
     return len(rollouts)
 
 

@@ -16,6 +16,8 @@ from itertools import pairwise
 from django.db import connection, transaction
 from psycopg import sql
 
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.storage.rollups.columns import RESOLUTIONS_S, TABLES
 from telemetry.storage.rollups.source import rolled_through
 
@@ -103,15 +105,26 @@ def _period(parent: str, day: date) -> tuple[date, date]:
     return first, (first + timedelta(days=31)).replace(day=1)
 
 
-@transaction.atomic
 def drop_before(first_kept: date, parents: Sequence[str] = PARENTS) -> list[str]:
-    """Drop the partitions of the days before ``first_kept``, of months when all their days are; their names."""
+    """Drop the partitions of the days before ``first_kept``, of months when all their days are; their names.
+
+    A table that a long query keeps stays until the next run, and only that one.
+    """
     expired = [name for name, day in _partitions(parents).items() if _period(name[:-9], day)[1] <= first_kept]
-    with connection.cursor() as cursor:
-        cursor.execute("set local lock_timeout = '2s'")  # a long query keeps its table until the next hour
+    dropped: list[str] = []
+    with isolated_items(PeriodicTask.PARTITIONS) as item:
         for name in expired:
-            cursor.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(name)))
-    return expired
+            with item(name):
+                _drop(name)
+                dropped.append(name)
+    return dropped
+
+
+@transaction.atomic
+def _drop(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("set local lock_timeout = '2s'")
+        cursor.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(name)))
 
 
 def partition_name(parent: str, day: date) -> str:

@@ -27,6 +27,7 @@ _REASONS = {
     "little_traffic": "too little traffic to tell",
     "little_history": "too little history for a baseline",
     "nobody": "nothing to look at",
+    "failed": "the evaluation failed: see the worker's log",
 }
 
 
@@ -103,6 +104,12 @@ def _strip(strip: Strip) -> SafeString:
 def in_unit(value: float | None, unit: str) -> str:
     """A figure with its unit."""
     return figure_words(value, unit)
+
+
+@register.filter
+def two_errors(standard_error: float) -> str:
+    """Twice a ratio's standard error, in points of 100: the half width of its 95 % interval."""
+    return f"{200 * standard_error:.1f}"
 
 
 @register.filter

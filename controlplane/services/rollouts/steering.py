@@ -23,10 +23,12 @@ from django.db.models import Max
 from django.utils import timezone
 
 from controlplane.errors import OwnPublicationError, RolloutMoveError
+from controlplane.isolation import isolated_items
 from controlplane.models import (
     ConfigSnapshot,
     EventKind,
     HeldBy,
+    PeriodicTask,
     PolicyRevision,
     Rollout,
     RolloutState,
@@ -218,8 +220,10 @@ def advance_rollouts() -> None:
     rollouts = begun_ones()
     if rollouts:
         fleet = _Fleet.now()
-        for rollout in rollouts:
-            _advance(rollout, fleet)
+        with isolated_items(PeriodicTask.ROLLOUTS) as item:
+            for rollout in rollouts:
+                with item(f"{rollout.pk}: {rollout.revision}"), transaction.atomic():
+                    _advance(rollout, fleet)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from controlplane.models import Event, Pool
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import Happening, Seen, Side
 from telemetry.causes.onset import onset
+from telemetry.lab.bins import BIN, bin_start
 from telemetry.lab.ladder import TERMS, Ladder
 from telemetry.lint.openings import Opening
 from telemetry.metrics.windows import Window
-from telemetry.services.lab.bins import BIN, bin_start
 from telemetry.services.lab.ladders import ladders_over_time
 from telemetry.storage import drops
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q
 
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.pipeline import note
 from telemetry.models import Alert, AlertMove, AlertState
 from telemetry.services.alerts.causes import explain_drop
-
-log = logging.getLogger(__name__)
 
 AGAIN = timedelta(minutes=3)
 BASELINE = timedelta(hours=1)  # before the drop, that it is compared with
@@ -29,17 +28,16 @@ def explain_drops(now: datetime) -> int:
     """
     stale = Q(explained_at=None) | Q(explained_at__lte=now - AGAIN)
     firing = Alert.objects.filter(stale, state=AlertState.FIRING, rule__kind__in=DROPS)
-    due = firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MOST_AT_ONCE]
+    due = list(firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MOST_AT_ONCE])
     explained = 0
-    for alert in due:
-        try:
-            with transaction.atomic():
+    if not due:
+        return explained
+    with isolated_items(PeriodicTask.ALERT_CAUSES) as item:
+        for alert in due:
+            Alert.objects.filter(pk=alert.pk).update(explained_at=now)  # also if that fails: the others' turn comes
+            with item(f"alert {alert.pk}"), transaction.atomic():
                 explain(alert, now)
-        except Exception:
-            log.exception("alert %s: its causes could not be found", alert.pk)
-            Alert.objects.filter(pk=alert.pk).update(explained_at=now)
-        else:
-            explained += 1
+                explained += 1
     return explained
 
 

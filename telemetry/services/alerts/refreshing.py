@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.errors import SealBrokenError
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.channels.base import DeliveryError
 from telemetry.channels.registry import KINDS
 from telemetry.models import Alert, AlertState, Channel, Notification, NotificationKind, NotificationState
@@ -25,15 +27,23 @@ def refresh_firing(now: datetime) -> int:
     """Tell each forgetful channel what still fires and has arrived there; how many channels. The log is spared."""
     firing = set(Alert.objects.filter(state=AlertState.FIRING).values_list("pk", flat=True))
     channels = Channel.objects.filter(enabled=True, kind__in=FORGETFUL) if firing else ()
-    told = [(channel, alerts) for channel in channels if (alerts := _arrived(channel, firing))]
-    if not told:
-        return 0
-    with ThreadPoolExecutor(len(told)) as threads:  # one that hangs delays nobody else
-        errors = list(threads.map(lambda one: _refresh(one[0], one[1], now), told))
-    for (channel, _), error in zip(told, errors, strict=True):
-        changes: dict[str, Any] = {"delivered_at": now} if error is None else {"failed_at": now, "error": error[:200]}
-        Channel.objects.filter(pk=channel.pk).update(**changes)
+    told: list[tuple[Channel, list[Mapping[str, Any]]]] = []
+    with isolated_items(PeriodicTask.ALERT_REFRESH) as item:
+        for channel in channels:
+            with item(channel.name):
+                if alerts := _arrived(channel, firing):
+                    told.append((channel, alerts))
+        with ThreadPoolExecutor(max(1, len(told))) as threads:  # one that hangs delays nobody else
+            sent = [(channel, threads.submit(_refresh, channel, alerts, now)) for channel, alerts in told]
+            for channel, refreshed in sent:
+                with item(channel.name):
+                    _note(channel, refreshed.result(), now)
     return len(told)
+
+
+def _note(channel: Channel, error: str | None, now: datetime) -> None:
+    changes: dict[str, Any] = {"delivered_at": now} if error is None else {"failed_at": now, "error": error[:200]}
+    Channel.objects.filter(pk=channel.pk).update(**changes)
 
 
 def _arrived(channel: Channel, firing: set[int]) -> list[Mapping[str, Any]]:

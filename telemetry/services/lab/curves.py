@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from controlplane.models import Pool
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask, Pool
+from telemetry.lab.bins import MINUTE
 from telemetry.lab.capacity import CapacityCurve as Reckoned
 from telemetry.lab.chains import Prompts, Requests
 from telemetry.lab.replay import Replay
 from telemetry.models import CapacityCurve
-from telemetry.services.lab.bins import MINUTE
 from telemetry.services.lab.replays import rooms_of
 from telemetry.storage.decisions import latest_requests
 
@@ -27,8 +28,10 @@ FEW = 50
 def update_curves(now: datetime) -> None:
     """Reckon the curves that are due. One worker at a time, as replays are."""
     fresh = set(CapacityCurve.objects.filter(at__gt=now - EVERY).values_list("pool_id", flat=True))
-    for pool in Pool.objects.exclude(pk__in=fresh):
-        update_curve(pool, now)
+    with isolated_items(PeriodicTask.CAPACITY_CURVES) as item:
+        for pool in Pool.objects.exclude(pk__in=fresh):
+            with item(pool.name):
+                update_curve(pool, now)
 
 
 def update_curve(pool: Pool, now: datetime) -> CapacityCurve:

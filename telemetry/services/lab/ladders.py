@@ -8,10 +8,10 @@ from datetime import datetime
 from django.db.models import Max, Min, QuerySet, Sum
 
 from controlplane.models import Pool
+from telemetry.lab.bins import bin_start
 from telemetry.lab.ladder import ADDED, Ladder, Sums, ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, LadderBin
-from telemetry.services.lab.bins import bin_start
 
 
 @dataclass(frozen=True, slots=True)

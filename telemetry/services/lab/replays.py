@@ -23,13 +23,14 @@ from django.db import transaction
 from django.db.models import Min, Sum
 from django.db.models.functions import Length
 
-from controlplane.models import Pool, Replica, ReplicaState
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
+from telemetry.lab.bins import BIN, MINUTE, bin_start
 from telemetry.lab.chains import Requests
 from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS_PER_MINUTE, Replay
 from telemetry.lab.state import StateError, dump, load
 from telemetry.lab.tally import Tally
 from telemetry.models import DecisionCursor, LadderBin, ReplayState
-from telemetry.services.lab.bins import BIN, MINUTE, bin_start
 from telemetry.storage import decisions
 from telemetry.storage.locks import LADDER, only_one
 
@@ -77,10 +78,12 @@ def replay_pools(now: datetime) -> int:
     """Bring every pool's ladder up to date; how many bins were written. One worker at a time for each pool."""
     ends_s = time.monotonic() + RUN_S
     written = 0
-    for pool in Pool.objects.order_by("pk"):
-        with only_one(LADDER + pool.pk) as ours:
-            if ours:
-                written += replay_pool(pool, now, ends_s=ends_s)
+    with isolated_items(PeriodicTask.LADDERS) as item:
+        for pool in Pool.objects.order_by("pk"):
+            with only_one(LADDER + pool.pk) as ours:
+                if ours:
+                    with item(pool.name):
+                        written += replay_pool(pool, now, ends_s=ends_s)
     LadderBin.objects.filter(at__lt=now - timedelta(days=settings.READINGS_RETENTION_DAYS)).delete()
     return written
 

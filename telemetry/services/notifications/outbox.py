@@ -23,13 +23,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from controlplane.database.retrying import retry_when_ended, was_ended
+from controlplane.database.retrying import retry_when_ended
 from controlplane.errors import SealBrokenError
+from controlplane.isolation import isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.channels.base import DeliveryError, Message, Sender
 from telemetry.models import Channel, DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.services.notifications.channels import disable_channel, open_sender, without_secrets
@@ -71,7 +73,10 @@ def deliver_due(clock: Callable[[], datetime] = timezone.now, opener: Opener = o
     ends_s = time.monotonic() + BUDGET_S
     under_way: dict[Future[Outcome], Claim] = {}
     attempts = 0
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deliver") as threads:
+    with (
+        isolated_items(PeriodicTask.DELIVERIES) as item,
+        ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deliver") as threads,
+    ):
         while True:
             while time.monotonic() < ends_s and len(under_way) < AT_ONCE and (claim := claim_next(clock())):
                 under_way[threads.submit(attempt, claim, clock(), opener)] = claim
@@ -79,17 +84,9 @@ def deliver_due(clock: Callable[[], datetime] = timezone.now, opener: Opener = o
             if not under_way:
                 return attempts
             for done in wait(under_way, LOOK_S, FIRST_COMPLETED).done:
-                _record(under_way.pop(done), done.result(), clock())
-
-
-def _record(claim: Claim, outcome: Outcome, now: datetime) -> None:
-    """Record one outcome; one that the database ends each time costs no other: its message is sent again later."""
-    try:
-        record_outcome(claim, outcome, now)
-    except OperationalError as error:
-        if not was_ended(error):
-            raise
-        log.exception("the outcome of a message to channel %s was not recorded", claim.notification.channel.name)
+                claim = under_way.pop(done)
+                with item(claim.notification.channel.name):  # one that fails is claimed again when its lease ends
+                    record_outcome(claim, done.result(), clock())
 
 
 def due(now: datetime) -> QuerySet[Notification]:

@@ -1,4 +1,4 @@
-"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in eight short queries."""
+"""What the control plane tells of itself to those who watch it: routers, lags and backlogs, in ten short queries."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from datetime import datetime
 
 from django.db.models import Count, Max, Min, Q
 
+from controlplane.isolation import failing_items
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.snapshots import newest_snapshot
 from controlplane.services.worker_liveness import worker_silence_s
+from telemetry.metrics.windows import Window
 from telemetry.models import AlertRule, Notification, NotificationState, ScrapeState
 from telemetry.services.own.lag import refused_since, scrape_lags
+from telemetry.storage.reachable import SHORTEST, reachable_by_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,27 @@ def own_figures(now: datetime) -> list[Figure]:
             _since(refused_since(), now) or 0.0,
         ),
         *_shard_figures(now),
+        *_reachable_figures(now),
+        *(
+            Figure("failing_items", "Items of a periodic task whose last run failed.", count, (("task", task.value),))
+            for task, count in failing_items(now).items()
+        ),
+    ]
+
+
+def _reachable_figures(now: datetime) -> list[Figure]:
+    """Of each pool over the last half hour; a pool of which it is unknown has no series. One query."""
+    shares = [
+        (share, (("pool", pool),))
+        for pool, share in reachable_by_pool(None, Window(now - SHORTEST, now, SHORTEST.total_seconds())).items()
+    ]
+    return [
+        *(
+            Figure("reachable_ratio", "Reachable share of prompt tokens, 0 to 1.", of.ratio, pool)
+            for of, pool in shares
+        ),
+        *(Figure("reachable_standard_error", "Of that share.", of.standard_error, pool) for of, pool in shares),
+        *(Figure("reachable_requests", "Requests it rests on.", of.requests, pool) for of, pool in shares),
     ]
 
 

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, DateTimeField, FloatField, Max, Min, QuerySet, Value
+from django.db.models import Count, DateTimeField, F, FloatField, Max, Min, QuerySet, Value
 
-from controlplane.models import WorkerLiveness
+from controlplane.isolation import EXPIRES
+from controlplane.models import ItemFailure, PeriodicTask, WorkerLiveness
 from controlplane.services.worker_liveness import is_late
 from telemetry.models import Alert, AlertRule, ScrapeShard
 from telemetry.services.notifications.outbox import due
@@ -27,12 +28,14 @@ class Pulse:
     firing: int  # alerts, of those that were asked for
     late: list[str]  # what is more than ``INTERVALS`` intervals late, in words; [] where all is well
     worker_silence_s: float | None  # since a worker last ran scheduled work, where that is too long ago
+    failing: list[str]  # periodic tasks some of whose items fail, and how many; [] where none does
 
 
 def pulse(firing: QuerySet[Alert], now: datetime) -> Pulse:
     """How many of these alerts there are, and what is late. One query."""
     every_s = settings.SCRAPE_INTERVAL_S
     found = {what: (at, figure) for what, at, figure in _asked(firing, now) if figure is not None}
+    failing = [f"{task.label} ({found.pop(task.value)[1]:.0f})" for task in PeriodicTask if task.value in found]
     alerts = int(found.pop(FIRING, (None, 0))[1])
     silence_s = _lag_s(*found.pop(WORKER, (None, 0.0)), now, 0.0)
     work = (
@@ -42,7 +45,7 @@ def pulse(firing: QuerySet[Alert], now: datetime) -> Pulse:
     )
     lags = [(what, each, _lag_s(*found.get(what, (None, 0.0)), now, grace)) for what, each, grace in work]
     late = [f"{what} is {lag:.0f} s late" for what, each, lag in lags if lag > INTERVALS * each]
-    return Pulse(alerts, late, silence_s if is_late(silence_s) else None)
+    return Pulse(alerts, late, silence_s if is_late(silence_s) else None, failing)
 
 
 def _lag_s(at: datetime | None, known_s: float, now: datetime, grace_s: float) -> float:
@@ -61,11 +64,13 @@ def _asked(firing: QuerySet[Alert], now: datetime) -> Any:
     rules = _row(AlertRule.objects.filter(enabled=True, evaluated_at__isnull=False), EVALUATING)
     messages = _row(due(now), DELIVERING)
     worker = _row(WorkerLiveness.objects.all(), WORKER)
+    items = ItemFailure.objects.filter(at__gt=now - EXPIRES).order_by().annotate(what=F("task")).values_list("what")
     alerts = _row(firing, FIRING).annotate(at=none, figure=Count("pk", output_field=FloatField()))
     return shards.union(
         rules.annotate(at=Min("evaluated_at"), figure=nothing),
         messages.annotate(at=Min("next_at"), figure=nothing),
         worker.annotate(at=Min("seen_at"), figure=nothing),
+        items.annotate(at=Min("since"), figure=Count("pk", output_field=FloatField())),
         alerts,
         all=True,
     )

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 
 from django.db import connection, transaction
 
+from controlplane.isolation import Items, isolated_items
+from controlplane.models import PeriodicTask
 from telemetry.models import RollupRepair, RollupState
 from telemetry.storage.locks import ROLLUP, only_one
 from telemetry.storage.partitions import ensure_rollups
@@ -47,10 +49,13 @@ def roll_up(now: datetime, *, readings_kept_s: float, budget_s: float = 20.0) ->
             return None
         over = down(now - timedelta(seconds=GRACE_S), FINEST_S)
         close(over)
-        bins = sum(_advance(resolution_s, over, ends_s) for resolution_s in RESOLUTIONS_S)
-        repaired = sum(
-            _repair(resolution_s, now - timedelta(seconds=readings_kept_s)) for resolution_s in RESOLUTIONS_S
-        )
+        bins = repaired = 0
+        with isolated_items(PeriodicTask.ROLLUPS) as item:
+            for resolution_s in RESOLUTIONS_S:
+                with item(f"{resolution_s} s"):
+                    bins += _advance(resolution_s, over, ends_s)
+            for resolution_s in RESOLUTIONS_S:
+                repaired += _repair(resolution_s, now - timedelta(seconds=readings_kept_s), item)
         reached = rolled_through()[FINEST_S]
         return Rolled(bins, repaired, (over - reached).total_seconds() if reached else 0.0)
 
@@ -84,7 +89,7 @@ def _first(resolution_s: int) -> datetime | None:
     return down(first - timedelta(microseconds=1), resolution_s) if first else None
 
 
-def _repair(resolution_s: int, readings_since: datetime) -> int:
+def _repair(resolution_s: int, readings_since: datetime, item: Items) -> int:
     """Make marked bins anew; those whose readings are gone stay as they are."""
     marked = RollupRepair.objects.filter(resolution_s=resolution_s).order_by("at")[:REPAIRS]
     reached = rolled_through()
@@ -95,7 +100,7 @@ def _repair(resolution_s: int, readings_since: datetime) -> int:
         if made is None or repair.at > made:
             continue  # it is still to be made
         start = repair.at - timedelta(seconds=resolution_s)
-        with transaction.atomic():
+        with item(f"{resolution_s} s until {repair.at:%Y-%m-%d %H:%M}"), transaction.atomic():
             repair.delete()
             if start >= readings_since:
                 _make(resolution_s, start, repair.at)

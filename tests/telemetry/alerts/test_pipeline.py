@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
-from controlplane.models import Event, ReplicaState
+from controlplane.isolation import Items
+from controlplane.models import Event, PeriodicTask, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.alerts import pipeline, telling
@@ -215,7 +216,8 @@ def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, 
     evaluate(rule, 300)
     now = T0 + timedelta(seconds=310)
     verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.65, 0.8)
-    (ready,) = pipeline._ready([AlertRule.objects.select_related("pool", "group").get(pk=rule.pk)], now)
+    loaded = AlertRule.objects.select_related("pool", "group").get(pk=rule.pk)
+    (ready,) = pipeline._ready([loaded], now, Items(PeriodicTask.ALERT_RULES))
     seen_by_both = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
 
     for alert in seen_by_both:

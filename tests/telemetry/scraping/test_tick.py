@@ -137,4 +137,4 @@ def test_a_reading_that_the_database_refuses_costs_no_other_one(pool, metrics_se
     tick(0)
 
     assert [reading.replica_id for reading in Reading.objects.all()] == [good.pk]
-    assert "what bad says cannot be stored" in caplog.text
+    assert "stored scrapes: bad failed" in caplog.text

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.models import ItemFailure, PeriodicTask
 from telemetry.models import AlertRule, ScrapeShard, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules
 from tests.end_to_end.every_page import ANYWHERE
@@ -47,3 +48,13 @@ def test_a_page_that_says_that_nothing_is_read_says_it_once(visitor, noon, fleet
 
     assert "Nothing was read from replicas since" in text
     assert "Telemetry is late" not in text
+
+
+def test_a_page_says_that_items_of_background_tasks_fail_and_names_none(visitor, noon):
+    at = noon
+    ItemFailure.objects.create(task=PeriodicTask.LADDERS, item="secret-pool", since=at, at=at, error="KeyError")
+    text = visitor.get("/fleet/").text
+    assert "Background tasks fail for some items: hit-rate ladders (1)." in text
+    assert "secret-pool" not in text
+    ItemFailure.objects.all().delete()
+    assert "Background tasks fail" not in visitor.get("/fleet/").text

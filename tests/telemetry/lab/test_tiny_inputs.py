@@ -1,0 +1,217 @@
+"""Empty and tiny inputs: prompts shorter than a block, no prompts, no caches, caches of one block, idle pools."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.lab.caches import Chains, Numbers, best_of, place, seen, through
+from telemetry.lab.capacity import CapacityCurve, Distances
+from telemetry.lab.chains import Prompts, Requests, error
+from telemetry.lab.hashes import HASHES
+from telemetry.lab.ladder import TERMS, Sums, ladder_from
+from telemetry.lab.prefix_tree import Passage, tree_of
+from telemetry.lab.replay import HORIZON_S, Replay
+from telemetry.lab.state import dump, load
+from telemetry.lab.tally import Tally
+from telemetry.lab.words import doubts, sentence
+from telemetry.lint.compare import compare
+from telemetry.lint.findings import describe, lint
+from telemetry.lint.openings import Opening
+from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request
+
+NAMES = ("", "a", "b")
+BLOCKS = st.integers(0, HASHES - 1)
+IN_SAMPLE, OUT_OF_SAMPLE = 3, HASHES - 1
+TOKENS = st.one_of(st.none(), st.integers(0, 40))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """A request of 0 to 3 known blocks; every reported number may be missing or 0."""
+    known = draw(st.lists(st.sampled_from((1, 2, IN_SAMPLE, OUT_OF_SAMPLE)), max_size=3, unique=True))
+    beyond = draw(st.integers(0, 2))
+    return Request(
+        draw(st.sampled_from((0.0, 1.0, HORIZON_S, 5 * HORIZON_S))),
+        draw(st.sampled_from(NAMES)),
+        draw(st.sampled_from(("r0", "r1", "gone"))),
+        known,
+        None if not beyond else list(range(len(known))),
+        len(known) + beyond,
+        draw(st.sampled_from((1.0, 0.5, 2.0**-20))),
+        draw(st.integers(1, 64)),
+        draw(st.integers(0, 200)),
+        draw(TOKENS),
+        draw(TOKENS),
+        draw(st.one_of(st.none(), st.integers(0, 16))),
+    )
+
+
+def in_time(some: list[Request]) -> Requests:
+    return columns(sorted(some, key=lambda one: one.at_s))
+
+
+def numbered(prompts: list[list[int]]) -> Chains:
+    blocks = np.array([block for prompt in prompts for block in prompt], np.int64)
+    return Chains(blocks, np.cumsum([len(prompt) for prompt in prompts], dtype=np.int64))
+
+
+EMPTY = np.empty(0, np.int64)
+CHAINED = ((0,), (0, 1), (0, 1, 2), (0, 3), (4,))  # a block stands for all that comes before it
+PROMPTS = st.lists(st.sampled_from(CHAINED).map(lambda prompt: list(reversed(prompt))), max_size=3)
+ROOMS = st.dictionaries(st.sampled_from(("r0", "r1")), st.sampled_from((0, 1, HASH_TOKENS, 4 * HASH_TOKENS)))
+
+
+@pytest.mark.parametrize("rooms", [None, {"r0": 640, "r1": 640}], ids=["unknown rooms", "known rooms"])
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, ratio):
+    replay, tally = Replay(rooms, ratio), Tally()
+    short = request(0.0, [])
+
+    replay.use(columns([short]), tally)
+    replay.use(columns([request(1.0, [1, 2]), short]), tally)
+    replay.use(columns([request(2.0, [1, 2])]), tally)
+
+    sums = tally.settled(replay.ratio)[""]
+    assert sums.requests == 4
+    assert sums.reachable == pytest.approx(2 * HASH_TOKENS + 16, abs=HASH_TOKENS)
+
+
+@given(st.lists(st.lists(requests(), max_size=3), max_size=4), st.one_of(st.none(), ROOMS), st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minutes):
+    replay, tally = Replay(None), Tally()
+    for some in spans:
+        told = in_time(some)
+        replay.resize(rooms)
+        replay.learn(told, minutes)
+        replay.use(told, tally)
+        replay, tally = load(dump(replay, tally))
+    count = sum(len(some) for some in spans)
+    assert sum(sums.requests for sums in tally.settled(replay.ratio).values()) == count
+    for sums in tally.settled(replay.ratio).values():
+        assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "doubt", *TERMS))
+        assert_ladder_is_whole(sums, replay.ratio)
+
+
+def assert_ladder_is_whole(sums: Sums, ratio: float) -> None:
+    ladder = ladder_from(sums, sample_ratio=ratio)
+    assert sentence(ladder)
+    assert isinstance(doubts(ladder), list)
+    for loss in ladder.losses():
+        assert 0 <= loss.tokens <= ladder.prompt_tokens
+
+
+@given(st.builds(Sums, **dict.fromkeys(("requests", "reported_requests"), st.integers(0, 2)),
+                 **dict.fromkeys(("prompt_tokens", "reported_tokens", "doubt", *TERMS), st.floats(0, 9))),
+       st.sampled_from((1.0, 0.5, 2.0**-20)))  # fmt: skip
+def test_a_ladder_takes_any_sums(sums, ratio):
+    assert_ladder_is_whole(sums, ratio)
+
+
+def test_an_idle_pool_keeps_its_rate_of_tokens():
+    replay = Replay({"r0": 640})
+    replay.learn(columns([request(0.0, [1], prompt_tokens=168, estimate_tokens=84)]), 1)
+    for _ in range(90):
+        replay.learn(columns([]), 24 * 60)
+    assert replay.real_ratio == pytest.approx(2.0)
+    assert replay.room(1280) == 10
+
+
+@given(PROMPTS, PROMPTS, st.sampled_from((1, 2, 9)))
+def test_caches_take_any_prompts(earlier, prompts, room):
+    chains = numbered(prompts)
+    matched, before = seen((EMPTY, EMPTY), numbered(earlier), np.zeros(len(earlier), np.int64))
+    assert len(matched) == len(earlier)
+    matched, _ = seen(before, chains, np.zeros(len(prompts), np.int64))
+    assert ((matched >= 0) & (matched <= chains.lengths)).all()
+    one = through(through(EMPTY, numbered(earlier), room).held, chains, room)
+    assert len(one.held) <= room
+    assert len(best_of([(np.arange(len(prompts)), one)], len(prompts))) == len(prompts)
+    placed = place([one.held, EMPTY], [room, room], [0.0, 0.0], chains)
+    assert len(placed.best) == len(prompts)
+    assert all(len(blocks) <= room for blocks in placed.held)
+
+
+def test_numbers_of_no_blocks():
+    none = np.empty(0, np.uint64)
+    assert Numbers(none).of(none).tolist() == []
+    assert Numbers(none, none).hashes(EMPTY).tolist() == []
+
+
+@given(st.lists(requests(), max_size=3), st.sampled_from((1.0, 0.5, 2.0**-20)))
+def test_columns_of_any_requests(some, ratio):
+    told = in_time(some)
+    together = Requests.together([told, columns([]), told])
+    assert len(together) == 2 * len(told)
+    thinned = told.thinned(ratio)
+    prompts = Prompts.of(thinned, thinned.estimates, ratio)
+    assert len(prompts.gains()) == len(thinned.blocks)
+    assert np.isfinite(prompts.held(thinned.lengths)).all()
+    assert math.isfinite(error(ratio))
+
+
+@given(st.lists(st.tuples(st.sampled_from(("r0", "r1")), st.lists(st.integers(0, 3), max_size=3, unique=True), TOKENS)),
+       st.dictionaries(st.sampled_from(("r0", "r1", "r2")), st.sampled_from((0.0, 1.0, 4.0))))  # fmt: skip
+def test_a_capacity_curve_takes_any_requests(some, rooms):
+    curve = CapacityCurve()
+    for replica, chain, tokens in some:
+        curve.use(replica, chain, [1.0] * len(chain), tokens)
+    points = curve.points(rooms)
+    assert bool(points) == bool(rooms and curve.prompt_tokens)
+    assert Distances().hits(1) == 0
+
+
+PASSAGES = st.builds(
+    Passage,
+    st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=3).map(tuple),
+    st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(0, 3), TOKENS, TOKENS,
+)  # fmt: skip
+
+
+@given(st.lists(PASSAGES, max_size=4))
+def test_a_prefix_tree_takes_any_prompts(passages):
+    root = tree_of(passages)
+    assert root.requests == len(passages)
+    assert sum(child.requests for child in root.children) <= len(passages)
+    assert [node.homes for node in (root, *root.children)]
+    assert root.hit_rate_ratio is None or root.hit_rate_ratio >= 0
+
+
+HASHED = st.sampled_from(("1", "2"))
+SMALL = st.integers(0, 3)
+
+
+def listed(**fields: Any) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(st.fixed_dictionaries(fields), max_size=3)
+
+
+OPENINGS = st.fixed_dictionaries(
+    {
+        "bytes": SMALL,
+        "messages": SMALL,
+        "session": st.none(),
+        "tools": st.one_of(st.none(), st.fixed_dictionaries(dict.fromkeys(("names", "definitions", "sent"), HASHED))),
+        "segments": listed(
+            kind=st.sampled_from(("system", "user")), at=SMALL, bytes=SMALL, hash=HASHED, letters=HASHED
+        ),
+        "pieces": st.lists(st.tuples(SMALL, SMALL, HASHED), max_size=3),
+        "volatile": listed(kind=st.sampled_from(("date", "number", "new")), at=SMALL, bytes=SMALL, hash=HASHED),
+    }
+)
+
+
+@given(st.lists(OPENINGS, max_size=4), st.sampled_from((None, 0.0, 1.0)))
+@settings(max_examples=150, deadline=None)
+def test_lint_takes_any_openings_that_a_router_may_send(documents, rate):
+    openings = [opening for document in documents if (opening := Opening.read(document)) is not None]
+    assert isinstance(lint(openings, rate), list)
+    for one in openings:
+        for other in openings:
+            difference = compare(one, other)
+            assert difference is None or describe(difference)
