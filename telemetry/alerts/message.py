@@ -14,6 +14,7 @@ from telemetry.alerts.verdict import Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertRule
+from telemetry.storage.reachable import reachable_share
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
 TOP = 3
@@ -21,7 +22,7 @@ LOOK_BACK_S = 3600.0  # what a deep link shows before the alert
 
 
 def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
-    """What is known at the moment at which an alert fires, as JSON. Up to 4 queries."""
+    """What is known at the moment at which an alert fires, as JSON. Up to 6 queries."""
     window_s = _window_s(settings, verdict, now)
     known = {
         "window_s": window_s,
@@ -39,17 +40,14 @@ def _window_s(settings: RuleSettings, verdict: Verdict, now: datetime) -> float:
 
 
 def _places(pool: Pool, window_s: float, now: datetime) -> dict[str, Any]:
-    """Where a hit rate could be better: the replicas and groups that compute the most anew. 4 queries."""
+    """Where a hit rate could be better: the replicas and groups that compute the most anew. 5 queries."""
     window = Window(now - timedelta(seconds=window_s), now, window_s)
     replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
     groups, _ = router_sums([pool.name], window, whole=True)
-    ceiling = ratio(
-        sum(group.cacheable_tokens or 0 for group in groups if group.cacheable_tokens is not None),
-        sum(group.ceiling_prompt_tokens or 0 for group in groups),
-    )
+    reachable = reachable_share([pool.name], window)
     return {
-        "ceiling_ratio": ceiling,
+        "reachable": reachable and reachable.as_json(),
         "top_replicas": _top([_replica_line(replicas[row.replica_id], row) for row in engines]),
         "top_groups": _top([_group_line(row) for row in groups]),
     }
@@ -120,7 +118,7 @@ def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
             "unit": alert.unit,
             "value_ratio": alert.value_ratio,
             "baseline_ratio": alert.baseline_ratio,
-            "ceiling_ratio": alert.ceiling_ratio,
+            "reachable_ratio": alert.reachable_ratio,
             "started_at": alert.started_at.isoformat(timespec="seconds"),
             "fired_at": alert.fired_at.isoformat(timespec="seconds") if alert.fired_at else None,
             "resolved_at": alert.resolved_at.isoformat(timespec="seconds") if alert.resolved_at else None,

@@ -143,6 +143,9 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     detail = serializers.DictField(read_only=True)
     causes = serializers.ListField(child=serializers.DictField(), read_only=True)
     muted = MuteSerializer(read_only=True, allow_null=True)
+    reachable_ratio = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Of a drop: the pool's reachable share; detail.reachable has more."
+    )
 
     class Meta:
         model = Alert
@@ -165,7 +168,7 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
             "unit",
             "value_ratio",
             "baseline_ratio",
-            "ceiling_ratio",
+            "reachable_ratio",
             "summary",
             "detail",
             "causes",

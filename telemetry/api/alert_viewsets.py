@@ -33,7 +33,7 @@ OBSERVED = (
     "unit",
     "value_ratio",
     "baseline_ratio",
-    "ceiling_ratio",
+    "reachable_ratio",
     "summary",
     "detail",
     "causes",

@@ -20,6 +20,10 @@ CHARTS: dict[str, dict[str, Query]] = {
         "pool": series.hit_rate_by_pool,
         "tier": tiers.reuse_by_tier,
     },
+    "reachable": {
+        "pool": partial(series.reachable_by, by="pool"),
+        "group": partial(series.reachable_by, by="group"),
+    },
     "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
     "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
     "engine_ttft": {"quantile": partial(series.ttft_quantiles, source="engine")},

@@ -18,6 +18,7 @@ from telemetry.lab.ladder import Ladder
 from telemetry.lab.words import LOSSES, doubts, sentence
 from telemetry.models import CapacityCurve
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
+from telemetry.storage.reachable import reachable_share
 
 
 class LadderQuery(serializers.Serializer[Any]):
@@ -88,6 +89,24 @@ class CurveSerializer(serializers.Serializer[Any]):
     reason = serializers.CharField(allow_blank=True)
 
 
+class ReachableSerializer(serializers.Serializer[Any]):
+    """The reachable share of a window, at least of its last 30 minutes; null below 100 requests or an error above 0.05.
+
+    ``standard_error`` is that of ``ratio``: of block sampling and of the number of requests. ``delivered_ratio`` is
+    what responses reported as cached in the same bins.
+    """
+
+    ratio = serializers.FloatField()
+    standard_error = serializers.FloatField()
+    requests = serializers.IntegerField()
+    to = serializers.DateTimeField()
+    delivered_ratio = serializers.FloatField(allow_null=True)
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """``from`` is no name that a class body could use."""
+        return {**super().get_fields(), "from": serializers.DateTimeField()}
+
+
 class LadderAnswer(serializers.Serializer[Any]):
     """Null without any decision in the window; groups by their tokens."""
 
@@ -97,6 +116,7 @@ class LadderAnswer(serializers.Serializer[Any]):
     ladder = LadderSerializer(allow_null=True)
     groups = LadderSerializer(many=True)
     curve = CurveSerializer(allow_null=True)
+    reachable = ReachableSerializer(allow_null=True)
 
 
 class LadderView(Exchange):
@@ -110,6 +130,7 @@ class LadderView(Exchange):
         asked: dict[str, Any] = query.validated_data
         pool, window, group = asked["pool"], asked["window"], asked.get("group")
         ladder = ladder_of(pool, window, group)
+        reachable = reachable_share([pool.name], window, group=group)
         return Response(
             {
                 "pool": pool.name,
@@ -118,6 +139,7 @@ class LadderView(Exchange):
                 "ladder": ladder and _shown(group, ladder),
                 "groups": [_shown(one.group, one.ladder) for one in ladders_by_group(pool, window)],
                 "curve": _curve(curve_of(pool)),
+                "reachable": reachable and reachable.as_json(),
             }
         )
 

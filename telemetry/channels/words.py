@@ -37,7 +37,7 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "Rule", alert.get("rule")
     yield "Severity", labels.get("severity")
     unit = str(alert.get("unit") or "ratio")
-    for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline"), ("Ceiling", "ceiling")):
+    for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline"), ("Reachable", "reachable")):
         yield label, figure(alert.get(name, alert.get(f"{name}_ratio")), unit)
     detail: Mapping[str, Any] = alert.get("detail") or {}
     yield from _places(detail)

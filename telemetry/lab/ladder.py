@@ -18,6 +18,7 @@ term below where they fall short. E is measured, not replayed: it may be above Q
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import sqrt
 
 FEW_REQUESTS = 100  # below which a ladder says little
 WIDE_DOUBT_RATIO = 0.03  # of the prompts' tokens: sampling alone may move a term by so much
@@ -38,9 +39,30 @@ class Sums:
     reported_requests: int = 0
     reported_tokens: float = 0.0  # of the prompts whose answers said how much was cached
     delivered: float = 0.0
+    prompt_squares: float = 0.0  # sum over requests of the prompt's tokens squared
+    reachable_squares: float = 0.0  # of the reachable tokens squared
+    reachable_products: float = 0.0  # of the reachable tokens times the prompt's tokens
 
 
 ADDED = tuple(one.name for one in fields(Sums))
+
+
+def reachable_error(sums: Sums) -> float | None:
+    """Standard error of reachable / prompt tokens, 0 to 1; None for fewer than two requests.
+
+    Two independent parts: spatial sampling of blocks (``doubt``), and the number of requests. The second is that of a
+    ratio estimator (Cochran, "Sampling Techniques", 1977, section 6.3), which takes requests as independent.
+    """
+    count, total = sums.requests, sums.prompt_tokens
+    if count < 2 or not total:
+        return None
+    ratio = min(max(sums.reachable / total, 0.0), 1.0)
+    squares = sums.reachable_squares - 2 * ratio * sums.reachable_products + ratio**2 * sums.prompt_squares
+    if sums.prompt_squares:
+        variance = count / (count - 1) * max(squares, 0.0) / total**2
+    else:  # bins that an earlier release stored: requests of equal length at worst
+        variance = ratio * (1 - ratio) / count
+    return sqrt(variance + (sums.doubt / total) ** 2)
 
 
 @dataclass(frozen=True, slots=True)

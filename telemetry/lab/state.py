@@ -13,7 +13,7 @@ from telemetry.lab.ladder import Sums
 from telemetry.lab.replay import Replay
 from telemetry.lab.tally import Tally
 
-FORM = 3  # of the bytes: another one is not read, and the replay begins anew
+FORM = 4  # of the bytes: another one is not read, and the replay begins anew
 FACTS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Protocol
 
 # Steps that divide a day evenly, so that every chart's points fall on round times.
 STEPS_S = (1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
@@ -73,8 +74,25 @@ class Series:
     label: str
     points: list[tuple[datetime, float | None]]  # (start of the step, value), ascending, None for a gap
     states: list[PointState] = field(default_factory=list)
-    band: list[tuple[float, float] | None] = field(default_factory=list)  # bucket that holds a quantile (T5)
+    band: list[tuple[float, float] | None] = field(
+        default_factory=list
+    )  # bucket that holds a quantile (T5), or an error band
     note: str = ""  # what a reader must know, such as edges merged inexactly (T3)
+
+
+class Reachable(Protocol):
+    """The reachable share of prompts' tokens: ``telemetry.storage.reachable`` computes it."""
+
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def standard_error(self) -> float: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def start(self) -> datetime: ...
+    @property
+    def end(self) -> datetime: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +101,7 @@ class FleetTiles:
 
     hit_rate_ratio: float | None = None  # cached / queried tokens, total reuse, engine counters (H2, H3)
     hit_rate_state: PointState = PointState.UNKNOWN
-    ceiling_ratio: float | None = None  # what the hit rate could be at most (H7), from the routers
+    reachable: Reachable | None = None  # what one unbounded cache would have reused
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_source: str | None = None  # "router" or "engine": whose clock (T1)
@@ -127,7 +145,7 @@ class GroupRow:
     pool: str
     hit_rate_ratio: float | None = None  # cached / prompt tokens of answers that reported both (H16)
     hit_rate_state: PointState = PointState.UNKNOWN
-    ceiling_ratio: float | None = None
+    reachable: Reachable | None = None
     ttft_p50_s: float | None = None  # router's clock
     ttft_p95_s: float | None = None
     ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)

@@ -39,7 +39,7 @@ class Alert(models.Model):
     unit = models.CharField(max_length=8, default="ratio", db_default="ratio")  # "ratio", "seconds" or "count"
     value_ratio = models.FloatField(null=True)  # the value where it is a ratio
     baseline_ratio = models.FloatField(null=True)
-    ceiling_ratio = models.FloatField(null=True)
+    ceiling_ratio = models.FloatField(null=True)  # no longer written; removed by a later release
     summary = models.CharField(max_length=300, blank=True)  # one sentence
     detail = models.JSONField(default=dict)  # what a message says beyond that
     causes = models.JSONField(default=list, db_default=NONE_YET)  # of a drop, the likeliest first
@@ -63,3 +63,9 @@ class Alert(models.Model):
 
     def __str__(self) -> str:
         return self.summary or f"{self.rule_id} {self.state}"
+
+    @property
+    def reachable_ratio(self) -> float | None:
+        """The pool's reachable share when the alert fired, 0 to 1; ``detail["reachable"]`` says what it rests on."""
+        known: dict[str, float] | None = self.detail.get("reachable")
+        return known["ratio"] if known else None

@@ -9,6 +9,10 @@ def _tokens() -> "models.FloatField[float, float]":
     return models.FloatField(default=0.0)
 
 
+def _squares() -> "models.FloatField[float, float]":
+    return models.FloatField(default=0.0, db_default=0.0)
+
+
 class LadderBin(models.Model):
     """Five minutes of one task group: additions, so that bins and groups add up. Terms as in ``telemetry.lab.ladder``.
 
@@ -30,6 +34,9 @@ class LadderBin(models.Model):
     reported_requests = models.IntegerField(default=0)
     reported_tokens = _tokens()
     delivered = _tokens()
+    prompt_squares = _squares()  # sums over requests; the variance of ``reachable`` follows from these three
+    reachable_squares = _squares()
+    reachable_products = _squares()
     sample_ratio = models.FloatField()  # part of the blocks that was replayed
     reason = models.CharField(max_length=200, blank=True)  # why all that needs the caches' sizes is unknown
 

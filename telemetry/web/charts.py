@@ -69,7 +69,7 @@ HIT_RATE = Chart(
     "by",
     (
         _by_replica(FLEET),
-        View("whole", "Whole", "Hit rate and what could be reached", "ratio", lines.hit_rate),
+        View("whole", "Whole", "Hit rate and reachable share", "ratio", lines.hit_rate),
         _by_replica(POOL, GROUP),
         View(
             "group",

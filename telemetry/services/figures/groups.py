@@ -12,6 +12,7 @@ from telemetry.services.figures.subjects import Subject
 from telemetry.services.figures.timed import quantile_s, timed_ratio
 from telemetry.storage import sums
 from telemetry.storage.additions import Added, coverage, route_additions, total
+from telemetry.storage.reachable import ReachableShare, reachable_share
 
 COUNTED = (
     "requests",
@@ -21,8 +22,6 @@ COUNTED = (
     "router_error_requests",
     "prompt_tokens",
     "cached_tokens",
-    "cacheable_tokens",
-    "ceiling_prompt_tokens",
 )
 
 
@@ -32,7 +31,7 @@ class GroupTiles:
 
     hit_rate_ratio: float | None = None
     hit_rate_state: PointState = PointState.UNKNOWN
-    ceiling_ratio: float | None = None
+    reachable: ReachableShare | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)
@@ -57,7 +56,7 @@ class ReplicaShare:
 
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
-    """5 queries."""
+    """6 queries."""
     rows = route_additions(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
     ttft = sums.remerged(first_tokens.by_router(subject, window, whole=True).values())
@@ -66,7 +65,7 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
         hit_rate_state=_state(requests, prompt, covered),
-        ceiling_ratio=ratio(total(rows, "cacheable_tokens"), total(rows, "ceiling_prompt_tokens")),
+        reachable=reachable_share(subject.pool_names(), window, group=subject.group),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_timed_ratio=timed_ratio(ttft, plain),

@@ -27,6 +27,7 @@ from telemetry.storage.additions import (
     route_additions,
     total,
 )
+from telemetry.storage.reachable import reachable_over_time
 
 TIERS = {"device": "device", "host": "host memory", "p2p": "other replicas", "disk": "disk", "other": "other"}
 OUTCOMES = {
@@ -47,7 +48,7 @@ Steps = dict[datetime, list[Added]]
 
 
 def hit_rate(subject: Subject, window: Window) -> list[Series]:
-    """Total reuse, the local cache alone where others supplied some (H4), and what could be reached (H7)."""
+    """Total reuse, the local cache alone where others supplied some (H4), and the reachable share."""
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
     starts = window.starts()
@@ -56,7 +57,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     if any(row.external_hits for row in rows.values()):
         local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
         lines.append(line_of("Local cache alone", window, local))
-    return lines + _ceiling(_routed(subject, window, "cacheable_tokens", "ceiling_prompt_tokens"), window)
+    return lines + _reachable(subject, window)
 
 
 def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
@@ -68,10 +69,10 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
     """Of a task group: cached / prompt tokens of the answers that reported both (H16)."""
-    names = ("requests", "prompt_tokens", "cached_tokens", "cacheable_tokens", "ceiling_prompt_tokens", *ACCOUNTED_OF)
+    names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
     rows = _routed(subject, window, *names)
     note = _accounted_note("Hit rate", rows)
-    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *_ceiling(rows, window)]
+    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *_reachable(subject, window)]
 
 
 def _accounted_note(label: str, steps: Steps) -> str:
@@ -95,15 +96,12 @@ def _absent(step: sums.Coverage) -> Point:
     return None, PointState.STALE if step.stale else PointState.UNKNOWN
 
 
-def _ceiling(rows: Steps, window: Window) -> list[Series]:
-    points = {start: _of(of_step, "cacheable_tokens", "ceiling_prompt_tokens") for start, of_step in rows.items()}
-    known = any(value is not None for value, _ in points.values())
-    return [line_of("Could be reached at most", window, points)] if known else []
-
-
-def _of(rows: list[Added], part: str, whole: str) -> Point:
-    value = ratio(total(rows, part), total(rows, whole))
-    return value, PointState.OK if value is not None else PointState.UNKNOWN
+def _reachable(subject: Subject, window: Window) -> list[Series]:
+    """No line where nothing is known of it, nor for one replica: reuse is possible on any replica of its pool."""
+    if subject.kind is Kind.REPLICA:
+        return []
+    shares = reachable_over_time(subject.pool_names(), window, group=subject.group)
+    return [series.reachable_line("Reachable", window, shares)] if shares else []
 
 
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:

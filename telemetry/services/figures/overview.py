@@ -16,6 +16,7 @@ from telemetry.models import ScrapeState
 from telemetry.services.figures.health import HealthWord, health_of
 from telemetry.services.figures.timed import quantile_s, timed_ratio
 from telemetry.storage import sums
+from telemetry.storage.reachable import ReachableShare, reachable_by_group, reachable_share
 from telemetry.storage.roles import is_decode
 
 Pools = Sequence[Pool] | None  # whose figures; None: all there are
@@ -29,7 +30,7 @@ def replicas_of(pools: Pools) -> list[Replica]:
 
 
 def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
-    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 10 queries."""
+    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 11 queries."""
     replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
@@ -49,10 +50,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
             queries, total_known(row.hits for row in rated), total_known(row.external_hits for row in rated)
         ),
         hit_rate_state=sums.state_together(rated),
-        ceiling_ratio=ratio(
-            total_known(row.cacheable_tokens for row in routed),
-            total_known(row.ceiling_prompt_tokens for row in routed),
-        ),
+        reachable=reachable_share(names_of(pools), window),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_source=source,
@@ -119,7 +117,7 @@ def _replica_row(
 
 
 def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
-    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 6 queries."""
+    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 7 queries."""
     routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
     timed = sums.router_ttft(names_of(pools), window, by="group", whole=True)
     plain = sums.router_latency(names_of(pools), window, streamed=False, by="group", whole=True)
@@ -127,8 +125,12 @@ def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
     groups = TaskGroup.objects.values_list("pool__name", "name")
     seen = {(row.pool, row.group): row for row in routed}
     names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
+    reachable = reachable_by_group(names_of(pools), window)
     return [
-        _group_row(name, seen.get(name), ttft.get(name), latency.get(name), coverage=coverage) for name in sorted(names)
+        _group_row(
+            name, seen.get(name), ttft.get(name), latency.get(name), coverage=coverage, reachable=reachable.get(name)
+        )
+        for name in sorted(names)
     ]
 
 
@@ -139,13 +141,14 @@ def _group_row(
     plain: Merged | None,
     *,
     coverage: list[sums.Coverage],
+    reachable: ReachableShare | None,
 ) -> GroupRow:
     return GroupRow(
         name=name[1],
         pool=name[0],
         hit_rate_ratio=ratio(row.cached_tokens, row.prompt_tokens) if row else None,
         hit_rate_state=group_state(row, coverage[0] if coverage else None),
-        ceiling_ratio=ratio(row.cacheable_tokens, row.ceiling_prompt_tokens) if row else None,
+        reachable=reachable,
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_timed_ratio=timed_ratio(ttft, plain),

@@ -16,11 +16,13 @@ from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of
 from telemetry.services.figures.timed import timed_note
 from telemetry.storage import sums
+from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
 from telemetry.storage.roles import WITHOUT_DECODE, rated
 from telemetry.storage.rollups.cover import readable
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"
+REACHABLE = "Reachable: share of prompt tokens that one unbounded cache would have reused, over at least 30 minutes."
 WORDS_OF_REUSE = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
@@ -51,6 +53,26 @@ def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     every = Counter(replica.pool.name for replica in replicas)
     split = {name for name in names if every[name] > len(counted[name])}
     return [replace(line, note=WITHOUT_DECODE) if line.label in split else line for line in lines]
+
+
+def reachable_line(label: str, window: Window, shares: Mapping[datetime, ReachableShare]) -> Series:
+    """The reachable share of each step with a band of two standard errors."""
+    points = {start: (share.ratio, PointState.OK) for start, share in shares.items()}
+    line = line_of(label, window, points)
+    band = [_two_errors(shares.get(start)) for start, _ in line.points]
+    return replace(line, band=band, note=REACHABLE)
+
+
+def _two_errors(share: ReachableShare | None) -> tuple[float, float] | None:
+    if share is None:
+        return None
+    return max(0.0, share.ratio - 2 * share.standard_error), min(1.0, share.ratio + 2 * share.standard_error)
+
+
+def reachable_by(pools: Pools, window: Window, *, by: str) -> list[Series]:
+    """The reachable share of each ``pool``, or of each ``group`` as POOL/GROUP."""
+    found = reachable_over_time_by(names_of(pools), window, by=by)
+    return [reachable_line(key, window, shares) for key, shares in found.items()]
 
 
 def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:

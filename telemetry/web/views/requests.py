@@ -13,6 +13,7 @@ from controlplane.access.asker import asker_of
 from controlplane.access.scope import visible
 from controlplane.models import Pool
 from telemetry.lint.openings import Opening
+from telemetry.metrics.ceiling import cacheable_tokens
 from telemetry.models import Decision
 from telemetry.services.lab import decisions
 from telemetry.services.lab.decisions import Order, Wanted
@@ -124,15 +125,14 @@ class Prompt:
 
     cached_ratio: float | None
     predicted_ratio: float | None
-    ceiling_ratio: float | None  # the last token is always computed, and hits end on a block (H7)
+    block_limit_ratio: float | None  # the last token is always computed, and hits end on a block (H7)
 
 
 def prompt_of(one: Decision) -> Prompt:
-    """What of a prompt came from the cache, what was expected, what could have come."""
+    """What of a prompt came from the cache, what was expected, and the block rounding limit (H7)."""
     tokens, estimate = one.prompt_tokens, one.prompt_tokens_estimate
-    ceiling = (tokens - 1) // one.block_tokens * one.block_tokens if tokens and one.block_tokens else None
     return Prompt(
         cached_ratio=one.cached_tokens / tokens if tokens and one.cached_tokens is not None else None,
         predicted_ratio=min(1.0, one.hit_tokens / estimate) if one.hit_tokens is not None and estimate else None,
-        ceiling_ratio=ceiling / tokens if tokens and ceiling is not None else None,
+        block_limit_ratio=cacheable_tokens(tokens, one.block_tokens) / tokens if tokens and one.block_tokens else None,
     )

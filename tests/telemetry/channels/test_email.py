@@ -74,7 +74,7 @@ def test_a_mail_says_what_an_alert_says_as_text_and_as_html():
         "Revision 7 moved homes. (90 % sure) Revert",
     ):
         assert words in text
-    assert "Ceiling" not in text  # it is not known
+    assert "Reachable" not in text  # it is not known
     assert "Open the alert: https://warmpath.example/alerts/7/" in text
     assert '<a href="https://warmpath.example/alerts/7/">Open the alert</a>' in html
 

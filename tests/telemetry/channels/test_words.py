@@ -15,7 +15,7 @@ SITE = "https://warmpath.example"
 PLACES = [{"name": f"place-{number}", "hit_rate_ratio": number / 10, "recomputed_tokens": 1} for number in range(1, 7)]
 FULL = {
     "labels": {"pool": "chat", "group": "coding", "replica": "r9", "severity": "critical"},
-    "value": 0.201, "limit": 0.64, "baseline": 0.79, "ceiling_ratio": 0.985, "unit": "ratio",
+    "value": 0.201, "limit": 0.64, "baseline": 0.79, "reachable_ratio": 0.985, "unit": "ratio",
     "detail": {
         "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3], "top_groups": PLACES[3:],
         "onset": ISO,

@@ -18,7 +18,7 @@ def payload(number=7, state="firing", **changes):
         "labels": {"pool": "chat", "rule": "Hit rate drop", "kind": "hit_rate_drop", "severity": "critical"},
         "value_ratio": 0.201,
         "baseline_ratio": 0.79,
-        "ceiling_ratio": None,
+        "reachable_ratio": None,
         "started_at": ISO,
         "fired_at": ISO,
         "resolved_at": ISO if state == "resolved" else None,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.metrics.ceiling import cacheable_tokens, ceiling_ratio
+from telemetry.metrics.ceiling import cacheable_tokens
 from telemetry.metrics.counters import Mark
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import ReadingState, advance, hit_rate_ratio, ratio
@@ -140,12 +140,6 @@ def test_edges_that_changed_are_a_restart():
 def test_the_ceiling_of_one_prompt(tokens, percent):
     """H7, at block 16"""
     assert round(100 * cacheable_tokens(tokens, 16) / tokens, 1) == percent
-
-
-def test_the_ceiling_of_a_fleet_is_weighted_by_tokens():
-    """H7"""
-    assert ceiling_ratio([32, 33], 16) == pytest.approx((16 + 32) / 65)
-    assert ceiling_ratio([], 16) is None
 
 
 # --- what holds for every history ---

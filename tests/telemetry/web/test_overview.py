@@ -7,6 +7,7 @@ import time_machine
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import ScrapeShard, ScrapeState
+from tests.telemetry.ladder_bins import ladder_bin
 
 
 def test_the_first_visit_says_the_next_step(visitor):
@@ -28,11 +29,14 @@ def test_before_the_first_reading_nothing_is_zero(visitor):
     assert "0.0" not in tiles
 
 
-def test_tiles_show_the_figures_with_their_ceiling_and_whose_clock(visitor, fleet):
+def test_tiles_show_the_figures_with_their_reachable_share_and_whose_clock(visitor, fleet, noon):
+    assert "reachable share: too few requests replayed yet" in visitor.get("/").text
+    ladder_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85)
     text = visitor.get("/").text
 
     assert re.search(r'<span class="value">[56]\d\.\d %</span>', text)
-    assert "93.0 % could be reached at most" in text
+    assert "85.0 % reachable (± 0.0 points, 400 requests, " in text
+    assert "could be reached" not in text
     assert "routers&#x27; clock" in text or "routers' clock" in text
     assert "<small>of 4</small>" in text
 

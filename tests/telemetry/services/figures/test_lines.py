@@ -11,6 +11,7 @@ from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import lines
 from telemetry.services.figures.heat import CELLS, heat_strips
 from telemetry.services.figures.subjects import Subject
+from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, steps
 
 START = datetime(2031, 3, 4, 12, tzinfo=UTC)
@@ -62,16 +63,22 @@ def test_an_engine_that_names_no_tiers_has_its_hits_on_the_device(pool, replicas
     assert values(lines.tiers(Subject.of_pool(pool), WINDOW)) == {"device": [0.4, None], "other": [0.2, None]}
 
 
-def test_a_group_knows_its_hit_rate_its_ceiling_and_when_it_had_no_traffic(pool, replicas, router):
+def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traffic(pool, replicas, router):
     for at in steps(START, 4):
         router_scraped(router, at)
     counted = {"requests": 10, "usage_reported": 10, "prompt_tokens": 1000, "cached_tokens": 600}
     route_reading(router, START + timedelta(seconds=5), group="coding", cacheable_tokens=900, **counted)
     route_reading(router, START + timedelta(seconds=5), group="other", **counted | {"cached_tokens": 0})
 
-    rate, ceiling = lines.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
+    assert len(lines.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no ladder yet: no line
+    ladder_bin(pool, START - timedelta(minutes=5), group="coding", requests=100, reachable=0.85, spread=0.1)
 
-    assert values([rate, ceiling]) == {"Hit rate": [0.6, None], "Could be reached at most": [0.9, None]}
+    rate, reachable = lines.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
+
+    assert values([rate])["Hit rate"] == [0.6, None]
+    assert values([reachable]) == {"Reachable": pytest.approx([0.85, 0.85])}
+    assert all(low < 0.85 < high for low, high in reachable.band)
+    assert lines.hit_rate(Subject.of_replica(replicas[0]), WINDOW)[1:] == []
     assert rate.states == [PointState.OK, PointState.NO_TRAFFIC]
 
 

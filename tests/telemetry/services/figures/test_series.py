@@ -16,6 +16,7 @@ from telemetry.services.figures.subjects import Subject
 from telemetry.storage import sums
 from telemetry.storage.answers import usage_reports
 from tests.telemetry.conftest import T0
+from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
 
 pytestmark = pytest.mark.django_db
@@ -128,8 +129,8 @@ def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(rou
     assert (other.label, values(other)[0], other.states[0]) == ("no group", None, PointState.UNKNOWN)
 
 
-def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(router, pool):
-    """H7"""
+def test_groups_have_rows_with_their_reachable_share_whether_they_had_traffic_or_not(router, pool):
+    ladder_bin(pool, T0 - timedelta(minutes=5), group="busy", requests=400, reachable=0.36)
     create_task_group(pool, name="quiet")
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
@@ -141,7 +142,9 @@ def test_groups_have_rows_with_their_ceiling_whether_they_had_traffic_or_not(rou
 
     busy, quiet = overview.group_rows([pool], MINUTE)
 
-    assert (busy.name, busy.hit_rate_ratio, busy.ceiling_ratio) == ("busy", 0.5, 0.96)  # H7
+    assert (busy.name, busy.hit_rate_ratio) == ("busy", 0.5)
+    assert busy.reachable.ratio == pytest.approx(0.36)  # though whole blocks could hold 0.96
+    assert quiet.reachable is None
     assert busy.failed_ratio == pytest.approx(0.1)
     assert busy.requests_per_s == pytest.approx(2.0)
     assert busy.ttft_p50_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
@@ -308,9 +311,9 @@ def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, djang
     route_reading(router, T0 + timedelta(seconds=5), ttft={10: 1})
 
     for query, count in (
-        (lambda: overview.fleet_tiles([pool], MINUTE), 9),
+        (lambda: overview.fleet_tiles([pool], MINUTE), 10),
         (lambda: overview.replica_rows([pool], MINUTE), 6),
-        (lambda: overview.group_rows([pool], MINUTE), 6),
+        (lambda: overview.group_rows([pool], MINUTE), 7),
         (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
         (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
         (lambda: series.ttft_quantiles([pool], MINUTE), 4),

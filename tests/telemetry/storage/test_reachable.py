@@ -1,0 +1,143 @@
+"""The reachable share of pools and task groups: the ladder's, with its range and its error, or unknown."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from datetime import timedelta
+from math import sqrt
+
+import pytest
+
+from controlplane.services.fleet.pools import create_pool
+from telemetry.lab.ladder import Sums, ladder_from, reachable_error
+from telemetry.metrics.windows import Window
+from telemetry.services.lab.replays import replay_pools
+from telemetry.storage.reachable import (
+    MOST_STANDARD_ERROR,
+    reachable_by_group,
+    reachable_by_pool,
+    reachable_over_time,
+    reachable_over_time_by,
+    reachable_share,
+)
+from tests.telemetry.conftest import T0
+from tests.telemetry.decisions import store
+from tests.telemetry.lab.replaying import replayed
+from tests.telemetry.lab.traces import sampled, traffic
+from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.services.lab.test_ladders import at, fleet, spread  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.django_db
+MINUTE = Window(T0 - timedelta(minutes=1), T0, 5)
+HALF_HOUR = Window(T0 - timedelta(minutes=30), T0, 300)
+
+
+def test_it_is_the_ladder_s_share_of_the_same_minutes(fleet):  # noqa: F811
+    requests = spread(traffic(2400, placed="random"))
+    store(requests)
+    replay_pools(at(30))
+
+    share = reachable_share(["chat"], Window(at(0), at(15), 300))
+
+    expected = ladder_from(replayed(requests, None), sample_ratio=1)
+    assert share.ratio == pytest.approx(expected.reachable / expected.prompt_tokens, abs=0.01)
+    assert (share.requests, share.start, share.end) == (2400, at(0), at(15))
+    assert 0 < share.standard_error < 0.01
+    assert 0 < share.delivered_ratio < 1
+    groups = reachable_by_group(["chat"], Window(at(0), at(15), 300))
+    assert sum(one.requests for one in groups.values()) == 2400
+    assert groups["chat", "g1"] == reachable_share(["chat"], Window(at(0), at(15), 300), group="g1")
+
+
+def test_a_sampled_ladder_has_a_larger_error_with_unknown_caches_too(fleet):  # noqa: F811
+    type(fleet.replicas.first()).objects.update(capacity_blocks=None)
+    requests = spread(traffic(2400, placed="random"))
+    store(sampled(requests, 1 / 16))
+    replay_pools(at(30))
+
+    share = reachable_share(["chat"], Window(at(0), at(15), 300))
+
+    whole = ladder_from(replayed(requests, None), sample_ratio=1)
+    assert share.standard_error > 0.004
+    assert share.ratio == pytest.approx(whole.reachable / whole.prompt_tokens, abs=4 * share.standard_error)
+
+
+def test_it_is_unknown_until_there_are_enough_requests(pool):
+    assert reachable_share(["chat"], MINUTE) is None
+    ladder_bin(pool, T0 - timedelta(minutes=5), requests=99, reachable=0.85)
+    assert reachable_share(["chat"], MINUTE) is None
+    assert reachable_over_time(["chat"], MINUTE) == {}
+    ladder_bin(pool, T0 - timedelta(minutes=10), requests=1, reachable=0.85)
+    assert reachable_share(["chat"], MINUTE).requests == 100
+
+
+def test_it_is_unknown_where_its_error_is_too_large(pool):
+    ladder_bin(pool, T0 - timedelta(minutes=5), requests=120, reachable=0.5, spread=0.5)
+    assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
+    ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, doubt=20_000.0)
+    assert reachable_share(["chat"], MINUTE) is None
+    assert MOST_STANDARD_ERROR == 0.05
+
+
+def test_a_short_window_reaches_back_half_an_hour_and_says_so(pool):
+    ladder_bin(pool, T0 - timedelta(minutes=30), requests=200, reachable=0.4)
+    ladder_bin(pool, T0 - timedelta(minutes=5), requests=200, reachable=0.6)
+    ladder_bin(pool, T0 - timedelta(minutes=35), requests=200, reachable=1.0)
+    share = reachable_share(["chat"], MINUTE)
+    assert share.ratio == pytest.approx(0.5)
+    assert (share.start, share.end) == (T0 - timedelta(minutes=30), T0)
+
+
+def test_pools_groups_and_all_together(pool):
+    other = create_pool("other", models=["m"])
+    ladder_bin(pool, T0 - timedelta(minutes=5), requests=100, reachable=0.2, group="a")
+    ladder_bin(other, T0 - timedelta(minutes=5), requests=300, reachable=0.6, group="a")
+    assert reachable_share(None, MINUTE).ratio == pytest.approx(0.5)
+    assert {name: one.ratio for name, one in reachable_by_pool(None, MINUTE).items()} == pytest.approx(
+        {"chat": 0.2, "other": 0.6}
+    )
+    assert set(reachable_by_group(["other"], MINUTE)) == {("other", "a")}
+    assert set(reachable_over_time_by(None, HALF_HOUR, by="group")) == {"chat/a", "other/a"}
+    assert set(reachable_over_time_by(None, HALF_HOUR, by="pool")) == {"chat", "other"}
+
+
+def test_over_time_each_step_has_the_bins_of_half_an_hour_before_its_end(pool):
+    for minutes, ratio in ((60, 0.2), (30, 0.8)):
+        for earlier in range(0, 30, 5):
+            ladder_bin(pool, T0 - timedelta(minutes=minutes - earlier), requests=50, reachable=ratio)
+    points = reachable_over_time(["chat"], Window(T0 - timedelta(minutes=60), T0, 900))
+    assert [round(share.ratio, 2) for share in points.values()] == [0.2, 0.2, 0.5, 0.8]
+
+
+def test_delivered_over_reachable(pool):
+    ladder_bin(
+        pool, T0 - timedelta(minutes=5), requests=100, reachable=0.8, reported_tokens=50_000.0, delivered=20_000.0
+    )
+    share = reachable_share(["chat"], MINUTE)
+    assert (share.delivered_ratio, share.delivered_of_reachable) == (0.4, pytest.approx(0.5))
+
+
+def test_the_error_is_that_of_many_windows_of_the_same_traffic():
+    chance = random.Random(5)
+    ratios, errors = [], []
+    for _ in range(400):
+        sums = Sums()
+        for _ in range(200):
+            prompt = chance.choice((200.0, 1000.0, 6000.0))
+            reachable = prompt * chance.choice((0.0, 0.3, 0.9))
+            sums.requests += 1
+            sums.prompt_tokens += prompt
+            sums.reachable += reachable
+            sums.prompt_squares += prompt**2
+            sums.reachable_squares += reachable**2
+            sums.reachable_products += prompt * reachable
+        ratios.append(sums.reachable / sums.prompt_tokens)
+        errors.append(reachable_error(sums))
+    assert statistics.fmean(errors) == pytest.approx(statistics.stdev(ratios), rel=0.15)
+
+
+def test_bins_of_an_earlier_release_have_an_error_too():
+    sums = Sums(requests=100, prompt_tokens=1000.0, reachable=500.0)
+    assert reachable_error(sums) == pytest.approx(sqrt(0.25 / 100))
+    assert reachable_error(Sums(requests=1, prompt_tokens=10.0)) is None
