@@ -19,4 +19,4 @@ def convert(apps: Any, schema_editor: Any) -> None:
 
 class Migration(migrations.Migration):
     dependencies = [("telemetry", "0022_usage_without_details")]
-    operations = [migrations.RunPython(convert, migrations.RunPython.noop)]
+    operations = [migrations.RunPython(convert, migrations.RunPython.noop, hints={"brief": "a pool has few such rules"})]

@@ -12,6 +12,7 @@ import uvloop
 import yaml
 from django.utils import timezone
 
+from controlplane.services.fleet.pools import create_pool
 from routing.proxy.metrics.exposition import PREFIX
 from routing.proxy.metrics.metrics import PREDICTION_LINES
 from telemetry.services.own.figures import own_figures
@@ -19,6 +20,7 @@ from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas, streaming
 from tests.routing.proxy.harness import config, routed
+from tests.telemetry.ladder_bins import ladder_bin
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
@@ -86,7 +88,9 @@ def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
-    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_figures(timezone.now())}
+    now = timezone.now()
+    ladder_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
+    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_figures(now)}
     exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_of_a_router()) | of_the_control_plane
 
     named = {name for expression in expressions().values() for name in NAME.findall(expression)}
