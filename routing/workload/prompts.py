@@ -1,11 +1,11 @@
 """A trace's requests as chat text that shares exactly what its block ids say.
 
-A block is 512 tokens, so 2,048 bytes of the rendered ChatML prompt. The template's own bytes are taken off the block
-they fall into, so block ends stay where the trace has them and a prompt has the trace's length. An id's text is a
-function of the id alone and ids differ from the first bytes on, so prompts share whole leading blocks and nothing else.
-The first block goes into a system message, where production traffic has it, and the rest into a user message.
-Only where a prompt ends on a block's end or a few tokens after it is it up to 9 tokens longer than the trace says (16
-after the first block): the template's end must not eat into a block that others share.
+A block is 512 tokens of the rendered ChatML prompt, as the stand-in replica counts them. The template's own tokens are
+taken off the block they fall into, so block ends stay where the trace has them and a prompt has the trace's length.
+An id's text is a function of the id alone and ids differ from the first bytes on, so prompts share whole leading blocks
+and nothing else. The first block goes into a system message, where production traffic has it, and the rest into a user
+message. Only where a prompt ends on a block's end or a few tokens after it is it up to 7 tokens longer than the trace
+says (12 after the first block): the template's end must not eat into a block that others share.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from routing.workload.trace import BLOCK_TOKENS, TraceRequest
 from routing.workload.words import TOKEN_BYTES, passage
 
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
-SYSTEM_HEAD = "<|im_start|>system\n"
-TURN_CHANGE = "<|im_end|>\n<|im_start|>user\n"
-USER_HEAD = "<|im_start|>user\n"
-TAIL = "<|im_end|>\n<|im_start|>assistant\n"
+SYSTEM_HEAD = 4  # tokens of "<|im_start|>system\n"
+TURN_CHANGE = 5  # of "<|im_end|>\n<|im_start|>user\n"
+USER_HEAD = 3  # of "<|im_start|>user\n"
+TAIL = 7  # of "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def block_text(block_id: int, size: int) -> str:
-    """The text of a block, or the first ``size`` bytes of it."""
-    return passage(f"block {block_id}", size)
+def block_text(block_id: int, tokens: int) -> str:
+    """The text of a block, or the first ``tokens`` of it."""
+    return passage(f"block {block_id}", tokens * TOKEN_BYTES)
 
 
 def trace_messages(request: TraceRequest) -> list[dict[str, str]]:
     """The messages of one request of a trace."""
-    sizes = [BLOCK_BYTES] * len(request.hash_ids)
-    last = request.prompt_tokens * TOKEN_BYTES - BLOCK_BYTES * (len(sizes) - 1)
-    if len(sizes) == 1 and last == BLOCK_BYTES:
-        return [{"role": "system", "content": block_text(request.hash_ids[0], BLOCK_BYTES - len(SYSTEM_HEAD))}]
+    sizes = [BLOCK_TOKENS] * len(request.hash_ids)
+    last = request.prompt_tokens - BLOCK_TOKENS * (len(sizes) - 1)
+    if len(sizes) == 1 and last == BLOCK_TOKENS:
+        return [{"role": "system", "content": block_text(request.hash_ids[0], BLOCK_TOKENS - SYSTEM_HEAD)}]
     if len(sizes) == 1:
-        size = max(1, last - len(USER_HEAD) - len(TAIL))
+        size = max(1, last - USER_HEAD - TAIL)
         return [{"role": "user", "content": block_text(request.hash_ids[0], size)}]
-    sizes[-1] = max(0, last - len(TAIL)) if last < BLOCK_BYTES else last
+    sizes[-1] = max(0, last - TAIL) if last < BLOCK_TOKENS else last
     if len(sizes) == 2:
-        sizes[1] = max(1, sizes[1] - len(TURN_CHANGE))
+        sizes[1] = max(1, sizes[1] - TURN_CHANGE)
     else:
-        sizes[1] -= len(TURN_CHANGE)
-    sizes[0] -= len(SYSTEM_HEAD)
+        sizes[1] -= TURN_CHANGE
+    sizes[0] -= SYSTEM_HEAD
     system, *rest = (block_text(block, size) for block, size in zip(request.hash_ids, sizes, strict=True))
     return [{"role": "system", "content": system}, {"role": "user", "content": "".join(rest)}]
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from routing.simulation.standin.generation import Choice, Generation
-from routing.simulation.standin.text import token_ids
+from routing.simulation.standin.text import encode, token_ids
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-standin"
@@ -103,7 +103,7 @@ def _logprob(piece: str) -> dict[str, Any]:
 
 
 def _ids(choice: Choice, generation: Generation) -> list[int] | None:
-    return token_ids(choice.text.encode()) if generation.ask.return_token_ids else None
+    return token_ids(encode(choice.text.encode())) if generation.ask.return_token_ids else None
 
 
 def _prompt_ids(generation: Generation, index: int) -> list[int] | None:

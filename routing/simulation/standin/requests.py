@@ -16,7 +16,7 @@ from routing.simulation.standin.errors import (
     total_too_long,
     unknown_model,
 )
-from routing.simulation.standin.text import VOCABULARY, bytes_of, count_tokens, natural_length, render_chat
+from routing.simulation.standin.text import VOCABULARY, bytes_of, count_tokens, encode, natural_length, render_chat
 
 MAX_N = 128
 
@@ -27,7 +27,7 @@ class Ask:
 
     is_chat: bool
     model: str
-    prompts: list[bytes]  # rendered; a completion may have several
+    prompts: list[bytes]  # their tokens' ids; a completion may have several
     n: int  # choices for each prompt
     max_tokens: int | None  # as asked for
     stream: bool
@@ -89,7 +89,7 @@ def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: 
     for message in messages:
         _check_content(message, model)
     tools = body.get("tools")
-    ask.prompts = [render_chat(messages, tools if isinstance(tools, list) else None)]
+    ask.prompts = [encode(render_chat(messages, tools if isinstance(tools, list) else None))]
     _check_length(ask, max_model_len)
     return ask
 
@@ -126,7 +126,7 @@ def _prompts(prompt: Any) -> list[Any]:
 
 def _read_prompt(prompt: Any) -> bytes:
     if isinstance(prompt, str):
-        return prompt.encode(errors="replace")
+        return encode(prompt.encode(errors="replace"))
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         for token in prompt:
             if not 0 <= token < VOCABULARY:

@@ -30,7 +30,7 @@ from routing.simulation.standin.requests import check_model, decode_body, read_c
 from routing.simulation.standin.settings import ReplicaSettings, parse_settings
 from routing.simulation.standin.state import replica_key, settings_key
 from routing.simulation.standin.stream import EventStream
-from routing.simulation.standin.text import bytes_of, count_tokens, render_chat, token_ids
+from routing.simulation.standin.text import bytes_of, count_tokens, decode, encode, render_chat, token_ids
 
 LARGEST_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
@@ -169,14 +169,15 @@ async def tokenize(request: web.Request) -> web.Response:
         data = render_chat(read_messages(body), tools if isinstance(tools, list) else None)
     else:
         data = str(body.get("prompt") or "").encode(errors="replace")
+    prompt = encode(data)
     names = None
     if body.get("return_token_strs"):
-        names = [data[i : i + 4].decode(errors="replace") for i in range(0, len(data), 4)]
+        names = [token.decode(errors="replace") for token in decode(prompt)]
     longest = settings.engine.max_model_len
     answer = {
-        "count": count_tokens(data),
+        "count": count_tokens(prompt),
         "max_model_len": longest,
-        "tokens": token_ids(data),
+        "tokens": token_ids(prompt),
         "token_strs": names,
     }
     return json_answer(answer)
@@ -189,7 +190,7 @@ async def detokenize(request: web.Request) -> web.Response:
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(type(one) is int and 0 <= one < 1 << 32 for one in tokens):
         raise bad_request("tokens must be a list of token ids", "tokens")
-    return json_answer({"prompt": bytes_of(tokens).rstrip(b"\0").decode(errors="replace")})
+    return json_answer({"prompt": b"".join(decode(bytes_of(tokens))).decode(errors="replace")})
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:

@@ -1,42 +1,66 @@
-"""Text as the stand-in sees it: a token is 4 UTF-8 bytes of the rendered prompt, and answers are pseudo-words.
+"""Text as the stand-in sees it: a tokenizer of short pieces of words, and answers of pseudo-words.
 
-A token's id is its 4 bytes read little-endian, so ids and text are two forms of the same prompt and share blocks.
-An answer's tokens are 4 bytes each too, the first one longer where the prompt ended inside a token: a next turn that
-carries the answer continues the very same bytes, and finds the generated blocks in the cache as it would in vLLM.
+Theory of operation. A token is up to 4 bytes of the rendered prompt: a blank and three letters, four letters that go on
+with a word, one character of any other script, one digit, blank or sign. A marker of the chat template is one token. So
+English has about 3 bytes a token, words of 3 or 7 letters exactly 4, digits and code fewer, and other scripts 2 to 4.
+A token's id is its bytes read little-endian, and a prompt is the ids of its tokens, 4 bytes each: a text and
+its ids are the same prompt and share blocks, and ids that no text has are a prompt as well.
+
+A response's tokens begin with a blank, so no token spans from the prompt into it: a next turn that carries the response
+continues the very same tokens, and finds the generated blocks in the cache as it would in vLLM.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
-TOKEN_BYTES = 4
+TOKEN_BYTES = 4  # at most of a text, and of an id
 VOCABULARY = 1 << 32
+_MARKERS: Final = {b"<|im_start|>": b"\xff\xff\xff\x01", b"<|im_end|>": b"\xff\xff\xff\x02"}  # 0xFF is in no UTF-8 text
+_OF_MARKER: Final = {packed: marker for marker, packed in _MARKERS.items()}
+_tokens: Final = re.compile(
+    rb"<\|im_start\|>|<\|im_end\|>| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[\xc0-\xf7][\x80-\xbf]{1,3}|[\x00-\xff]"
+).findall
 
 
-def count_tokens(data: bytes) -> int:
-    """Tokens of a rendered prompt; a last one may be partial."""
-    return -(-len(data) // TOKEN_BYTES)
+@lru_cache(maxsize=64)
+def encode(text: bytes) -> bytes:
+    """The prompt that a rendered text is: the ids of its tokens, 4 bytes each."""
+    packed = [_MARKERS.get(token) or token.ljust(TOKEN_BYTES, b"\0") for token in _tokens(text)]
+    return b"".join(packed)
 
 
-def token_ids(data: bytes) -> list[int]:
+def decode(prompt: bytes) -> list[bytes]:
+    """The texts of a prompt's tokens."""
+    packed = [prompt[at : at + TOKEN_BYTES] for at in range(0, len(prompt), TOKEN_BYTES)]
+    return [_OF_MARKER.get(token) or token.rstrip(b"\0") or b"\0" for token in packed]
+
+
+def count_tokens(prompt: bytes) -> int:
+    """Tokens of a prompt."""
+    return len(prompt) // TOKEN_BYTES
+
+
+def token_ids(prompt: bytes) -> list[int]:
     """The ids of a prompt's tokens."""
-    padded = data + b"\0" * (-len(data) % TOKEN_BYTES)
-    return list(struct.unpack(f"<{len(padded) // TOKEN_BYTES}I", padded))
+    return list(struct.unpack(f"<{len(prompt) // TOKEN_BYTES}I", prompt))
 
 
 def bytes_of(ids: Sequence[int]) -> bytes:
-    """The prompt that ids stand for; each must be in 0..2**32-1."""
+    """The prompt of these ids; each must be in 0..2**32-1."""
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def block_keys(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
-    """Chained keys of the full blocks of ``data``: a key stands for its block and all before it."""
+    """Chained keys of a prompt's full blocks: a key stands for its block and all before it."""
     size = block_tokens * TOKEN_BYTES
     digest = xxh3_64_intdigest
     key = digest(salt.encode()) if salt else 0
@@ -71,7 +95,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 class Babble:
-    """Deterministic pseudo-words: a blank and three letters to a token."""
+    """Deterministic pseudo-words: a blank and three letters, which is a token."""
 
     WORDS = 16_384
 
@@ -89,9 +113,7 @@ class Babble:
         missing = tokens * TOKEN_BYTES - len(text)
         if missing > 0:
             text += self._text * (missing // len(self._text) + 1)
-        pieces = [text[i : i + TOKEN_BYTES] for i in range(0, tokens * TOKEN_BYTES, TOKEN_BYTES)]
-        pieces[0] = "o" * (-len(prompt) % TOKEN_BYTES) + pieces[0]
-        return pieces
+        return [text[i : i + TOKEN_BYTES] for i in range(0, tokens * TOKEN_BYTES, TOKEN_BYTES)]
 
 
 def natural_length(prompt: bytes, variant: int = 0) -> int:

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from routing.simulation.engine import EngineConfig
 from routing.simulation.standin.settings import DEFAULT_BLOCKS
-from routing.simulation.standin.text import Babble, block_keys, count_tokens, render_chat
+from routing.simulation.standin.text import Babble, block_keys, count_tokens, encode, render_chat
 from routing.workload.job import Job
 from routing.workload.mix import CHAT_SCALE, DEFAULT_RATE, GROUPS, Mix
 from tests.routing.simulation.stepwise import replay
@@ -43,11 +43,12 @@ def played(mix: Mix, seconds: float) -> list[Played]:
     rows = []
     for job in takewhile(lambda job: job.at_s < seconds, mix.jobs()):
         body = job.body(None, answers[job.script])
-        prompt = render_chat(body["messages"], body.get("tools"))
+        text = render_chat(body["messages"], body.get("tools"))
+        prompt = encode(text)
         answer = "".join(BABBLE.answer(prompt, job.output_tokens))
         answers[job.script].append(answer)
-        opening = prompt[: prompt.index(b"<|im_end|>")]
-        tier1 = xxh3_64_intdigest(opening if len(opening) > 280 else prompt[:1024])
+        opening = text[: text.index(b"<|im_end|>")]
+        tier1 = xxh3_64_intdigest(opening if len(opening) > 280 else text[:1024])
         rows.append(Played(job, count_tokens(prompt), block_keys(prompt + answer.encode(), 16), tier1))
     return rows
 
