@@ -69,8 +69,10 @@ class Replay:
         self.estimated, self.counted = faded * self.estimated, faded * self.counted
         if len(requests):
             is_told = (requests.prompt_tokens > 0) & (requests.estimates > 0)
-            self.hash_tokens = float(requests.hash_tokens[-1])
-            self.estimated += float(requests.estimates[is_told].sum())
+            latest = float(requests.hash_tokens[-1])
+            self.estimated *= latest / self.hash_tokens
+            self.hash_tokens = latest
+            self.estimated += float(self.estimates_of(requests)[is_told].sum())
             self.counted += float(requests.prompt_tokens[is_told].sum())
         blocks = requests.block_counts.sum()
         while blocks * self.ratio > MOST_BLOCKS_PER_MINUTE * minutes:
@@ -120,9 +122,14 @@ class Replay:
         for model in (self.ideal, self.placed):
             model.update({name: blocks[blocks < below] for name, blocks in model.items()})
 
+    def estimates_of(self, requests: Requests) -> Floats:
+        """Estimated lengths, all by the latest estimate of a block's tokens, which routers learn and change."""
+        return requests.estimates * (self.hash_tokens / requests.hash_tokens)
+
     def tokens_of(self, requests: Requests) -> Floats:
         """The prompts' lengths as the engine counted them, or would have."""
-        return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, requests.estimates * self.real_ratio)
+        estimates = self.estimates_of(requests)
+        return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, estimates * self.real_ratio)
 
     def room(self, tokens: int) -> int:
         """Sampled blocks in so many of the engine's tokens."""

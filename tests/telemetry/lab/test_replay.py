@@ -245,3 +245,21 @@ def test_a_depth_is_right_on_average_wherever_it_is(true_depth):
     spread = statistics.stdev(found)
     assert statistics.fmean(found) == pytest.approx(true_depth, abs=4 * spread / 20_000**0.5)
     assert spread < 1.3 * error(ratio)
+
+
+def test_routers_that_learn_another_number_of_tokens_a_block_change_nothing():
+    requests = [
+        one._replace(group="", prompt_tokens=None, cached_tokens=None) if number % 3 else one._replace(group="")
+        for number, one in enumerate(traffic(400))
+    ]
+    changed = [one._replace(hash_tokens=96, estimate_tokens=one.estimate_tokens * 96 // 64) for one in requests[200:]]
+    found = []
+    for later in (requests[200:], changed):
+        replay, tally = Replay({f"r{number}": 200 * HASH_TOKENS for number in range(4)}), Tally()
+        for part in (requests[:200], later):
+            replay.learn(columns(part), 1.0)
+            replay.use(columns(part), tally)
+        sums = tally.settled(replay.ratio)[""]
+        found.append([replay.room(10_000), *(getattr(sums, term) for term in REPLAYED)])
+
+    assert found[1] == pytest.approx(found[0], rel=2e-3)
