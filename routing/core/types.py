@@ -8,8 +8,9 @@ from typing import Final, NewType, TypeVar
 ReplicaId = NewType("ReplicaId", str)  # a replica's stable name: what is up, out of order, joined
 TargetId = NewType("TargetId", str)  # where a request goes: a replica, or one of its ranks; its identity on every ring
 NameT = TypeVar("NameT", bound=str)  # of what is on a ring: a ReplicaId or a TargetId
-BYTES_PER_TOKEN: Final = 4  # of English text, roughly: the estimate of a prompt's length where no ids are given
-BLOCK_TOKENS: Final = 64  # of a block that prompts are hashed in, by that estimate
+BLOCK_BYTES: Final = 256  # of a canonical prompt: the blocks that prompts are hashed in
+BLOCK_TOKENS: Final = 64  # of such a block, 4 bytes a token as in English, until the tokenizer is known
+BYTES_PER_TOKEN: Final = BLOCK_BYTES // BLOCK_TOKENS
 PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's opening, or of a session
 
 

@@ -10,14 +10,27 @@ from routing.core.models import Served
 from routing.core.prompt.prefix import PrefixHasher, boundary_end
 from routing.core.prompt.shape import Shape, shape_of
 from routing.core.request import PlacementRequest
-from routing.core.types import PrefixHash
+from routing.core.token_ratio import TokenRatio
+from routing.core.types import BLOCK_TOKENS, PrefixHash
 from routing.schema import Tier1
 
 
 class RequestKeys:
     """The keys of one request. Computed when asked; what is asked twice is kept."""
 
-    __slots__ = ("_blocks", "_chain", "_hasher", "_request", "_rule", "_served", "_tier1", "_tier2", "prompt_tokens")
+    __slots__ = (
+        "_blocks",
+        "_chain",
+        "_hasher",
+        "_request",
+        "_rule",
+        "_served",
+        "_tier1",
+        "_tier2",
+        "block_tokens",
+        "prompt_tokens",
+        "ratio",
+    )
 
     def __init__(
         self,
@@ -25,13 +38,16 @@ class RequestKeys:
         served: Served,
         hasher: PrefixHasher,
         rule: Tier1,
-        prompt_tokens: int,
+        ratio: TokenRatio,
     ) -> None:
         self._request = request
         self._served = served
         self._hasher = hasher
         self._rule = rule
-        self.prompt_tokens = prompt_tokens  # estimated length of the prompt
+        self.ratio = ratio  # of the pool's model; it may move while the request is under way
+        ids = request.prompt.ids
+        self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # of each block: estimated, or so many ids
+        self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # estimated length of the prompt
         self._tier1: PrefixHash | None = None
         self._tier2: PrefixHash | None = None
         self._blocks: list[array[int]] | None = None
@@ -55,6 +71,16 @@ class RequestKeys:
     def tier1_bytes(self) -> int:
         """Where the opening ends in the canonical prompt."""
         return boundary_end(self._request.prompt, self._rule)
+
+    @property
+    def tier1_tokens(self) -> int:
+        """Estimated tokens of the opening."""
+        return self.ratio.tokens(self.tier1_bytes)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the prompt where its tokens may teach the ratio, else 0."""
+        return self._request.prompt.sample_bytes
 
     @property
     def tier2(self) -> PrefixHash | None:

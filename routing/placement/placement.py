@@ -23,6 +23,7 @@ from routing.core.prompt.prefix import PrefixHasher
 from routing.core.request import PlacementRequest
 from routing.core.residency.residency import Residency
 from routing.core.targets import targets_of
+from routing.core.token_ratio import TokenRatio, TokenRatios, models_of
 from routing.core.types import Choice, NoReplicaError, PrefixHash, ReplicaId, TargetId
 from routing.core.warming.openings import Cut, OpeningKey
 from routing.placement.decision import Decision
@@ -39,6 +40,7 @@ class _Pool(NamedTuple):
     find: Callable[[Served, PlacementRequest], Found]  # a request's task group
     own: Route
     by_group: dict[str, Route]
+    ratios: dict[str, TokenRatio]  # by model; that of "" is of any other
 
 
 class Placement:
@@ -55,11 +57,13 @@ class Placement:
         seed: int = 0,
         residency: Residency | None = None,
         router: str = "",
+        ratios: TokenRatios | None = None,
     ) -> None:
         self.config = config
         self._loads = loads
         self._residency = Residency() if residency is None else residency
         self._hasher = PrefixHasher(config.hash_secret)
+        self._ratios = TokenRatios() if ratios is None else ratios
         self.models = Models(config)
         self.matcher = Matcher(config, self._hasher)
         self._pools: dict[str, _Pool] = {}
@@ -75,7 +79,9 @@ class Placement:
             if builder.shares is not None:
                 self._shares[pool.name] = builder.shares
             by_group = {group.name: builder.route(group) for group in pool.groups}
-            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), builder.route(None), by_group)
+            ratios_of_pool = {model: self._ratios.of(pool.name, model) for model in models_of(pool)}
+            own = builder.route(None)
+            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), own, by_group, ratios_of_pool)
 
     def carry_over(self, before: Placement) -> None:
         """Let groups and strategies go on from what traffic had taught them under the configuration before."""
@@ -92,7 +98,7 @@ class Placement:
 
     def _routes(self) -> Iterator[Route]:
         """Those in force, of all pools."""
-        for _, own, by_group in self._pools.values():
+        for _, own, by_group, _ in self._pools.values():
             yield own
             yield from by_group.values()
 
@@ -104,7 +110,7 @@ class Placement:
         if loads.next_due_s != math.inf and loads.next_due_s <= (now_s := loads.clock()):
             loads.advance(now_s)
         served = self.models.served(request.model)
-        find, route, routes = self._pools[served.pool.name]
+        find, route, routes, ratios = self._pools[served.pool.name]
         group, matched_by = find(served, request)
         if group is not None:
             route = routes[group.name]
@@ -116,7 +122,8 @@ class Placement:
             candidates = _usable(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
-        keys = RequestKeys(request, served, self._hasher, route.tier1, request.prompt.tokens)
+        ratio = ratios.get(served.model) or ratios[""]
+        keys = RequestKeys(request, served, self._hasher, route.tier1, ratio)
         choice = route.strategy.choose(keys, candidates)
         return Decision(route, matched_by, served, route.replicas.targets[choice.target], choice, candidates, keys)
 
@@ -126,14 +133,14 @@ class Placement:
 
     def verdict(self, decision: Decision, request: PlacementRequest) -> Verdict | None:
         """Which revision a request that was decided on falls to, and why; None where its policy tries none."""
-        _, own, by_group = self._pools[decision.pool]
+        _, own, by_group, _ = self._pools[decision.pool]
         rule = by_group.get(decision.group, own).trial_rule
         return None if rule is None else rule.verdict(request, decision.served)
 
     def homes(self, pool: str, opening: OpeningKey, replica: str, adapter: str, health: HealthBook) -> list[TargetId]:
         """Those of a replica's targets that a task group's opening will call home, once the replica takes traffic."""
         group, prefix = opening
-        _, own, by_group = self._pools[pool]
+        _, own, by_group, _ = self._pools[pool]
         route = by_group.get(group) if group else own
         if route is None:
             return []
@@ -151,7 +158,7 @@ class Placement:
 
     def could_serve(self, missing: NoReplicaError, replica: str, health: HealthBook) -> bool:
         """Whether a replica of that pool would have been eligible, had it not been kept back."""
-        _, own, by_group = self._pools[missing.pool]
+        _, own, by_group, _ = self._pools[missing.pool]
         replicas, adapter = by_group.get(missing.group, own).replicas, missing.adapter
         targets = [target for target in self.targets_by_replica[replica] if target in replicas.targets]
         holds = any(not adapter or replicas.holds(target, adapter, health) for target in targets)
@@ -174,7 +181,11 @@ class Placement:
             if route.counting is not None:
                 route.counting.count_request(decision.keys)
         residency = self._residency if route.pool in self._asks_residency else None
-        return count_as_sent(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
+        if residency is not None:
+            residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
+        ticket = count_as_sent(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
+        ticket.teach(decision.keys.ratio, decision.keys.sample_bytes)
+        return ticket
 
 
 def count_as_sent(
@@ -184,7 +195,7 @@ def count_as_sent(
     tokens = keys.prompt_tokens
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
-    stay = residency.insert(choice.target, keys.chain, loads.clock(), tokens)
+    stay = residency.insert(choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens)
     return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), stay, is_plain=is_plain)
 
 

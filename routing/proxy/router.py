@@ -15,6 +15,7 @@ from routing.core.limits.retry_budget import RetryBudget
 from routing.core.loads.book import LoadBook
 from routing.core.prompt.canonical import CanonicalPrompt
 from routing.core.residency.residency import Residency
+from routing.core.token_ratio import TokenRatios, models_of
 from routing.core.types import NoReplicaError, ReplicaId
 from routing.placement.decision import Decision
 from routing.placement.placement import Placement
@@ -82,6 +83,7 @@ class Router:
         self.answer_heads = KnownHeads[AnswerHead](ANSWER_NAMES)
         self.loads = LoadBook()
         self.residency = Residency()
+        self.token_ratios = TokenRatios()
         self.limits = Limits()
         self.health = HealthBook()
         self.slow_starts = SlowStarts(self.health)
@@ -164,7 +166,7 @@ class Router:
     def placed(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
         """A request goes to its first replica: tell those who count by prompts."""
         if request.grant is not None:
-            request.grant.began(prompt.tokens)
+            request.grant.began(decision.keys.prompt_tokens)
         if self.warm_ups is not None:
             self.warm_ups.met(decision, request, prompt)
 
@@ -247,7 +249,7 @@ class Router:
         return swap
 
     def _build(self, config: RouterConfig) -> Serving:
-        placement = Placement(config, self.loads, seed=int(self.boot, 16), residency=self.residency, router=self.name)
+        placement = Placement(config, self.loads, int(self.boot, 16), self.residency, self.name, self.token_ratios)
         before = self.serving.links if self.serving else {}
         links = {
             replica.name: old
@@ -306,6 +308,9 @@ class Router:
         self.metrics.prune(self.knows)  # at each scrape too, but there may be none
         self.loads.forget_all_but(serving.targets)
         self.residency.forget_all_but(serving.targets)
+        self.token_ratios.forget_all_but(
+            (pool.name, model) for pool in serving.config.pools for model in models_of(pool)
+        )
         self.checks.check_only(serving.checked)
         self.breakers.configure(serving.config.pools)
         self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})

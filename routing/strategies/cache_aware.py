@@ -43,7 +43,7 @@ class CacheAware:
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The preferred replica with room, else the least loaded."""
         chain = keys.chain
-        match = self.residency.match(chain)
+        match = self.residency.match(chain, keys.block_tokens)
         key = home_key(chain, match, None if chain else keys.tier1)
         room = Room(candidates, self.load_factor, self.min_bound)
         refused: list[TargetId] = []
@@ -58,7 +58,7 @@ class CacheAware:
 
     def weigh(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt."""
-        match = self.residency.match(keys.chain)
+        match = self.residency.match(keys.chain, keys.block_tokens)
         return [Weighed(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in targets]
 
     def _preferred(
@@ -67,7 +67,7 @@ class CacheAware:
         """Of each depth that counts, the deepest first, the least loaded holder, and the tokens that it holds."""
         unseen = candidates.mask
         for blocks, holders in reversed(match.levels):
-            hit_tokens = min(blocks * self.residency.block_tokens, prompt_tokens)
+            hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
             if hit_tokens < self.min_hit_ratio * prompt_tokens:
                 return
             members = lightest(holders & unseen, key, candidates)

@@ -29,7 +29,7 @@ class LowestCost:
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The candidate with the least cost."""
         chain = keys.chain
-        match = self.residency.match(chain)
+        match = self.residency.match(chain, keys.block_tokens)
         sole = self.rule.sole_holder(match, keys.prompt_tokens, candidates)
         if sole is not None:
             return sole
@@ -38,7 +38,7 @@ class LowestCost:
 
     def weigh(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Weighed]:
         """What each of some candidates holds of the prompt, and its cost."""
-        match, tokens = self.residency.match(keys.chain), keys.prompt_tokens
+        match, tokens = self.residency.match(keys.chain, keys.block_tokens), keys.prompt_tokens
         members = [candidates.by_name[name] for name in targets]
         costs = self.rule.costs(members, match, tokens, candidates)
         return [Weighed(match.tokens(member.bit, tokens), cost) for member, cost in zip(members, costs, strict=True)]

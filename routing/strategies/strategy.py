@@ -40,6 +40,11 @@ class Keys(Protocol):
         """Estimated length of the prompt."""
         ...
 
+    @property
+    def block_tokens(self) -> int:
+        """Estimated tokens of a block of the chain."""
+        ...
+
 
 class Strategy(Protocol):
     """Pick one of the candidates. Pure but for its own counters; costs microseconds."""

@@ -24,6 +24,7 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_out": max,  # the same
     "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
+    "warmpath_router_tokens_per_byte": max,  # each worker learns its own; a sum would be none of them
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # what placing a request costs
     "ladder": "tests.benchmarks.ladder",  # what replaying five minutes of decisions takes
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
+    "predictions": "tests.benchmarks.predictions",  # predicted against delivered tokens; needs replicas of yours
     "quality": "tests.benchmarks.quality",  # how good each strategy's choices are, and how fast they are replayed
     "soak": "tests.benchmarks.soak",  # goals that need time or numbers, judged; not among "all"
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
@@ -28,8 +29,8 @@ BENCHMARKS = {
 }
 # What runs the router's code in this process runs it compiled too, in another process; the options of that run.
 COMPILED_TOO = {"decision": (), "path": (), "quality": ("--speed",)}
-TAKE_OPTIONS = {"alerts", "causes", "quality", "soak", "telemetry"}
-ON_DEMAND = {"soak"}
+TAKE_OPTIONS = {"alerts", "causes", "predictions", "quality", "soak", "telemetry"}
+ON_DEMAND = {"predictions", "soak"}
 
 
 def main(arguments: list[str]) -> int:

@@ -16,12 +16,16 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.strategies.registry import STRATEGIES
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
-from tests.benchmarks import agreement, ladder, quality
+from tests.benchmarks import agreement, ladder, predictions, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import decisions, replicas, scrape
+from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
+
+SMALL = ("--blocks", "1025", "--block-tokens", "32", "--max-model-len", "8192")  # 32,768 tokens: far less than is asked
+FAST = ("--prefill-rate", "200000", "--step-s", "0.002")
 
 
 def test_a_benchmark_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +51,21 @@ def test_what_is_timed_has_a_core_of_its_own_with_all_its_threads_while_it_is_ti
     if can_be_split():
         assert len(own) == 1
         assert not own & rest
+
+
+@pytest.mark.timeout(300)
+def test_overfull_caches_deliver_what_was_predicted_whatever_the_tokenizer() -> None:
+    with replica_process(*SMALL, *FAST) as one, replica_process(*SMALL, *FAST) as other:
+        figures = predictions.measured([*replica_options(one, other), "--requests", "320", "--conversations", "80"])
+
+    assert figures.responses == 192
+    assert figures.cached < 0.8 * figures.prompt  # the caches are overfull
+    assert abs(figures.points) <= predictions.GOAL_POINTS
+    assert figures.over_ratio <= predictions.GOAL_OVER
+
+
+def replica_options(*replicas: ReplicaProcess) -> list[str]:
+    return [word for one in replicas for word in ("--replica", f"http://127.0.0.1:{one.port}")]
 
 
 @contextmanager

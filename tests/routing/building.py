@@ -92,12 +92,14 @@ class FixedKeys:
         tier2: int | None = None,
         chain: Sequence[int] = (),
         prompt_tokens: int = 100,
+        block_tokens: int = 10,
     ) -> None:
         self.session = None if session is None else PrefixHash(session)
         self.tier1 = None if tier1 is None else PrefixHash(tier1)
         self.tier2 = None if tier2 is None else PrefixHash(tier2)
         self.chain = chain
         self.prompt_tokens = prompt_tokens
+        self.block_tokens = block_tokens
 
 
 def draining(count: int) -> tuple[ReplicaConfig, ...]:

@@ -84,11 +84,10 @@ class CostRule:
         """
         if self.by_rate or not match.levels:
             return None
-        blocks, holders = match.levels[-1]
-        member = candidates.by_bit.get(holders & candidates.mask)
+        member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
             return None
-        hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
+        hit_tokens = match.longest_tokens(member.bit, prompt_tokens)
         uncached = prompt_tokens - hit_tokens
         cost = work_ahead(member.load, candidates.now_s()) + self.base * uncached
         if self._limit(cost / member.weight, member, uncached) >= self._elsewhere(match, prompt_tokens, candidates):

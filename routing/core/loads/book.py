@@ -34,6 +34,7 @@ from typing import Final
 
 from routing.core.loads.rates import PrefillRate
 from routing.core.residency.stay import Stay
+from routing.core.token_ratio import TokenRatio
 from routing.core.types import TargetId
 
 JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
@@ -83,7 +84,17 @@ class Load:
 class Ticket:
     """One dispatched request's share of a replica's load."""
 
-    __slots__ = ("_ahead", "_book", "_is_prefilled", "_load", "_running", "_stay", "is_plain")
+    __slots__ = (
+        "_ahead",
+        "_book",
+        "_is_prefilled",
+        "_load",
+        "_ratio",
+        "_running",
+        "_sample_bytes",
+        "_stay",
+        "is_plain",
+    )
 
     def __init__(self, book: LoadBook, load: Load, stay: Stay | None, ahead: float, *, is_plain: bool = False) -> None:
         self._book = book
@@ -93,6 +104,12 @@ class Ticket:
         self._running = 1
         self._is_prefilled = False
         self.is_plain = is_plain  # its first byte comes with its last token
+        self._ratio: TokenRatio | None = None
+        self._sample_bytes = 0
+
+    def teach(self, ratio: TokenRatio, sample_bytes: int) -> None:
+        """Let the response's prompt tokens be a sample of this ratio: of so many bytes, 0 for no sample."""
+        self._ratio, self._sample_bytes = ratio, sample_bytes
 
     def first_byte(self) -> None:
         """The prompt is prefilled: nothing of it waits any more."""
@@ -101,19 +118,27 @@ class Ticket:
             self._book.changed(self._load)
 
     def answered(
-        self, ttft_s: float | None = None, prompt_tokens: int | None = None, cached_tokens: int | None = None
+        self,
+        ttft_s: float | None = None,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        generated_tokens: int | None = None,
     ) -> None:
         """The replica gave a whole answer that is no error; call before ``end``. None where it does not say.
 
         ``ttft_s`` is of this replica alone, without others that were tried; tokens are the engine's own counts.
         """
         self._is_prefilled = True
-        if prompt_tokens is None or cached_tokens is None:
+        if prompt_tokens is None:
+            return
+        if self._ratio is not None:
+            self._ratio.learn(self._sample_bytes, prompt_tokens)
+        if cached_tokens is None:
             return
         if ttft_s is not None:
             self._load.prefill.learn(self._ahead + prompt_tokens - cached_tokens, ttft_s)
         if self._stay is not None:
-            self._stay.confirm(prompt_tokens, cached_tokens)
+            self._stay.confirm(prompt_tokens, cached_tokens, generated_tokens)
 
     def end(self) -> None:
         """The request is over: answered, failed or cancelled."""

@@ -29,7 +29,7 @@ from xxhash import xxh3_128_hexdigest
 
 from routing.core.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
 from routing.core.prompt.rendering import rendering_of
-from routing.core.types import BYTES_PER_TOKEN, BodyError
+from routing.core.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
 MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes
 
@@ -56,7 +56,7 @@ _json: Final = msgspec.json.Encoder(order="deterministic").encode
 class CanonicalPrompt:
     """A prompt as hashes see it. Offsets are into ``data``, ascending."""
 
-    __slots__ = ("data", "message_ends", "rendering", "salt", "system_end", "tokens", "tools_end")
+    __slots__ = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
 
     def __init__(
         self,
@@ -64,22 +64,34 @@ class CanonicalPrompt:
         tools_end: int,
         system_end: int,
         message_ends: list[int],
-        tokens: int,
+        ids: int = 0,
         salt: str = "",
         rendering: int = 0,
+        *,
+        is_text: bool = True,
     ) -> None:
         self.data = data
         self.tools_end = tools_end  # 0 without tools
         self.system_end = system_end  # of the tools and the system messages that begin the prompt; 0 without either
         self.message_ends = message_ends
-        self.tokens = tokens  # estimate: a quarter of the bytes, or the count of ids; an attachment is its digest
+        self.ids = ids  # token ids, each of them 4 bytes of ``data``
+        self.is_text = is_text  # whether ``data`` shows all that has tokens: no attachments or odd values
         self.salt = salt  # the client's ``cache_salt``
         self.rendering = rendering  # hash of what else changes it from its first token on; 0 for nothing
 
     def salted(self, salt: str) -> CanonicalPrompt:
         """The same prompt under another salt."""
         ends = self.tools_end, self.system_end, self.message_ends
-        return CanonicalPrompt(self.data, *ends, self.tokens, salt, self.rendering)
+        return CanonicalPrompt(self.data, *ends, self.ids, salt, self.rendering, is_text=self.is_text)
+
+    def estimate(self, block_tokens: int) -> int:
+        """Estimated tokens, where a block of text has so many; an attachment counts as its digest."""
+        return -(-(len(self.data) - 4 * self.ids) * block_tokens // BLOCK_BYTES) + self.ids
+
+    @property
+    def sample_bytes(self) -> int:
+        """Its bytes, where these alone say how many tokens it has (a sample of tokens per byte); else 0."""
+        return len(self.data) if self.is_text and not self.ids and not self.rendering else 0
 
 
 def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
@@ -88,7 +100,7 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
     try:
         _write(body, writer)
         prompt = writer.finished()
-        prompt.rendering = rendering_of(body, prompt.data, prompt.tokens)
+        prompt.rendering = rendering_of(body, prompt.data, prompt.estimate(BLOCK_TOKENS))
     except RecursionError:
         raise BodyError(None, "the JSON is nested too deeply") from None
     salt = body.cache_salt
@@ -125,7 +137,7 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
 class _Writer:
     """Collects pieces and the offsets at which segments end."""
 
-    __slots__ = ("_ends", "_ids", "_left", "_length", "_pieces", "_system_end", "_tools_end")
+    __slots__ = ("_ends", "_ids", "_is_text", "_left", "_length", "_pieces", "_system_end", "_tools_end")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -134,12 +146,13 @@ class _Writer:
         self._tools_end = 0
         self._system_end = 0
         self._ids = 0  # token ids written
+        self._is_text = True
         self._left = MAX_PARTS  # that may still come
 
     def finished(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
-        tokens = -(-(len(data) - 4 * self._ids) // BYTES_PER_TOKEN) + self._ids
-        return CanonicalPrompt(data, self._tools_end, self._system_end, self._ends, tokens)
+        ends = self._tools_end, self._system_end, self._ends
+        return CanonicalPrompt(data, *ends, self._ids, is_text=self._is_text)
 
     def tools(self, tools: Any) -> None:
         """The tool definitions; none is the same as an empty list."""
@@ -171,6 +184,7 @@ class _Writer:
     def previous(self, said: Any) -> None:
         """What went before the input, or the id that an engine knows it by."""
         if said:
+            self._is_text = False
             self._segment(PREVIOUS + _json(said))
 
     def prompts(self, prompt: Any, suffix: Any = None) -> None:
@@ -191,6 +205,7 @@ class _Writer:
         """Prompts that were embedded before they were sent."""
         several = embeddings if type(embeddings) is list else (embeddings,)
         self._count(len(several))
+        self._is_text = False
         for one in several:
             self._segment(MESSAGE + CONTENT + _attachment(one))
 
@@ -253,7 +268,11 @@ class _Writer:
             return b""
         if type(content) is list:
             self._count(len(content))
-            return PART.join(map(_part, _unattributed_parts(content) if role == "system" else content))
+            joined = PART.join(map(_part, _unattributed_parts(content) if role == "system" else content))
+            if ATTACHMENT in joined:
+                self._is_text = False
+            return joined
+        self._is_text = False
         return _attachment(content)
 
     def _count(self, parts: int) -> None:
@@ -262,6 +281,7 @@ class _Writer:
             raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and parts of messages in one request")
 
     def _odd(self, value: Any) -> None:
+        self._is_text = False
         self._segment(MESSAGE + ODD + _json(value))
 
     def _segment(self, piece: bytes) -> None:

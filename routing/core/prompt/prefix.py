@@ -18,10 +18,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from routing.core.prompt.canonical import CONTENT, CanonicalPrompt
-from routing.core.types import BLOCK_TOKENS, BYTES_PER_TOKEN, PrefixHash
+from routing.core.types import BLOCK_BYTES, PrefixHash
 from routing.schema import Boundary, Tier1
 
-BLOCK_BYTES: Final = BLOCK_TOKENS * BYTES_PER_TOKEN
 MAX_BLOCKS: Final = 2048  # 512 KiB, about 128k tokens
 STRETCH_BLOCKS: Final = 16  # hashed at once where they are known
 MAX_STRETCHES: Final = 16_384  # remembered at least, and twice as many at most: 12 MiB

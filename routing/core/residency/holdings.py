@@ -22,8 +22,11 @@ class Holding:
     __slots__ = (
         "_index",
         "bit",
+        "block_tokens",
         "blocks",
         "capacity",
+        "capacity_tokens",
+        "keeps_tails",
         "misses",
         "runs",
         "suspect_s",
@@ -35,8 +38,11 @@ class Holding:
         self.bit = bit
         self._index = index
         self.capacity = 0  # blocks
+        self.capacity_tokens = 0  # as the engine counts them
+        self.block_tokens = 1  # estimated, of a block: by it the capacity in blocks follows from that in tokens
         self.blocks = 0  # of all runs
         self.runs: OrderedDict[Run, float] = OrderedDict()  # with the time of their last use
+        self.keeps_tails = False  # since a response told how many tokens it has
         self.misses = 0  # predictions in a row that were wrong
         self.suspect_s = 0.0  # latest use of what those missed
 
@@ -59,6 +65,17 @@ class Holding:
         """Let go of a prompt behind its first ``known`` blocks, as far as it was last used at this time."""
         brought = (run for at, run in self._index.met(chain) if at >= known)
         self._drop([run for run in brought if self.runs.get(run) == used_s])
+
+    def drop(self, run: Run) -> None:
+        """Let go of a run, if it is held."""
+        if run in self.runs:
+            self._drop([run])
+
+    def lengthen(self, tail: Run, blocks: int) -> None:
+        """Let a tail be so long, unless others hold it too or nobody does."""
+        if tail.mask == self.bit:
+            self.blocks += blocks - tail.length
+            tail.length = blocks
 
     def _drop(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -112,8 +129,11 @@ class Holdings:
             while (runs := holding.runs) and next(iter(runs.values())) < used_s:
                 holding.evict()
 
-    def settle(self, target: TargetId, blocks: int) -> Holding:
-        """A replica's, which begins empty, with this capacity from now on."""
+    def settle(self, target: TargetId, tokens: int, block_tokens: int) -> Holding:
+        """A replica's, which begins empty, with room for so many tokens from now on.
+
+        ``block_tokens`` are those of a block until ``resize`` says more.
+        """
         holding = self.by_target.get(target)
         if holding is None:
             if not self._free:
@@ -121,9 +141,16 @@ class Holdings:
                 self._by_number.append(None)
             number = self._free.pop()
             holding = self.by_target[target] = self._by_number[number] = Holding(target, 1 << number, self._index)
-        self.capacity += blocks - holding.capacity
-        holding.capacity = blocks
+            holding.block_tokens = block_tokens
+        holding.capacity_tokens = tokens
+        self.resize(holding, holding.block_tokens)
         return holding
+
+    def resize(self, holding: Holding, block_tokens: int) -> None:
+        """Let a block of what a replica holds stand for so many tokens from now on."""
+        blocks = max(1, holding.capacity_tokens // block_tokens)
+        self.capacity += blocks - holding.capacity
+        holding.capacity, holding.block_tokens = blocks, block_tokens
 
     def remove(self, target: TargetId) -> None:
         """Let go of a replica and all that it holds. O(its own runs)."""

@@ -18,6 +18,7 @@ from routing.core.residency.holdings import Holding, Holdings
 from routing.core.residency.reuse import Reuse
 from routing.core.residency.runs import Chain, Run, Runs
 from routing.core.residency.stay import Stay
+from routing.core.residency.tails import Branches, Tail, TailReuse, tail_key, tail_tokens
 from routing.core.types import BLOCK_TOKENS, TargetId
 
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
@@ -29,12 +30,14 @@ TTL_S: Final = 1200.0  # since last used
 class Match:
     """How much of a prompt each replica holds, by its longest known prefix."""
 
-    __slots__ = ("block_tokens", "levels", "reuse_ratio")
+    __slots__ = ("block_tokens", "branch_tokens", "levels", "reuse_ratio", "tail_mask", "tail_tokens")
 
     def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
         self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # the residency's
+        self.tail_tokens = self.tail_mask = 0  # expected behind the longest known prefix, and who holds them
+        self.branch_tokens = 0  # expected there at others who hold that prefix
 
     @property
     def blocks(self) -> int:
@@ -43,16 +46,24 @@ class Match:
 
     def tokens(self, bit: int, prompt_tokens: int) -> int:
         """Tokens that the replica with this bit holds, at most the prompt's, whose length is an estimate."""
-        for blocks, mask in reversed(self.levels):
+        levels = self.levels
+        if levels and levels[-1][1] & bit:
+            return self.longest_tokens(bit, prompt_tokens)
+        for blocks, mask in reversed(levels):
             if mask & bit:
                 return min(blocks * self.block_tokens, prompt_tokens)
         return 0
+
+    def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
+        """The same of a replica that holds the longest known prefix; there is one."""
+        behind = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
+        return min(self.levels[-1][0] * self.block_tokens + behind, prompt_tokens)
 
 
 class Residency:
     """Who holds what. Times are seconds of any one clock that never goes back."""
 
-    __slots__ = ("_block_tokens", "_holdings", "_max_entries", "_runs", "_ttl_s", "reuse")
+    __slots__ = ("_block_tokens", "_holdings", "_max_entries", "_runs", "_ttl_s", "branches", "reuse", "tails")
 
     def __init__(
         self,
@@ -67,6 +78,8 @@ class Residency:
         self._runs = Runs(max(1, run_tokens // block_tokens))
         self._holdings = Holdings(self._runs)
         self.reuse = Reuse()
+        self.tails = TailReuse()
+        self.branches = Branches()
 
     def __len__(self) -> int:
         """Entries, one for each run and replica that holds it."""
@@ -87,7 +100,13 @@ class Residency:
     def settle(self, target: TargetId, capacity_tokens: int | None = None) -> Holding:
         """A replica's holding, which begins empty; from now on of this capacity, None where the engine has not told."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        return self._holdings.settle(target, max(1, tokens // self._block_tokens))
+        return self._holdings.settle(target, tokens, self._block_tokens)
+
+    def resize(self, target: TargetId, block_tokens: int) -> None:
+        """Let a replica have room for as many blocks as follow from so many tokens in each."""
+        holding = self._holdings.by_target.get(target)
+        if holding is not None and holding.block_tokens != block_tokens:
+            self._holdings.resize(holding, block_tokens)
 
     def holding(self, target: TargetId) -> Holding | None:
         """What is believed of a replica; None of one that nobody settled."""
@@ -99,12 +118,27 @@ class Residency:
 
     # --- prompts ---
 
-    def match(self, chain: Chain) -> Match:
-        """How much of a prompt each replica holds. It changes only that ``insert`` walks less."""
-        return Match(self._runs.levels(chain), self._block_tokens, self.reuse.ratio)
+    def match(self, chain: Chain, block_tokens: int | None = None) -> Match:
+        """How much of a prompt each replica holds. It changes only that ``insert`` walks less.
 
-    def insert(self, target: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0) -> Stay:
-        """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length."""
+        ``block_tokens``: estimated tokens of this prompt's blocks; None where all blocks have as many.
+        """
+        levels = self._runs.levels(chain)
+        match = Match(levels, block_tokens or self._block_tokens, self.reuse.ratio)
+        if levels and (blocks := levels[-1][0]) < len(chain):
+            match.branch_tokens = self.branches.tokens(chain[blocks - 1])
+            tail = self._runs.starting_with(tail_key(chain, blocks))
+            if tail is not None:
+                match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
+        return match
+
+    def insert(
+        self, target: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0, block_tokens: int | None = None
+    ) -> Stay:
+        """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length.
+
+        ``block_tokens`` are as in ``match``.
+        """
         holding = self._holdings.by_target.get(target) or self.settle(target)
         path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs
         fresh = known = 0  # runs that it brings, blocks before the first of them
@@ -120,14 +154,36 @@ class Residency:
                 run.mask |= bit
                 holding.blocks += run.length
                 fresh += 1
+        tail = before = None
+        if path and holding.keeps_tails:
+            if 0 < known < len(chain):
+                before = self._runs.starting_with(tail_key(chain, known))
+                if before is not None and not before.mask & bit:
+                    before = None
+            tail = self._tail(holding, tail_key(chain, len(chain)))
+            runs[tail] = now_s
+            runs.move_to_end(tail)
         for run in reversed(path):
             runs[run] = now_s
             runs.move_to_end(run)
         self._runs.entries += fresh
         self._make_room(holding, now_s)
-        held = known * self._block_tokens
-        ratio = min(1.0, held / prompt_tokens) if prompt_tokens else 0.0
-        return Stay(holding, chain, known, now_s, leans_on_s, ratio)
+        held = known * (block_tokens or self._block_tokens)
+        return Stay(
+            holding, chain, known, now_s, leans_on_s, prompt_tokens, held, (self.tails, self.branches), tail, before
+        )
+
+    def _tail(self, holding: Holding, key: int) -> Run:
+        """What stands behind a chain with this key, which the holding has from now on."""
+        tail = self._runs.starting_with(key)
+        if tail is None:
+            tail = Tail(key)
+            self._runs.add(tail)
+        if not tail.mask & holding.bit:
+            tail.mask |= holding.bit
+            holding.blocks += tail.length
+            self._runs.entries += 1
+        return tail
 
     def _split(self, head: Run, tail: Run) -> None:
         """A run parted. Its new head counts as used just now, so that the tail goes before it."""

@@ -104,6 +104,14 @@ class Runs:
             yield at, run
             at = after
 
+    def starting_with(self, key: int) -> Run | None:
+        """The run that begins with a hash; None where nobody holds one."""
+        return self._starts.get(key)
+
+    def add(self, run: Run) -> None:
+        """Enter a run that nobody holds yet."""
+        self._starts[run.hashes[0]] = run
+
     def let_go(self, run: Run, bit: int) -> None:
         """The replica with this bit no longer holds a run."""
         self.entries -= 1

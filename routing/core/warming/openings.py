@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from heapq import nlargest
 from typing import Final, NamedTuple, Protocol
 
-from routing.core.types import BYTES_PER_TOKEN, PrefixHash, TargetId
+from routing.core.types import PrefixHash, TargetId
 
 KEPT: Final = 512  # openings counted at least
 AGAIN: Final = 2  # times an opening comes until its body is kept
@@ -45,8 +45,8 @@ class Sized(Protocol):
     """Who can tell how long a request's opening is."""
 
     @property
-    def tier1_bytes(self) -> int:
-        """Where it ends in the canonical prompt."""
+    def tier1_tokens(self) -> int:
+        """Its estimated tokens."""
         ...
 
 
@@ -134,7 +134,7 @@ class Openings:
     def _new(self, key: OpeningKey, size: Sized) -> Opening:
         if len(self._seen) >= 2 * KEPT:
             self._drop_all_but(KEPT)
-        opening = self._seen[key] = Opening(size.tier1_bytes // BYTES_PER_TOKEN)
+        opening = self._seen[key] = Opening(size.tier1_tokens)
         return opening
 
     def _weight(self, now_s: float) -> float:

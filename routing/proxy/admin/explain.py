@@ -48,11 +48,12 @@ def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     asked = _as_request(request, serving)
     placement_request = admitted_request(asked, serving.admission)
     decision = serving.placement.decide(placement_request, router.health)
-    record = Record.of(decision, asked.request_id, placement_request.prompt.tokens)
+    record = Record.of(decision, asked.request_id)
     return record.as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
         "trial": serving.placement.verdict(decision, placement_request),
+        "tokens_per_byte": decision.keys.ratio.tokens_per_byte,
         "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, placement_request)),
         "group_replicas": _group_replicas(decision),
         "refused": decision.choice.refused,

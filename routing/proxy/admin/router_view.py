@@ -10,6 +10,7 @@ from typing import Any
 from routing.core.health.breaker import State
 from routing.core.loads.book import LoadBook
 from routing.core.targets import targets_of
+from routing.core.token_ratio import TokenRatios
 from routing.core.types import ReplicaId
 from routing.proxy.admin.explain import explain
 from routing.proxy.admin.view import about_lines
@@ -95,6 +96,7 @@ class RouterView:
         yield from self._failure_lines()
         yield from router.all_gates.lines(is_fine=is_fine)
         yield from router.all_warm_ups.lines()
+        yield from _ratio_lines(router.token_ratios)
         yield from _replica_lines(replicas)
         yield from header("tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check.")
         yield f"{PREFIX}tasks {len(asyncio.all_tasks())}"
@@ -140,6 +142,19 @@ def _loads(book: LoadBook, replica: ReplicaConfig) -> list[tuple[int, int]]:
     """Requests and waiting tokens that this process has at each rank of a replica."""
     loads = [book.load(target.id) for target in targets_of(replica)]
     return [(load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens) for load in loads]
+
+
+def _ratio_lines(ratios: TokenRatios) -> Iterator[str]:
+    """What was learnt of each pool's and model's tokens; nothing of those without a sample."""
+    learnt = [(labels(pool=pool, model=model), it) for (pool, model), it in ratios.items() if it.samples]
+    yield from header(
+        "tokens_per_byte", "gauge", "Prompt tokens for each byte of a prompt, learnt from reported usage."
+    )
+    for what, ratio in learnt:
+        yield f"{PREFIX}tokens_per_byte{{{what}}} {ratio.tokens_per_byte:.6g}"
+    yield from header("tokens_per_byte_samples_total", "counter", "Responses that it was learnt from.")
+    for what, ratio in learnt:
+        yield f"{PREFIX}tokens_per_byte_samples_total{{{what}}} {ratio.samples}"
 
 
 def _replica_lines(rows: list[dict[str, Any]]) -> Iterator[str]:

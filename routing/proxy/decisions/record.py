@@ -32,6 +32,7 @@ class Record:
         "cached_tokens",
         "candidates",
         "group",
+        "hash_tokens",
         "hit_tokens",
         "is_streamed",
         "lacks_details",
@@ -74,6 +75,7 @@ class Record:
         hit_tokens: int | None = None,
         rank: int | None = None,
         arm: str | None = None,
+        hash_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self.request_id = request_id
         self.at = at  # unix seconds
@@ -88,6 +90,7 @@ class Record:
         self.prompt_tokens_estimate = prompt_tokens_estimate
         self.block_tokens = block_tokens  # of the replica
         self.prefix = prefix
+        self.hash_tokens = hash_tokens  # estimated, of each of ``blocks``
         self.blocks = blocks  # in stretches, shared with other records
         self.candidates = candidates  # with costs where the shape is taken
         self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None where the strategy does not ask
@@ -104,10 +107,10 @@ class Record:
         self.shape: bytes | None = None  # JSON of a ``Shape``, of a few requests (shapes.py)
 
     @classmethod
-    def of(cls, decision: Decision, request_id: str, tokens: int, *, weighed: bool = False) -> Record:
+    def of(cls, decision: Decision, request_id: str, *, weighed: bool = False) -> Record:
         """What is known when a request is placed; ``weighed``: with what the strategy made of each candidate."""
         route, target, choice = decision.route, decision.target, decision.choice
-        policy, replica = route.policy, target.replica
+        policy, replica, keys = route.policy, target.replica, decision.keys
         return Record(
             request_id,
             time.time(),
@@ -119,14 +122,15 @@ class Record:
             policy.settings.name,
             replica.name,
             choice.reason,
-            tokens,
+            keys.prompt_tokens,
             replica.block_tokens,
-            decision.keys.tier1,
-            decision.keys.blocks,
+            keys.tier1,
+            keys.blocks,
             decision.explained(MAX_CANDIDATES) if weighed else decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
             target.rank,
             route.arm,
+            keys.block_tokens,
         )
 
     def placed_again(self, decision: Decision) -> None:
@@ -170,7 +174,7 @@ class Record:
             "block_tokens": self.block_tokens,
             "prefix": shown_hash(self.prefix),
             **self._shown_blocks(ratio),
-            "hash_tokens": BLOCK_TOKENS,
+            "hash_tokens": self.hash_tokens,
             "candidates": self.candidates.as_json(),
             "hit_tokens": self.hit_tokens,
             "retries": self.retries,

@@ -181,7 +181,7 @@ class Exchange:
         else:
             request, prompt = self._request, self._placement_request.prompt
             is_described = self._router.shape_sampler.takes(decision, request.arrived_at)
-            self._record = Record.of(decision, request.request_id, prompt.tokens, weighed=is_described)
+            self._record = Record.of(decision, request.request_id, weighed=is_described)
             self._router.placed(decision, request, prompt)
         is_retry, is_plain = self._is_placed, self._is_plain
         self._ticket = self._serving.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from routing.proxy.http.request import Request
 
 PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
-NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [], 0)
+NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])
 RETRY_AFTER_S: Final = 1  # seconds a client is asked to wait when the router cannot serve it now
 
 

@@ -28,7 +28,8 @@ def settle(
         grant.used(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
         ttft_s = None if record.retries else record.ttft_s
-        ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens)
+        generated_tokens = None if usage is None else usage.generated
+        ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens, generated_tokens)
     outcome = delivery.outcome()
     if router.breakers.troubled or outcome is REPLICA_ERROR:
         _judge(router, record, outcome, was_probe=was_probe)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from routing.core.prompt.prefix import BLOCK_BYTES
-from routing.core.types import BYTES_PER_TOKEN, NoReplicaError, ReplicaId, TargetId
+from routing.core.types import BLOCK_BYTES, NoReplicaError, ReplicaId, TargetId
 from routing.core.warming.cutting import cut_body
 from routing.core.warming.openings import Cut, OpeningKey, Openings
 from routing.proxy.log import defect, event
@@ -105,7 +104,7 @@ class WarmUps:
             cut = cut_body(path, body, prompt, end) if len(body) <= MAX_BODY_BYTES else None
             if openings is not None and prefix is not None and cut is not None:
                 blocks = array("Q", decision.keys.chain[: end // BLOCK_BYTES])
-                kept = Cut(path, cut, end // BYTES_PER_TOKEN, blocks, decision.served.adapter)
+                kept = Cut(path, cut, decision.keys.ratio.tokens(end), blocks, decision.served.adapter)
                 openings.keep((decision.group, prefix), kept)
         except Exception as error:  # noqa: BLE001 - the loop would log it with what it was called with
             defect(logger, error, "opening")

@@ -22,7 +22,7 @@ class NotInTracesError(ValueError):
 class TraceKeys:
     """What a strategy may ask about one request."""
 
-    __slots__ = ("_book", "_chain", "_end", "_start", "prompt_tokens")
+    __slots__ = ("_book", "_chain", "_end", "_start", "block_tokens", "prompt_tokens")
 
     session: PrefixHash | None = None  # a trace knows no sessions
 
@@ -31,6 +31,7 @@ class TraceKeys:
         self._start = start  # of its ids
         self._end = end
         self._chain: array[int] | None = None
+        self.block_tokens = book.block_tokens
         self.prompt_tokens = prompt_tokens
 
     @property

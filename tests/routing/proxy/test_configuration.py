@@ -69,7 +69,7 @@ async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in
         await harness.push(config(two, settings=PrefixHashSettings()), 4)  # which asks for less than is made
         serving, health = harness.router.serving, harness.router.health
         assert serving is not None
-        asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5], 2))
+        asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5]))
         candidates = serving.placement.decide(asked, health).candidates
         assert None not in (candidates._members, candidates._mask, candidates._by_name)
 

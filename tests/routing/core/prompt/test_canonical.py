@@ -157,7 +157,7 @@ def test_token_ids_count_and_not_their_number() -> None:
     one, other = (canonical(COMPLETIONS, {"prompt": ids}) for ids in ([1, 2, 3], [4, 5, 6]))
 
     assert one.data != other.data
-    assert one.tokens == 3 + 2  # the ids, and 7 bytes of framing
+    assert one.estimate(64) == 3 + 2  # the ids, and 7 bytes of framing
 
 
 @given(
@@ -219,7 +219,7 @@ def test_documents_stand_behind_the_opening_and_before_the_conversation() -> Non
     assert informed.data[: plain.system_end] == plain.data[: plain.system_end]
     assert informed.data[informed.system_end :].startswith(b'\xf7[{"text":"What is known.","title":"a"}]\xffuser')
     assert len(informed.message_ends) == 2
-    assert informed.tokens > plain.tokens
+    assert informed.estimate(64) > plain.estimate(64)
 
 
 @given(
@@ -276,8 +276,8 @@ def test_function_calls_of_responses_count() -> None:
 
 
 def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
-    assert chat(("user", "x" * 4000)).tokens == 1002  # 6 bytes of framing and role
-    assert chat().tokens == 0
+    assert chat(("user", "x" * 4000)).estimate(64) == 1002  # 6 bytes of framing and role
+    assert chat().estimate(64) == 0
 
 
 @pytest.mark.parametrize(

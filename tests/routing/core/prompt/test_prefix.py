@@ -17,7 +17,7 @@ HASHER = PrefixHasher(SECRET)
 
 
 def of_bytes(data: bytes) -> CanonicalPrompt:
-    return CanonicalPrompt(data, 0, 0, [len(data)], len(data) // 4)
+    return CanonicalPrompt(data, 0, 0, [len(data)])
 
 
 def at(boundary: Boundary, **fields: Any) -> Tier1:

@@ -18,7 +18,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass
 class Size:
-    tier1_bytes: int
+    tier1_tokens: int
 
 
 def key(number: int) -> OpeningKey:
@@ -37,7 +37,7 @@ def meet(kept: Openings, number: int, times: int = 1, *, tokens: int = 100, now_
     """How often a body was asked for; each is given."""
     asked = 0
     for _ in range(times):
-        if kept.count(key(number), now_s, Size(4 * tokens)):
+        if kept.count(key(number), now_s, Size(tokens)):
             asked += 1
             kept.keep(key(number), cut(tokens, size))
     return asked

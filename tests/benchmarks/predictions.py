@@ -1,0 +1,294 @@
+"""Predicted and delivered cached tokens of real replicas: ``python -m tests.benchmarks predictions --replica URL``.
+
+Conversations that share a few system prompts grow turn by turn, and together need more room than the caches have. A
+router of this checkout places them under ``lowest_cost``; its decisions say what it predicted, and the replicas' usage
+what was cached. Texts are this repository's own (prose, code, JSON, and prose with words of other scripts), so tokens
+per byte differ between conversations. Start the replicas with small caches and with ``--enable-prompt-tokens-details``.
+The first ``--skip`` share of the requests fills the caches and is not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
+
+DEADLINE_S = 120.0  # of one request
+ROOT = Path(__file__).parents[2]
+KINDS = ("prose", "code", "json", "mixed")
+SYSTEM_BYTES = 2000
+TURN_BYTES = (200, 1000)
+MOST_BYTES = 5000  # of a conversation; after that a new one replaces it
+ANSWER_TOKENS = (8, 64)
+GOAL_POINTS, GOAL_OVER = 2.0, 0.03
+
+
+@dataclass
+class Conversation:
+    """One conversation, and the texts that it takes its turns from."""
+
+    kind: str
+    messages: list[dict[str, str]]
+    bytes: int = 0
+    is_busy: bool = False
+
+
+@dataclass
+class Figures:
+    """Sums over the judged responses, in the engines' tokens."""
+
+    responses: int = 0
+    prompt: int = 0
+    predicted: float = 0.0
+    cached: int = 0
+    over: float = 0.0  # predicted and not delivered, request by request
+    ratios: list[float] = field(default_factory=list)  # estimated / reported prompt tokens
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Count one decision; those without a prediction or reported usage say nothing."""
+        hit, prompt, cached = record["hit_tokens"], record["prompt_tokens"], record["cached_tokens"]
+        if hit is None or prompt is None or cached is None:
+            return
+        estimate = record["prompt_tokens_estimate"]
+        predicted = min(float(prompt), hit * prompt / estimate)
+        self.responses += 1
+        self.prompt += prompt
+        self.cached += cached
+        self.predicted += predicted
+        self.over += max(0.0, predicted - cached)
+        self.ratios.append(estimate / prompt)
+
+    @property
+    def points(self) -> float:
+        """Predicted less delivered, in percentage points of the prompt tokens."""
+        return 100 * (self.predicted - self.cached) / self.prompt
+
+    @property
+    def over_ratio(self) -> float:
+        """Share of the predicted tokens that was not delivered."""
+        return self.over / self.predicted
+
+
+def main(argv: Sequence[str] = ()) -> None:
+    """Print the table."""
+    _report(measured(argv))
+
+
+def measured(argv: Sequence[str]) -> Figures:
+    """Play the workload to a router before running replicas, and judge what it predicted."""
+    options = _options(argv)
+    with _router(options.replica, options.workers) as (port, admin):
+        records, generated = asyncio.run(_played(port, admin, options))
+    if options.out:
+        options.out.write_text(json.dumps({"records": records, "generated": generated}))
+    figures = Figures()
+    for record in records[int(len(records) * options.skip) :]:
+        figures.add(record)
+    return figures
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks predictions", description=__doc__)
+    add = parser.add_argument
+    add("--replica", action="append", required=True, metavar="URL", help="a running replica; once for each")
+    add("--model", help="what requests name (default: what the first replica serves)")
+    add("--requests", type=int, default=400)
+    add("--conversations", type=int, default=40, help="that go on at the same time")
+    add("--concurrency", type=int, default=4)
+    add("--workers", type=int, default=1, help="processes of the router")
+    add("--skip", type=float, default=0.4, help="share of the requests, the first, that is not judged")
+    add("--seed", type=int, default=1)
+    add("--out", type=Path, help="write the router's decisions there, as JSON")
+    return parser.parse_args(argv)
+
+
+def _report(figures: Figures) -> None:
+    if not figures.prompt or not figures.predicted:
+        raise SystemExit("no response said how many tokens were cached: does the engine report prompt_tokens_details?")
+    predicted, cached = 100 * figures.predicted / figures.prompt, 100 * figures.cached / figures.prompt
+    over = 100 * figures.over_ratio
+    ratios = sorted(figures.ratios)
+    low, middle, high = (ratios[int(place * (len(ratios) - 1))] for place in (0.05, 0.5, 0.95))
+    print(f"responses judged                {figures.responses}, {figures.prompt:,} prompt tokens")
+    print(f"predicted cached                {predicted:.1f} % of prompt tokens")
+    print(f"delivered cached                {cached:.1f} %")
+    print(f"difference                      {figures.points:+.1f} points (goal: at most {GOAL_POINTS:g})")
+    print(f"over-predicted                  {over:.1f} % of predicted tokens (goal: at most {GOAL_OVER:.0%})")
+    print(f"estimated / reported prompt     {middle:.2f} (5 % below {low:.2f}, 5 % above {high:.2f})")
+
+
+# --- the workload ------------------------------------------------------------------------------------
+
+
+class Texts:
+    """Passages of several kinds, each with tokens per byte of its own; the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        letters = [chr(code) for code in (*range(0x3B1, 0x3C9), *range(0x430, 0x450))]
+        prose = "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.md")))
+        self._sources = {
+            "prose": prose,
+            "code": "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.py"))),
+            "json": json.dumps([{"id": n, "load": self._chance.random(), "up": n % 3 > 0} for n in range(4000)]),
+            "mixed": " ".join(self._foreign(letters) if n % 8 == 7 else word for n, word in enumerate(prose.split())),
+        }
+
+    def _foreign(self, letters: Sequence[str]) -> str:
+        """A word of another script."""
+        return "".join(self._chance.choices(letters, k=self._chance.randint(2, 9)))
+
+    def passage(self, kind: str, size: int) -> str:
+        """About so many bytes, from anywhere in the source."""
+        source = self._sources[kind]
+        start = self._chance.randrange(len(source) - size)
+        return source[start : start + size]
+
+
+class Workload:
+    """Conversations, of which one at a time is chosen to go on: some often, most seldom."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self._texts = Texts(seed)
+        self._chance = random.Random(seed + 1)
+        self._systems = {kind: self._texts.passage(kind, SYSTEM_BYTES) for kind in KINDS}
+        self.conversations = [self._new(number) for number in range(count)]
+
+    def _new(self, number: int) -> Conversation:
+        kind = KINDS[number % len(KINDS)]
+        return Conversation(kind, [{"role": "system", "content": self._systems[kind]}])
+
+    def next(self) -> Conversation:
+        """One that nobody has, with a further message from its user."""
+        weights = [0.0 if one.is_busy else 1.0 / (1 + n) ** 0.6 for n, one in enumerate(self.conversations)]
+        (number,) = self._chance.choices(range(len(weights)), weights)
+        chosen = self.conversations[number]
+        if chosen.bytes > MOST_BYTES:
+            chosen = self.conversations[number] = self._new(number)
+        text = self._texts.passage(chosen.kind, self._chance.randint(*TURN_BYTES))
+        chosen.messages.append({"role": "user", "content": text})
+        chosen.bytes += len(text.encode())
+        chosen.is_busy = True
+        return chosen
+
+    def answered(self, conversation: Conversation, text: str) -> None:
+        """The assistant's turn."""
+        conversation.messages.append({"role": "assistant", "content": text})
+        conversation.bytes += len(text.encode())
+        conversation.is_busy = False
+
+    def answer_tokens(self) -> int:
+        """How long the next answer is to be."""
+        return self._chance.randint(*ANSWER_TOKENS)
+
+
+async def _played(
+    port: int, admin: int, options: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, int | None]]:
+    """The decisions in order, and how many tokens were generated by request id."""
+    workload, generated = Workload(options.seed, options.conversations), dict[str, int | None]()
+    left = iter(range(options.requests))
+    async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
+        model = options.model or (await http.get(f"{options.replica[0]}/v1/models")).json()["data"][0]["id"]
+
+        async def client() -> None:
+            for number in left:
+                name = f"prediction-{number}"
+                generated[name] = await _turn(http, port, workload, model, name)
+
+        collecting = asyncio.create_task(_collected(http, admin, options.requests))
+        await asyncio.gather(*(client() for _ in range(options.concurrency)))
+        async with asyncio.timeout(DEADLINE_S):
+            return await collecting, generated
+
+
+async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: str, name: str) -> int | None:
+    """One request and its response; the tokens that were generated, None where the engine did not say."""
+    conversation = workload.next()
+    body = {
+        "model": model,
+        "messages": conversation.messages,
+        "max_tokens": workload.answer_tokens(),
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    url, pieces, usage = f"http://127.0.0.1:{port}/v1/chat/completions", [], None
+    async with http.stream("POST", url, json=body, headers={"X-Request-Id": name}) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            pieces += [choice["delta"].get("content") or "" for choice in event["choices"]]
+            usage = event.get("usage") or usage
+    workload.answered(conversation, "".join(pieces))
+    return usage and usage["completion_tokens"]
+
+
+async def _collected(http: httpx.AsyncClient, admin: int, count: int) -> list[dict[str, Any]]:
+    """All decisions of the router, before it forgets them."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while len(found) < count:
+        url = f"http://127.0.0.1:{admin}/admin/decisions?after={after}&limit=500"
+        page = (await http.get(url)).raise_for_status().json()["decisions"]
+        found += page
+        after = page[-1]["seq"] if page else after
+        await asyncio.sleep(0.5)
+    return found
+
+
+# --- the router --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
+    """A router before these replicas: its data port and its admin port."""
+    members = tuple(_replica(f"replica-{number}", url) for number, url in enumerate(urls))
+    policy = PolicyConfig(name="bench", revision=1, settings=LowestCostSettings())
+    config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_bytes(dump_snapshot(config, 1).document)
+        command = [sys.executable, "-m", "routing", "serve", "--config", str(file), "--port=0", "--admin-port=0"]
+        command += [f"--state-dir={folder}/state", f"--workers={workers}"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr
+            yield _ports(process.stderr)
+        finally:
+            process.terminate()
+            process.communicate(timeout=30.0)
+
+
+def _replica(name: str, url: str) -> ReplicaConfig:
+    """With the capacity that its ``/metrics`` tells, as telemetry reads it; one null block holds nothing."""
+    page = httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).raise_for_status().text
+    facts = dict(
+        re.findall(r'(\w+)="([^"]*)"', next(line for line in page.splitlines() if "cache_config_info{" in line))
+    )
+    blocks, tokens = int(facts["num_gpu_blocks"]) - 1, int(facts["block_size"])
+    print(f"{name}: {url}, {blocks} blocks of {tokens} tokens")
+    return ReplicaConfig(name=name, url=url, block_tokens=tokens, capacity_blocks=blocks)
+
+
+def _ports(lines: Iterable[str]) -> tuple[int, int]:
+    for line in lines:
+        if found := re.search(r"is ready: http://127.0.0.1:(\d+) \(admin http://127.0.0.1:(\d+)", line):
+            return int(found[1]), int(found[2])
+    raise RuntimeError("the router ended before it was ready")
