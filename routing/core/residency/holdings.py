@@ -1,4 +1,10 @@
-"""What each replica is believed to hold: runs of blocks, the least recently used first.
+"""What each replica is believed to hold: runs of blocks, grouped by the prompt that last used them.
+
+Theory of operation. A *use* is one prompt that was sent to the replica: its runs from the first block to the tail. A
+run belongs to the use that was there last, so what is left of an older use are its last runs. Uses are kept in order,
+and of the oldest one the last run is evicted first. A prompt uses all runs in front of a run as well, so these belong
+to the same use or to a later one: no run outlives the one before it. A run that is split stays in its use, with its new
+head in front of it.
 
 A replica's bit, in the masks of runs, is its number here. A number is given anew when its replica has gone.
 """
@@ -10,10 +16,24 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final
 
-from routing.core.residency.runs import Chain, Run, Runs
+from routing.core.residency.runs import Run, Runs
+from routing.core.residency.tails import Tail
 from routing.core.types import TargetId
 
 FULL_RATIO: Final = 0.9  # of its capacity: what a full cache holds at least, for runs go as a whole
+FORGOTTEN: Final = 8  # runs that later uses took over, at most half of a use's list, before they leave the list
+
+
+class Use:
+    """One prompt at one replica; of its runs those that no later prompt used are ``path[first:]``."""
+
+    __slots__ = ("evicted", "first", "path", "used_s")
+
+    def __init__(self, path: list[Run], used_s: float) -> None:
+        self.path = path  # from the prompt's first block on; it may end with a Tail
+        self.first = 0
+        self.evicted = 0  # blocks that are no longer in ``path``, from its end; tails not counted
+        self.used_s = used_s
 
 
 class Holding:
@@ -31,6 +51,7 @@ class Holding:
         "runs",
         "suspect_s",
         "target",
+        "uses",
     )
 
     def __init__(self, target: TargetId, bit: int, index: Runs) -> None:
@@ -41,35 +62,61 @@ class Holding:
         self.capacity_tokens = 0  # as the engine counts them
         self.block_tokens = 1  # estimated, of a block: by it the capacity in blocks follows from that in tokens
         self.blocks = 0  # of all runs
-        self.runs: OrderedDict[Run, float] = OrderedDict()  # with the time of their last use
+        self.runs: dict[Run, Use] = {}  # with their last use
+        self.uses: OrderedDict[Use, None] = OrderedDict()  # the oldest first, each with a run at least
         self.keeps_tails = False  # since a response told how many tokens it has
         self.misses = 0  # predictions in a row that were wrong
         self.suspect_s = 0.0  # latest use of what those missed
 
     def stale_s(self, now_s: float) -> float:
         """What was last used before this time is nearer to its eviction than to its last use; of a full cache alone."""
-        if self.blocks < FULL_RATIO * self.capacity:
+        if self.blocks < FULL_RATIO * self.capacity or not self.uses:
             return -inf
-        return (next(iter(self.runs.values())) + now_s) / 2
+        return (self.oldest_s + now_s) / 2
+
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest use was; there must be one."""
+        return next(iter(self.uses)).used_s
+
+    def enter(self, path: list[Run], now_s: float) -> Use:
+        """Note that a prompt with these runs, each of which has this replica's bit, was sent now. Keeps the list."""
+        use, runs = Use(path, now_s), self.runs
+        for run in path:
+            if (before := runs.get(run)) is not None:
+                self._take_over(before)
+            runs[run] = use
+        if path:
+            self.uses[use] = None
+        return use
+
+    def split(self, head: Run, tail: Run) -> None:
+        """A run that is held was split: its new head belongs to the same use, in front of it."""
+        use = self.runs[head] = self.runs[tail]
+        use.path.insert(use.path.index(tail, use.first), head)
 
     def evict(self) -> None:
-        """Let go of the run that was used longest ago; there must be one."""
-        run, _used_s = self.runs.popitem(last=False)
-        self._gone(run)
+        """Let go of the last run of the oldest use; there must be one."""
+        self._let_go_of_last(next(iter(self.uses)))
 
     def evict_until(self, used_s: float) -> None:
-        """Let go of what was last used at this time or before. O(runs): heads that were parted stand out of order."""
-        self._drop([run for run, at_s in self.runs.items() if at_s <= used_s])
+        """Let go of what was last used at this time or before."""
+        while self.uses and self.oldest_s <= used_s:
+            self.evict()
 
-    def take_back(self, chain: Chain, known: int, used_s: float) -> None:
-        """Let go of a prompt behind its first ``known`` blocks, as far as it was last used at this time."""
-        brought = (run for at, run in self._index.met(chain) if at >= known)
-        self._drop([run for run in brought if self.runs.get(run) == used_s])
+    def take_back(self, use: Use, brought: int) -> None:
+        """Let go of a prompt's tail and its last ``brought`` blocks, as far as no later prompt used them."""
+        brought -= use.evicted
+        while use in self.uses and (brought > 0 or isinstance(use.path[-1], Tail)):
+            run = use.path[-1]
+            brought -= 0 if isinstance(run, Tail) else run.length
+            self._let_go_of_last(use)
 
-    def drop(self, run: Run) -> None:
-        """Let go of a run, if it is held."""
-        if run in self.runs:
-            self._drop([run])
+    def drop(self, tail: Run) -> None:
+        """Let go of a tail, if it is held; it is the last of its use."""
+        use = self.runs.get(tail)
+        if use is not None:
+            self._let_go_of_last(use)
 
     def lengthen(self, tail: Run, blocks: int) -> None:
         """Let a tail be so long, unless others hold it too or nobody does."""
@@ -77,12 +124,22 @@ class Holding:
             self.blocks += blocks - tail.length
             tail.length = blocks
 
-    def _drop(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            del self.runs[run]
-            self._gone(run)
+    def _take_over(self, use: Use) -> None:
+        """The first run of a use belongs to a later one now."""
+        use.first += 1
+        if use.first == len(use.path):
+            del self.uses[use]
+        elif use.first >= FORGOTTEN and 2 * use.first >= len(use.path):
+            del use.path[: use.first]
+            use.first = 0
 
-    def _gone(self, run: Run) -> None:
+    def _let_go_of_last(self, use: Use) -> None:
+        run = use.path.pop()
+        del self.runs[run]
+        if use.first == len(use.path):
+            del self.uses[use]
+        if not isinstance(run, Tail):
+            use.evicted += run.length
         self.blocks -= run.length
         self._index.let_go(run, self.bit)
 
@@ -126,7 +183,7 @@ class Holdings:
         """Let go of what was last used before this time, at the next in turn."""
         holding = self.next()
         if holding is not None:
-            while (runs := holding.runs) and next(iter(runs.values())) < used_s:
+            while holding.uses and holding.oldest_s < used_s:
                 holding.evict()
 
     def settle(self, target: TargetId, tokens: int, block_tokens: int) -> Holding:

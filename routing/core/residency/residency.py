@@ -145,7 +145,7 @@ class Residency:
         leans_on_s, stale_s = now_s, holding.stale_s(now_s)
         for run in path:
             if run.mask & bit:
-                if (used_s := runs[run]) < stale_s:
+                if (used_s := runs[run].used_s) < stale_s:
                     self.reuse.asked_for(run.length)
                 if not fresh:
                     known += run.length
@@ -161,16 +161,13 @@ class Residency:
                 if before is not None and not before.mask & bit:
                     before = None
             tail = self._tail(holding, tail_key(chain, len(chain)))
-            runs[tail] = now_s
-            runs.move_to_end(tail)
-        for run in reversed(path):
-            runs[run] = now_s
-            runs.move_to_end(run)
+            path.append(tail)
+        use = holding.enter(path, now_s)
         self._runs.entries += fresh
         self._make_room(holding, now_s)
         held = known * (block_tokens or self._block_tokens)
         return Stay(
-            holding, chain, known, now_s, leans_on_s, prompt_tokens, held, (self.tails, self.branches), tail, before
+            holding, chain, known, use, leans_on_s, prompt_tokens, held, (self.tails, self.branches), tail, before
         )
 
     def _tail(self, holding: Holding, key: int) -> Run:
@@ -186,9 +183,9 @@ class Residency:
         return tail
 
     def _split(self, head: Run, tail: Run) -> None:
-        """A run parted. Its new head counts as used just now, so that the tail goes before it."""
+        """A run parted, at all who hold it."""
         for holding in self._holdings.of_mask(tail.mask):
-            holding.runs[head] = holding.runs[tail]
+            holding.split(head, tail)
 
     def _make_room(self, holding: Holding, now_s: float) -> None:
         """Evict what has no room at this replica, what is too old at the next in turn, and what all have too many."""

@@ -9,7 +9,7 @@ cost of four, and the walk ends where nobody holds the next block. A run that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 Chain = Sequence[int]
@@ -93,16 +93,6 @@ class Runs:
             path.append(run)
             at += run.length
         return path
-
-    def met(self, chain: Chain) -> Iterator[tuple[int, Run]]:
-        """The runs that a prompt begins with, whole, each with the blocks before it."""
-        at, end = 0, len(chain)
-        while at < end and (run := self._starts.get(chain[at])) is not None:
-            after = at + run.length
-            if after > end or chain[after - 1] != run.last:
-                return
-            yield at, run
-            at = after
 
     def starting_with(self, key: int) -> Run | None:
         """The run that begins with a hash; None where nobody holds one."""

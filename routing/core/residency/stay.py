@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from routing.core.residency.holdings import Holding
+from routing.core.residency.holdings import Holding, Use
 from routing.core.residency.runs import Chain, Run
 from routing.core.residency.tails import Branches, Tail, TailReuse, tail_tokens
 
@@ -37,10 +37,10 @@ class Stay:
         "_holding",
         "_known",
         "_leans_on_s",
-        "_now_s",
         "_prompt_tokens",
         "_tail",
         "_tails",
+        "_use",
     )
 
     def __init__(
@@ -48,7 +48,7 @@ class Stay:
         holding: Holding,
         chain: Chain,
         known: int,
-        now_s: float,
+        use: Use,
         leans_on_s: float,
         prompt_tokens: int,
         held_tokens: int,
@@ -59,7 +59,7 @@ class Stay:
         self._holding = holding
         self._chain = chain
         self._known = known  # blocks that it found; this prompt brought the others
-        self._now_s = now_s
+        self._use = use
         self._leans_on_s = leans_on_s  # when the replica last used what it already had of the prompt
         self._prompt_tokens = prompt_tokens  # estimated, as the next
         self._held_tokens = held_tokens  # of the blocks that it found
@@ -75,7 +75,7 @@ class Stay:
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._held_tokens / self._prompt_tokens) * prompt_tokens
-        if predicted < MIN_CHECKED_TOKENS or self._now_s - self._leans_on_s < SETTLED_S:
+        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._leans_on_s < SETTLED_S:
             return
         holding = self._holding
         if cached_tokens >= MISS_RATIO * predicted:
@@ -110,7 +110,5 @@ class Stay:
 
     def take_back(self) -> None:
         """The prompt was never prefilled: drop what it brought and nobody has used since."""
-        self._holding.take_back(self._chain, self._known, self._now_s)
-        if self._tail is not None and self._holding.runs.get(self._tail) == self._now_s:
-            self._holding.drop(self._tail)
+        self._holding.take_back(self._use, len(self._chain) - self._known)
         self._chain = ()

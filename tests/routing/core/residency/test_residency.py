@@ -88,8 +88,8 @@ def test_what_was_asked_before_changes_nothing_about_what_is_entered(steps, capa
     assert (len(asked), asked.runs) == (len(quiet), quiet.runs)
     for name in (A, B):
         one, other = asked.holding(name), quiet.holding(name)
-        assert [(list(run.hashes), used_s) for run, used_s in one.runs.items()] == [
-            (list(run.hashes), used_s) for run, used_s in other.runs.items()
+        assert [(list(run.hashes), use.used_s) for run, use in one.runs.items()] == [
+            (list(run.hashes), use.used_s) for run, use in other.runs.items()
         ]
 
 
@@ -197,6 +197,18 @@ def test_a_head_that_was_parted_from_what_proved_cold_goes_with_it() -> None:
 
     assert held(residency, [1] * 4, A, B) == [0, 2]
     assert held(residency, [2] * 4, A) == [4]
+
+
+def test_a_run_that_others_split_is_evicted_before_the_runs_in_front_of_it() -> None:
+    """A head that was split off behind its own ancestors outlived them, and a later prompt met it: KeyError."""
+    residency = filled(capacity=12)
+    residency.insert(A, chain([1] * 8), 1.0)
+    residency.insert(B, chain([1] * 6 + [2]), 2.0)
+    for number in (3, 4):
+        residency.insert(A, chain([number] * 4), float(number))
+
+    assert held(residency, [1] * 8, A) == [4]
+    assert {run.length for run in residency.holding(A).runs} == {4}
 
 
 @pytest.mark.parametrize("holders", [1, 3, 40])
