@@ -11,6 +11,7 @@ import pytest
 
 from routing.core.loads.book import LoadBook
 from routing.core.prompt.prefix import PrefixHasher
+from routing.core.token_ratio import TokenRatio
 from routing.placement.keys import RequestKeys
 from routing.placement.placement import Placement
 from routing.proxy.clients.access import Grant
@@ -226,9 +227,8 @@ def test_one_session_id_is_another_session_for_every_tenant() -> None:
         request = Request(Head(b"POST", CHAT, http11=True), asking(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret)
         wanted = admitted_request(request, admission)
-        sessions.append(
-            RequestKeys(wanted, placement.models.served(wanted.model), PrefixHasher(SECRET), Tier1(), 0).session
-        )
+        served = placement.models.served(wanted.model)
+        sessions.append(RequestKeys(wanted, served, PrefixHasher(SECRET), Tier1(), TokenRatio()).session)
     assert None not in sessions
     assert len(set(sessions)) == 2
 
