@@ -91,6 +91,7 @@ class EventKind(models.TextChoices):
     REPLICA_DOWN = "replica_down", "Replica down"
     REPLICA_UP = "replica_up", "Replica up"
     REPLICA_RESTARTED = "replica_restarted", "Replica restarted"
+    TRAFFIC_MIX_CHANGED = "traffic_mix_changed", "Traffic mix changed"
     ALERT_FIRING = "alert_firing", "Alert firing"
     ALERT_RESOLVED = "alert_resolved", "Alert resolved"
     ALERT_ACKNOWLEDGED = "alert_acknowledged", "Alert acknowledged"

@@ -31,6 +31,7 @@ OBSERVED = frozenset(
         EventKind.REPLICA_DOWN,
         EventKind.REPLICA_UP,
         EventKind.REPLICA_RESTARTED,
+        EventKind.TRAFFIC_MIX_CHANGED,
         EventKind.ALERT_FIRING,
         EventKind.ALERT_RESOLVED,
         EventKind.SOURCE_FAILING,

@@ -1,20 +1,15 @@
-"""Hit-rate bins of pools: tokens and requests per task group in short steps; what was reachable, and what changed."""
+"""Hit-rate bins of pools: tokens and requests per task group in short steps; and when operators changed something."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from controlplane.models import Event, EventKind, Pool
 from telemetry.alerts.detection import Bin, GroupBin
-from telemetry.models import LadderBin
 from telemetry.storage.sums import rows_of
 
-LADDER = timedelta(minutes=5)  # length of a ladder's bin
-SETTLED = timedelta(minutes=5)  # after its end it changes no more
-LADDER_REACH = timedelta(minutes=35)  # that W is taken from, before a bin
-LEAST_LADDER_REQUESTS = 50  # that W needs
 LEAST_REPORTED = 0.5  # of a pool's requests: with less the engines' counters serve
 CHANGES = (
     EventKind.POLICY_PUBLISHED,
@@ -34,18 +29,14 @@ def load_bins(
     """Bins that end in (start, end], ascending, by pool id; ``rated`` are the replicas that make a pool's rate.
 
     ``start`` and ``end`` lie on the grid of the bins. Of routers where they know at least half of the requests, else
-    of engines, as one task group "". At most three queries.
+    of engines, as one task group "". At most two queries.
     """
     routed, doubtful = _routed([pool.name for pool in pools], start, end, bin_s)
     found: dict[int, dict[datetime, Groups]] = {pool.pk: routed.get(pool.name, {}) for pool in pools}
     by_engines = [pool.pk for pool in pools if pool.name in doubtful or pool.name not in routed]
     if ids := {replica: pk for pk in by_engines for replica in rated.get(pk, ())}:
         found |= _counted(ids, start, end, bin_s)
-    reachable = _reachable(pools, start, end)
-    return {
-        pk: [Bin(at, groups, _reachable_at(reachable.get(pk, ()), at)) for at, groups in sorted(bins.items())]
-        for pk, bins in found.items()
-    }
+    return {pk: [Bin(at, groups) for at, groups in sorted(bins.items())] for pk, bins in found.items()}
 
 
 def load_changes(pools: Sequence[Pool], start: datetime, end: datetime) -> dict[int, list[datetime]]:
@@ -106,29 +97,3 @@ _END = (
     "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
     " + make_interval(secs => %(step)s)"
 )
-_Reach = tuple[datetime, str, float]  # the end of a ladder's bin, task group, W
-
-
-def _reachable(pools: Sequence[Pool], start: datetime, end: datetime) -> dict[int, list[_Reach]]:
-    rows = LadderBin.objects.filter(
-        pool__in=pools,
-        at__gt=start - LADDER_REACH,
-        at__lte=end,
-        requests__gte=LEAST_LADDER_REQUESTS,
-        prompt_tokens__gt=0,
-    ).order_by("at")
-    found: dict[int, list[_Reach]] = defaultdict(list)
-    for pool_id, at, group, prompt, reachable in rows.values_list(
-        "pool_id", "at", "group", "prompt_tokens", "reachable"
-    ):
-        found[pool_id].append((at + LADDER, group, reachable / prompt))
-    return found
-
-
-def _reachable_at(known: Iterable[_Reach], at: datetime) -> dict[str, float]:
-    """W of each task group in the settled minutes before a moment: what changes slowly, and not what just fell."""
-    lately: dict[str, list[float]] = defaultdict(list)
-    for until, group, ratio in known:
-        if at - LADDER_REACH < until <= at - SETTLED:
-            lately[group].append(ratio)
-    return {group: sorted(ratios)[len(ratios) // 2] for group, ratios in lately.items()}

@@ -42,14 +42,14 @@ class Asked:
 
 
 def fresh_series(asked: Asked) -> dict[int, HitRateSeries]:
-    """Each pool's series by its id, read as a whole. Four queries."""
+    """Each pool's series by its id, read as a whole. Three queries."""
     found = {pool.pk: HitRateSeries(asked.bin_s, asked.start, asked.start) for pool in asked.pools}
     _read(asked, list(asked.pools), found, asked.start)
     return found
 
 
 def kept_series(asked: Asked) -> dict[int, HitRateSeries]:
-    """The same, with the newest bins alone read where the others are kept. Four queries, four more for new pools."""
+    """The same, with the newest bins alone read where the others are kept. Three queries, three more for new pools."""
     found: dict[int, HitRateSeries] = {}
     behind: dict[datetime, list[Pool]] = {}
     for pool in asked.pools:

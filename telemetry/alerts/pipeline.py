@@ -25,6 +25,7 @@ from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
 from telemetry.alerts.labels import labels_of, where_of
 from telemetry.alerts.message import describe
+from telemetry.alerts.mix import record_mix_change
 from telemetry.alerts.own_drop import Watched, unless_its_own
 from telemetry.alerts.past import Past, Source, steps_in
 from telemetry.alerts.settled import settled_until
@@ -99,7 +100,9 @@ def _evaluate(ready: Ready, past: Past, now: datetime) -> dict[int, Verdict]:
         verdicts = {name: unless_its_own(watched, verdict) for name, verdict in verdicts.items()}
     found = _advance_all(ready, verdicts, now)
     _end_gone(ready, verdicts, now)
-    ready.rule.verdict = (worst(verdicts) if verdicts else no_data(Reason.NOBODY)).as_json()
+    overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
+    record_mix_change(ready.rule, (ready.rule.verdict or {}).get("figures", {}), overall.figures, now)
+    ready.rule.verdict = overall.as_json()
     return found
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from telemetry.alerts.detection import Bin, Detection, Detector, Sensitivity
+from telemetry.alerts.detection.slow import Decline
 
 MOST_DETECTORS = 300  # of a pool: its rules, each with its task group and settings
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -47,6 +48,7 @@ class HitRateSeries:
     bins: list[Bin] = field(default_factory=list)
     changes: list[datetime] = field(default_factory=list)
     _followers: dict[tuple[Sensitivity, str], _Follower] = field(default_factory=dict)
+    _declines: dict[Hashable, Decline | None] = field(default_factory=dict)
 
     def extend(self, bins: Sequence[Bin], changes: Sequence[datetime], through: datetime, keep_s: float) -> None:
         """Add what came since; bins that are older than ``keep_s`` are forgotten."""
@@ -75,6 +77,14 @@ class HitRateSeries:
             follower.detector.add(one.of_group(group) if group else one, changes)
             follower.through = one.end
         return follower.detector.detection
+
+    def decline(self, key: Hashable, find: Callable[[], Decline | None]) -> Decline | None:
+        """What ``find`` returns, called once for a key: the hours that it looks at change once an hour."""
+        if key not in self._declines:
+            while len(self._declines) >= MOST_DETECTORS:
+                self._declines.pop(next(iter(self._declines)))
+            self._declines[key] = find()
+        return self._declines[key]
 
 
 def _end_of(one: Bin) -> datetime:

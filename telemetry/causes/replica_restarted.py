@@ -6,15 +6,15 @@ from telemetry.causes.cause import CauseKind, Finding, listed, percent
 from telemetry.causes.evidence import AHEAD_S, Evidence
 
 CERTAINTY = 0.95
-LOOK_BACK_S = 2 * AHEAD_S  # a cold cache takes a while to be seen in a rate
+LOOK_BACK_S = 2 * AHEAD_S  # for when it went; an empty cache is seen at once, so it came back later than that
 
 
 def restarted(evidence: Evidence) -> list[str]:
     """Replicas that began anew about when the rate fell, or were down and are back."""
-    since = evidence.changed_since(LOOK_BACK_S)
+    since, went_since = evidence.changed_since(AHEAD_S), evidence.changed_since(LOOK_BACK_S)
     began = {it.replica for it in evidence.what("replica_restarted") if it.at >= since}
-    down = {it.replica: it.at for it in evidence.what("replica_down", "replica_unreachable") if it.at >= since}
-    up = evidence.what("replica_up", "replica_reachable")
+    down = {it.replica: it.at for it in evidence.what("replica_down", "replica_unreachable") if it.at >= went_since}
+    up = [it for it in evidence.what("replica_up", "replica_reachable") if it.at >= since]
     back = {it.replica for it in up if it.replica in down and it.at >= down[it.replica]}
     return sorted((began | back) - {""})
 

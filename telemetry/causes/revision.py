@@ -12,8 +12,9 @@ BEFORE_AND_AFTER = 0.85
 UNSEEN = 0.5  # the same where no event says so
 GROWN = 0.1  # of the tokens: a revision that has so much more than before is new
 DID_WELL = 0.3  # of the certainty, of one that placed requests before the rate fell, and hit as usual
+AFTER_S = 30.0  # so long before the fall at least, its events did nothing where it did well since
 FEW = 50  # requests that do not yet show how a revision does
-AS_USUAL = 0.03  # so far below what is usual a hit rate is still that
+AS_USUAL, PART = 0.03, 1 / 3  # so far below what is usual a hit rate is still that, or by that part of the fall
 EVENTS = frozenset({"policy_published", "rollout_started", "rollout_begun", "rollout_widened", "rollout_completed"})
 Key = tuple[str, int]  # policy and revision
 
@@ -47,11 +48,11 @@ def rolled(evidence: Evidence) -> list[Rolled]:
 
 def judge(evidence: Evidence) -> Finding | None:
     """By the tokens that the revision's requests lost; beside the revision before it where both place requests."""
-    found = rolled(evidence)
+    found = [it for it in rolled(evidence) if not _is_cleared(evidence, it)]
     if not found:
         return None
     worst = max(found, key=lambda it: it.sums.lost(it.usual) * (DID_WELL if it.did_well else 1.0))
-    events = [it for it in evidence.what(*EVENTS) if it.revision == worst.revision and it.policy == worst.policy]
+    events = _events(evidence, worst)
     usual = worst.usual if worst.beside is None else worst.beside
     tokens = max(worst.sums.lost(usual), 0.0)
     ladder = _of_placing(evidence)
@@ -75,6 +76,17 @@ def judge(evidence: Evidence) -> Finding | None:
     )
 
 
+def _events(evidence: Evidence, of: Rolled) -> list[Happening]:
+    return [it for it in evidence.what(*EVENTS) if it.revision == of.revision and it.policy == of.policy]
+
+
+def _is_cleared(evidence: Evidence, of: Rolled) -> bool:
+    """Whether it hit as usual from its last event on until the rate fell: then the fall is not its doing."""
+    events = _events(evidence, of)
+    limit = evidence.changed_since(AFTER_S)
+    return of.did_well and bool(events) and all(it.at < limit for it in events)
+
+
 def _key(route: Route) -> Key:
     return route.policy, route.revision
 
@@ -92,7 +104,9 @@ def _did_well(evidence: Evidence, key: Key) -> bool:
     others = added(route.sums for route in before if _key(route) != key and route.group in groups)
     if own.requests < FEW or own.rate is None or others.rate is None:
         return False
-    return own.rate >= others.rate - AS_USUAL
+    now = added(route.sums for route in evidence.now.routes if _key(route) == key).rate
+    fall = 0.0 if now is None else others.rate - now
+    return own.rate >= others.rate - max(AS_USUAL, PART * fall)
 
 
 def _beside(evidence: Evidence, key: Key) -> float | None:

@@ -22,6 +22,7 @@ KINDS = {
     EventKind.REPLICA_REMOVED: ("removed", "fleet"),
     EventKind.REPLICA_STATE_CHANGED: ("state", "fleet"),
     EventKind.REPLICA_ADDED: ("added", "fleet"),
+    EventKind.TRAFFIC_MIX_CHANGED: ("mix", "fleet"),
     EventKind.REPLICA_UP: ("up", "good"),
     EventKind.ALERT_RESOLVED: ("resolved", "good"),
     EventKind.CONFIG_REFUSED: ("refused", "bad"),

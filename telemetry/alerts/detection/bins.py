@@ -27,7 +27,6 @@ class Bin:
 
     end: datetime
     groups: Mapping[str, GroupBin] = field(default_factory=dict)
-    reachable: Mapping[str, float] = field(default_factory=dict)  # group -> ladder's W of the settled minutes before
 
     @property
     def prompt(self) -> float:
@@ -46,4 +45,4 @@ class Bin:
 
     def of_group(self, group: str) -> Bin:
         """The same bin with one task group alone."""
-        return Bin(self.end, {name: one for name, one in self.groups.items() if name == group}, self.reachable)
+        return Bin(self.end, {name: one for name, one in self.groups.items() if name == group})

@@ -37,7 +37,6 @@ PRESENT = 0.3  # of the old mix: task groups with a level and traffic that a bin
 MIX_MEMORY = 1 / 60  # weight of the newest bin in the usual mix
 MIX_LATEST = 1 / 6  # and in the mix of now
 GONE = 1e-4  # part of the tokens below which a task group that sends nothing is forgotten
-FACTOR = 3.0  # what is reachable moves the level by this factor at most
 
 
 class State(StrEnum):
@@ -87,6 +86,15 @@ class GroupShortfall:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupShare:
+    """A task group's part of the tokens, usually and in the last bins."""
+
+    group: str
+    usual: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """What is known after a bin. Ratios are 0 to 1, at the mix of before; None is unknown."""
 
@@ -103,6 +111,7 @@ class Detection:
     groups: tuple[GroupShortfall, ...] = ()  # the largest part of the drop first
     mix: float = 0.0  # ratio by which the pool's hit rate moved only because the mix of task groups did
     mix_since: datetime | None = None
+    shares: tuple[GroupShare, ...] = ()  # while the mix is another one; the largest change first
 
     @property
     def shortfall(self) -> float:
@@ -113,12 +122,11 @@ class Detection:
 class _Group:
     """A task group's level, mix and sums since the onset."""
 
-    __slots__ = ("anchor", "below", "excess", "level", "now", "prompt", "usual", "weighted")
+    __slots__ = ("below", "excess", "level", "now", "prompt", "usual", "weighted")
 
     def __init__(self, most: int) -> None:
         self.level = Level(most)
         self.usual = self.now = 0.0  # part of the tokens: usually, and in the last bins
-        self.anchor: float | None = None  # W when it was first known, to which factors are relative
         self.below = 0.0  # its own CUSUM
         self.excess = 0  # bins that it has been below for
         self.weighted = self.prompt = 0.0  # tokens times ratio, and tokens, since the onset
@@ -164,17 +172,9 @@ class Detector:
         found = {}
         for name, group in one.groups.items():
             if group.prompt > 0:
-                known = self._groups.setdefault(name, _Group(self.sensitivity.most_bins))
-                factor = self._factor(known, one.reachable.get(name))
-                found[name] = Sample(group.ratio / factor, _requests(group))
+                self._groups.setdefault(name, _Group(self.sensitivity.most_bins))
+                found[name] = Sample(group.ratio, _requests(group))
         return found
-
-    def _factor(self, group: _Group, reachable: float | None) -> float:
-        """How much more, or less, can be reached than when the level began to be known."""
-        if not reachable:
-            return 1.0
-        group.anchor = group.anchor or reachable
-        return min(max(reachable / group.anchor, 1 / FACTOR), FACTOR)
 
     def _shortfall(self, samples: Mapping[str, Sample]) -> tuple[float, float, float] | None:
         """The weighted sum of the groups' shortfalls, its variance and what it may be off because levels are estimates.
@@ -324,8 +324,7 @@ class Detector:
     def _add_sums(self, one: Bin) -> None:
         for name, group in one.groups.items():
             known = self._groups[name]
-            factor = self._factor(known, one.reachable.get(name))
-            known.weighted += group.prompt * group.ratio / factor
+            known.weighted += group.prompt * group.ratio
             known.prompt += group.prompt
 
     def _clear_sums(self) -> None:
@@ -352,7 +351,12 @@ class Detector:
             groups=self._shares() if is_down else (),
             mix=self._moved(),
             mix_since=self._mix_since,
+            shares=self._changed_shares() if self._mix_since else (),
         )
+
+    def _changed_shares(self) -> tuple[GroupShare, ...]:
+        found = [GroupShare(name, group.usual, group.now) for name, group in self._groups.items()]
+        return tuple(sorted(found, key=lambda one: abs(one.now - one.usual), reverse=True))
 
     def _spread(self, one: Bin) -> float | None:
         found = self._shortfall(self._samples(one))

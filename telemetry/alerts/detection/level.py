@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 ENOUGH = 8  # bins that a level needs
-REFRESH = 6  # bins between two estimates of an old level
+REFRESH = 30  # a level is estimated anew once a 30th of its bins are new
 RISE_NATS = 12.0  # log-likelihood ratio at which a rise is believed; a false one costs nothing but a new estimate
 PRIOR_SPREAD, LEAST_SPREAD = 0.5, 0.12  # of m (1 - m), the variance of one request that hits all or nothing
 LEAST_S2 = 0.05**2
@@ -24,7 +24,7 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class Sample(NamedTuple):
-    """A bin's hit rate, relative to what was reachable, and how many requests it rests on."""
+    """A bin's hit rate, and how many requests it rests on."""
 
     ratio: float
     requests: float
@@ -92,7 +92,7 @@ class Level:
     def _append(self, sample: Sample) -> None:
         self._samples.append(sample)
         self._due -= 1
-        if self._due <= 0 or len(self._samples) < 5 * REFRESH:
+        if self._due <= 0:
             self._estimate()
 
     def _has_risen(self, sample: Sample, level: float, drop: float, inflation: float) -> bool:
@@ -103,8 +103,8 @@ class Level:
         return self._rise > RISE_NATS
 
     def _estimate(self) -> None:
-        self._due = REFRESH
         count = len(self._samples)
+        self._due = count // REFRESH
         if not count or (count < ENOUGH and self._prior is None and self.ratio is None):
             return
         middle = centre(self._samples)

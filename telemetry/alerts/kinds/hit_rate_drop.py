@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from telemetry.alerts.detection import Detection, GroupShortfall, Sensitivity, State
 from telemetry.alerts.detection.detector import TELLING
-from telemetry.alerts.detection.slow import Hour, find_decline
+from telemetry.alerts.detection.slow import Decline, Hour, find_decline
 from telemetry.alerts.kinds.base import (
     Asked,
     Fault,
@@ -154,14 +154,10 @@ def judge(settings: HitRateDropSettings, seen: Seen, asked: Asked) -> Verdicts:
 
 def slow_verdict(settings: HitRateDropSettings, seen: Seen, group: str) -> Verdict | None:
     """A decline over hours as a rule's answer; None where there is none."""
-    hours = {
-        at: Hour(hour.ratio, hour.queries, hour.requests or 0.0)
-        for at, hour in seen.past.hours.get(group, {}).items()
-        if has_traffic(hour, settings) and hour.ratio is not None and hour.queries
-    }
-    found = find_decline(
-        hours, seen.now, drop=settings.drop_points * POINT, days=settings.days, quiet_days=settings.quiet_days
-    )
+    series, hour = seen.past.series, seen.now.replace(minute=0, second=0, microsecond=0)
+    if series is None:
+        return None
+    found = series.decline((settings, group, hour), lambda: _decline(settings, seen, group))
     if found is None:
         return None
     figures = {
@@ -173,6 +169,17 @@ def slow_verdict(settings: HitRateDropSettings, seen: Seen, group: str) -> Verdi
     }
     limit = found.level - settings.drop_points * POINT
     return Verdict(Answer.BREACH, Reason.BELOW, found.ratio, limit, found.level, figures=figures)
+
+
+def _decline(settings: HitRateDropSettings, seen: Seen, group: str) -> Decline | None:
+    hours = {
+        at: Hour(hour.ratio, hour.queries, hour.requests or 0.0)
+        for at, hour in seen.past.hours.get(group, {}).items()
+        if has_traffic(hour, settings) and hour.ratio is not None and hour.queries
+    }
+    return find_decline(
+        hours, seen.now, drop=settings.drop_points * POINT, days=settings.days, quiet_days=settings.quiet_days
+    )
 
 
 def verdict_of(settings: HitRateDropSettings, found: Detection | None, now: datetime) -> Verdict:
@@ -204,6 +211,10 @@ def _figures(found: Detection) -> dict[str, Any]:
         "noise_points": None if found.noise is None else round(found.noise / POINT, 2),
         "mix_points": round(found.mix / POINT, 2),
         "mix_since": _moment(found.mix_since),
+        "mix_groups": [
+            {"name": one.group, "usual_ratio": round(one.usual, 4), "share_ratio": round(one.now, 4)}
+            for one in found.shares[:TOP]
+        ],
     }
 
 

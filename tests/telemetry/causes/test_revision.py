@@ -15,9 +15,9 @@ def route(revision, requests, rate):
     return Route("chat", "r1", "p", revision, Sums(requests, 1000 * requests, rate * 1000 * requests))
 
 
-def evidence(*before):
+def evidence(*before, ahead_s=0.0):
     """Hit rates fell from 80 % to 50 %, at which time revision 2 places everything."""
-    event = Happening(T0 - timedelta(minutes=2), "policy_published", "Revision 2.", revision=2, policy="p")
+    event = Happening(T0 - timedelta(seconds=ahead_s), "policy_published", "Revision 2.", revision=2, policy="p")
     return Evidence(
         Side(T0, T0 + HOUR, routes=[route(2, 5000, 0.5)]),
         Side(T0 - HOUR, T0, routes=before),
@@ -31,6 +31,7 @@ def evidence(*before):
     [
         ([route(1, 5000, 0.8)], False, 0.85),
         ([route(1, 5000, 0.8), route(2, 300, 0.79)], True, 0.255),  # it began to fall later, with the same revision
+        ([route(1, 5000, 0.8), route(2, 300, 0.72)], True, 0.255),  # a few requests, within a third of the fall
         ([route(1, 5000, 0.8), route(2, 300, 0.6)], False, 0.85),  # it fell with it
         ([route(1, 5000, 0.8), route(2, 40, 0.79)], False, 0.85),  # too few to show anything
     ],
@@ -40,3 +41,11 @@ def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did
 
     assert finding.evidence["did_well_before"] is did_well
     assert finding.certainty == pytest.approx(certainty)
+
+
+@pytest.mark.parametrize(("rate", "is_named"), [(0.79, False), (0.6, True)])
+def test_a_revision_that_did_well_since_its_last_event_is_not_named(rate, is_named):
+    """Published a minute before the fall: what it placed since then shows whether that is its doing."""
+    finding = judge(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
+
+    assert (finding is not None) is is_named

@@ -99,13 +99,6 @@ def test_a_fall_too_small_to_tell_raises_nothing() -> None:
     assert alarms(detections(bins([Stretch(1800, 0.8, 20.0), Stretch(1800, 0.765, 20.0)]))) == []
 
 
-def test_what_can_be_reached_moves_the_level_with_it() -> None:
-    """At night prompts come again more rarely: W says so, and the rate that follows it is no drop."""
-    falling = [Stretch(300, 0.8 * part, reachable=0.9 * part) for part in (1, 1, 1, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8)]
-
-    assert alarms(detections(bins([Stretch(1800, 0.8, reachable=0.9), *falling]))) == []
-
-
 def test_one_bin_raises_no_alarm_however_bad_it_is() -> None:
     known = bins([Stretch(1800, 0.8)])
     known[150] = Bin(known[150].end, {name: GroupBin(100_000, 0.0, 80) for name in MIX})

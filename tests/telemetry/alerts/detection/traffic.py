@@ -22,7 +22,6 @@ class Stretch:
     ratio: float | Mapping[str, float]
     rate: float = 8.0  # requests/s
     mix: Mapping[str, float] | None = None
-    reachable: float | None = None
 
 
 def bins(stretches: Sequence[Stretch], seed: int = 1) -> list[Bin]:
@@ -33,8 +32,7 @@ def bins(stretches: Sequence[Stretch], seed: int = 1) -> list[Bin]:
             second += BIN_S
             groups = {name: _group(rng, stretch, name, part) for name, part in (stretch.mix or MIX).items()}
             known = {name: group for name, group in groups.items() if group is not None}
-            reach = dict.fromkeys(known, stretch.reachable) if stretch.reachable else {}
-            found.append(Bin(T0 + timedelta(seconds=second), known, reach))
+            found.append(Bin(T0 + timedelta(seconds=second), known))
     return found
 
 
