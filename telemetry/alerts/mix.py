@@ -35,4 +35,4 @@ def _sentence(points: float, groups: list[dict[str, Any]]) -> str:
         f"{one['name'] or 'no task group'} {one['usual_ratio'] * 100:.0f} to {one['share_ratio'] * 100:.0f} %"
         for one in groups
     )
-    return f"The mix of task groups changed ({moved} of the tokens); that alone moves the hit rate by {points:+.0f} points."
+    return f"The mix of task groups changed ({moved} of the tokens); this moves the hit rate by {points:+.0f} points."
