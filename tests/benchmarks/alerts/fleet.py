@@ -168,7 +168,7 @@ class MemoryFleet(Fleet):
                 sums[one.replica][0] += one.queries - before.queries
                 sums[one.replica][1] += one.hits - before.hits
             last[one.replica] = one
-        return [EngineSums(name, *both) for name, both in sums.items()]
+        return [EngineSums(name, queries, hits) for name, (queries, hits) in sums.items()]
 
 
 def _sums(record: Record) -> Sums:

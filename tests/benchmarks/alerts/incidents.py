@@ -94,7 +94,7 @@ def _busiest(fleet: MemoryFleet) -> Any:
 
 
 def _lose(fleet: MemoryFleet, _: Traffic) -> None:
-    """Half of the replicas go at once: a rack."""
+    """Two of three replicas go at once: a rack."""
     hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[len(fleet.replicas) // 2 :]
     for replica in hot:
         fleet.kill(replica)
@@ -109,14 +109,15 @@ def _hang(fleet: MemoryFleet, _: Traffic) -> None:
 
 
 def _restart(fleet: MemoryFleet, _: Traffic) -> None:
-    hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[-2:]
+    """Three of four, with the same deployment."""
+    hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[-3:]
     for replica in hot:
         fleet.restart(replica)
         fleet.happens("replica_restarted", replica.row.name)
 
 
 def _add(fleet: MemoryFleet, _: Traffic) -> None:
-    for _number in range(2):
+    for _number in range(3):
         fleet.add(fleet.replicas[0].blocks)
         fleet.happens("replica_added", fleet.replicas[-1].row.name)
 
@@ -177,10 +178,10 @@ def _old_router(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
         yield
 
 
-MANY: dict[str, Any] = {"live": 220, "blocks": 4000}  # conversations that come back rarely: caches fill slowly
+MANY: dict[str, Any] = {"live": 220, "blocks": 8000}  # conversations that come back rarely: caches fill slowly
 INCIDENTS = (
     Incident("bad policy", ("revision",), _publish(RandomSettings())),
-    Incident("replica lost", ("replica_lost",), _lose, PrefixHashSettings(), **MANY),
+    Incident("replica lost", ("replica_lost",), _lose, PrefixHashSettings(), count=3, **MANY),
     Incident("replica added", ("replica_added",), _add, SessionAffinitySettings(), count=2, **MANY),
     Incident("replica restarted", ("replica_restarted",), _restart, **MANY),
     Incident("replica hung", ("replica_lost",), _hang, count=2, **MANY),

@@ -63,7 +63,7 @@ class Kept:
         parsed = parse_body(PATH, _body(number))
         wanted = PlacementRequest(parsed.model, f"group-{number}", session_key(parsed), canonical_prompt(parsed))
         decision = self._placement.decide(wanted, self._health)
-        record = Record.of(decision, f"id-{number}", wanted.prompt.tokens)
+        record = Record.of(decision, f"id-{number}")
         ticket = self._placement.dispatch(decision)
         ticket.first_byte()
         record.first_byte(200, is_streamed=True)

@@ -175,13 +175,13 @@ class Fleet:
         prompt = canonical_prompt(parsed)
         decision = self.placement.decide(PlacementRequest("m", group, session_key(parsed), prompt), self.health)
         self._numbers += 1
-        record = Record.of(decision, f"q{self._numbers}", prompt.tokens)
+        record = Record.of(decision, f"q{self._numbers}")
         record.at = T0.timestamp() + self.now_s
         if self.sampler.takes(decision, self.now_s):
             record.shape = shape_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
-        sequence = Sequence(decision.keys.chain, prompt.tokens, output_tokens, self.now_s)
+        sequence = Sequence(decision.keys.chain, decision.keys.prompt_tokens, output_tokens, self.now_s)
         self._running[sequence] = record, ticket, replica
         self.submit(replica, sequence)
 
