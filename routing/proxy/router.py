@@ -12,6 +12,7 @@ from routing.core.health.book import HealthBook
 from routing.core.health.breaker import Breakers
 from routing.core.health.slow_start import SlowStarts
 from routing.core.limits.retry_budget import RetryBudget
+from routing.core.limits.shared import SharedLimits
 from routing.core.loads.book import LoadBook
 from routing.core.prompt.canonical import CanonicalPrompt
 from routing.core.residency.residency import Residency
@@ -85,6 +86,7 @@ class Router:
         self.residency = Residency()
         self.token_ratios = TokenRatios()
         self.limits = Limits()
+        self.shared_limits: SharedLimits | None = None  # with other processes; None: there are none
         self.health = HealthBook()
         self.slow_starts = SlowStarts(self.health)
         self.breakers = Breakers(self.health, self.loop.time, self._returned)
@@ -257,7 +259,7 @@ class Router:
             else self._link(replica.name, address)
             for replica, address in self._replica_addresses(config)
         }
-        access = AccessControl(config) if config.access is not None else None
+        access = AccessControl(config, self.shared_limits) if config.access is not None else None
         admission = Admission(config, placement.models, placement.matcher)
         return Serving(
             config,
@@ -317,7 +319,7 @@ class Router:
         self.retry_budget.ratio = serving.limits.retry_ratio
         self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
         self.warm_ups = self.all_warm_ups if self.all_warm_ups.configure(serving.config) else None
-        self.gates = self.all_gates if self.all_gates.configure(serving.config) else None
+        self.gates = self.all_gates if self.all_gates.configure(serving.config, self.shared_limits) else None
         if before:
             for name in joined_names(serving.config, before.config):
                 self._join(name)

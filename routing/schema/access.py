@@ -19,7 +19,7 @@ Digest = Annotated[str, of_form(r"[0-9a-f]{64}")]  # SHA-256 of the key's bytes
 
 
 class ApiKey(Frozen, frozen=True):
-    """A client's key. What it does not limit is unlimited. Rates are counted by each router process for itself."""
+    """A client's key. What it does not limit is unlimited. Rates hold for a router with all its workers."""
 
     name: Name
     digest: Digest
@@ -37,7 +37,12 @@ class ApiKey(Frozen, frozen=True):
     requests_per_s: (
         Annotated[
             float,
-            Meta(gt=0, le=1_000_000, description="Counted by each router process.", extra={"unit": "requests/s"}),
+            Meta(
+                gt=0,
+                le=1_000_000,
+                description="Counted by each router.",
+                extra={"unit": "requests/s"},
+            ),
         ]
         | None
     ) = None
@@ -59,7 +64,7 @@ class ApiKey(Frozen, frozen=True):
             Meta(
                 ge=1,
                 le=1 << 40,
-                description="Of prompts and of what is generated, counted by each router process.",
+                description="Of prompts and of what is generated, counted by each router.",
                 extra={"unit": "tokens/min"},
             ),
         ]

@@ -15,6 +15,8 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 
+from routing.workers.shared_limits import LimitsMemory, limits_bytes
+
 COLUMNS = 4096
 _CELLS = 1 + 2 * COLUMNS  # of a row: requests in flight; for each target, requests running and tokens waiting
 _CELL_BYTES = 8
@@ -26,13 +28,16 @@ class Board:
     def __init__(self, fd: int, rows: int) -> None:
         self.fd = fd
         self.rows = rows
-        self._cells = memoryview(mmap.mmap(fd, rows * _CELLS * _CELL_BYTES)).cast("q")
+        loads_bytes = rows * _CELLS * _CELL_BYTES
+        memory = memoryview(mmap.mmap(fd, loads_bytes + limits_bytes(rows)))
+        self._cells = memory[:loads_bytes].cast("q")
+        self.limits = LimitsMemory(memory[loads_bytes:], rows, fd)
 
     @classmethod
     def create(cls, rows: int) -> Board:
         """A board of zeros."""
         fd = os.memfd_create("warmpath-loads")
-        os.ftruncate(fd, rows * _CELLS * _CELL_BYTES)
+        os.ftruncate(fd, rows * _CELLS * _CELL_BYTES + limits_bytes(rows))
         return cls(fd, rows)
 
     def row(self, number: int) -> memoryview[int]:
@@ -40,7 +45,8 @@ class Board:
         return self._cells[number * _CELLS : (number + 1) * _CELLS]
 
     def clear(self, number: int) -> None:
-        """Set a row to zero: whoever wrote to it is gone."""
+        """Set a row to zero: whoever wrote to it is gone, and gives back what it held."""
+        self.limits.clear(number)
         self.row(number)[:] = memoryview(bytes(_CELLS * _CELL_BYTES)).cast("q")
 
     def is_free(self, column: int) -> bool:

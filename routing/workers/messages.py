@@ -29,6 +29,8 @@ class Preparation(Struct, frozen=True):
 
     document: bytes
     columns: dict[str, int]  # of the board, by target
+    rates: dict[str, int]  # slots of shared limits, by name
+    gates: dict[str, int]
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -20,6 +20,7 @@ from routing.workers.board import Board, assign_columns
 from routing.workers.channel import DeclinedError
 from routing.workers.messages import Preparation
 from routing.workers.process import WorkerProcess, or_kill
+from routing.workers.shared_limits import assign_gates, assign_rates
 
 NO_WORKER = "no worker is running"
 
@@ -38,6 +39,8 @@ class SharedConfiguration:
         self._ready = ready  # workers that accept
         self._board = board
         self._columns: dict[str, int] = {}  # of the board, by target
+        self._rates: dict[str, int] = {}  # slots of shared limits, by name
+        self._gates: dict[str, int] = {}
         self._series: ConfiguredSeries | None = None  # None: no configuration yet
 
     @property
@@ -57,21 +60,23 @@ class SharedConfiguration:
         """Put into force in a new worker what is in force in the others; the store is locked meanwhile."""
         applied = self.store.applied
         if applied is not None:
-            await worker.prepare(Preparation(applied.snapshot.document, self._columns))
+            await worker.prepare(Preparation(applied.snapshot.document, self._columns, self._rates, self._gates))
             await worker.commit()
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
         columns = assign_columns(target_ids(snapshot.config), self._columns, self._board)
-        prepared = await self._prepared(snapshot, columns)
-        return partial(self._swap, snapshot, columns, prepared)
+        rates = assign_rates(snapshot.config, self._rates, self._board.limits)
+        gates = assign_gates(snapshot.config, self._gates, self._board.limits)
+        preparation = Preparation(snapshot.document, columns, rates, gates)
+        prepared = await self._prepared(snapshot, preparation)
+        return partial(self._swap, snapshot, preparation, prepared)
 
-    async def _prepared(self, snapshot: LoadedSnapshot, columns: dict[str, int]) -> list[WorkerProcess]:
+    async def _prepared(self, snapshot: LoadedSnapshot, preparation: Preparation) -> list[WorkerProcess]:
         """The workers that have it ready; one that dies over it is none of them, and its successor gets it later."""
         processes = self._ready()
         if any(worker.is_silent for worker in processes):
             raise NotNowError("a worker does not answer")
-        preparation = Preparation(snapshot.document, columns)
         results = await asyncio.gather(*(worker.prepare(preparation) for worker in processes), return_exceptions=True)
         for result in results:
             if isinstance(result, DeclinedError):
@@ -84,7 +89,8 @@ class SharedConfiguration:
             raise NotNowError(NO_WORKER)
         return prepared
 
-    async def _swap(self, snapshot: LoadedSnapshot, columns: dict[str, int], prepared: list[WorkerProcess]) -> None:
+    async def _swap(self, snapshot: LoadedSnapshot, preparation: Preparation, prepared: list[WorkerProcess]) -> None:
         """Put it into force."""
-        self._columns, self._series = columns, ConfiguredSeries(snapshot.config)
+        self._columns, self._rates, self._gates = preparation.columns, preparation.rates, preparation.gates
+        self._series = ConfiguredSeries(snapshot.config)
         await asyncio.gather(*(or_kill(worker, worker.commit) for worker in prepared))

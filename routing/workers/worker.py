@@ -24,6 +24,8 @@ from routing.proxy.configuration.store import Swap
 from routing.proxy.decisions.ring import MAX_BYTES, MAX_RECORDS, DecisionRing
 from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import event, log_to_stderr
+from routing.proxy.loop.background import Background
+from routing.proxy.loop.periodic import Periodic
 from routing.proxy.loop.turns import in_turns
 from routing.proxy.memory import give_back_large_blocks, spare_the_collector
 from routing.proxy.router import Router
@@ -33,7 +35,8 @@ from routing.schema import ConfigError, load_snapshot
 from routing.workers.board import Board
 from routing.workers.channel import Channel, DeclinedError
 from routing.workers.messages import Orders, Preparation, WorkerStatus, as_plain
-from routing.workers.shared_loads import SharedLoads
+from routing.workers.shared_limits import WorkerLimits
+from routing.workers.shared_loads import PERIOD_S, SharedLoads
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,10 @@ class Worker:
         self.router.all_warm_ups.part, self.router.all_warm_ups.parts = orders.number, orders.workers
         self._orders = orders
         self._view = RouterView(self.router, "")
-        self._loads = SharedLoads(self.router, Board(orders.board_fd, orders.rows), orders.row)
+        board = Board(orders.board_fd, orders.rows)
+        self._loads = SharedLoads(self.router, board, orders.row)
+        self._limits = self.router.shared_limits = WorkerLimits(board.limits, orders.row)
+        self._ticks = Periodic(Background.LIMITS, PERIOD_S, self._tick)
         self._prepared: tuple[Swap, Preparation] | None = None
         self._preparing = asyncio.Lock()  # in the order asked: what a slow one was asked before comes first
         self._listening: dict[int, list[asyncio.Server]] = {}
@@ -70,6 +76,7 @@ class Worker:
         """Answer the parent until it goes away or closes the channel."""
         channel = await Channel.open(socket.socket(fileno=self._orders.channel_fd), self.answer)
         self._loads.start()
+        self._ticks.start()
         give_back_large_blocks()
         spare_the_collector()
         await channel.run()
@@ -77,7 +84,14 @@ class Worker:
             event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.in_flight)
         await self._drain(0.0)
         self._loads.stop()
+        self._ticks.stop()
         self.router.close()
+
+    def _tick(self) -> None:
+        """Go on with limits that are shared."""
+        self._limits.tick()
+        if self.router.gates is not None:
+            self.router.gates.admit()
 
     async def answer(self, question: str, content: Any) -> Any:
         """The answer to one question; DeclinedError where there is none."""
@@ -89,6 +103,7 @@ class Worker:
         try:
             async with self._preparing:
                 loaded = await asyncio.to_thread(load_snapshot, preparation.document)
+                self._limits.use(preparation.rates, preparation.gates)
                 self._prepared = await self.router.prepare(loaded), preparation
         except ConfigError as error:
             raise DeclinedError(reason=error.reason, path=error.path) from None
@@ -101,6 +116,7 @@ class Worker:
             raise DeclinedError(reason="nothing is prepared")
         (swap, preparation), self._prepared = self._prepared, None
         self._loads.use(preparation.columns)
+        self._limits.use(preparation.rates, preparation.gates)
         await swap()
 
     async def _listen(self, slots: list[int]) -> None:

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, Protocol
 
+from routing.core.limits.shared import Places
 from routing.schema import PRIORITIES, ConcurrencyConfig
 
 MAX_RETRY_AFTER_S: Final = 60
+_CLOCK_S: Final = 1e9  # more than any clock says, and its microseconds are still told apart
 PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two ends
 
 
@@ -46,40 +48,51 @@ class Waiter(Protocol):
 
 
 class Gate:
-    """One line. ``share`` is this process's part of the limits, for those that share a port."""
+    """One line. ``places``: the room, where several processes share it; each then has a line of its own.
 
-    def __init__(self, config: ConcurrencyConfig, clock: Callable[[], float], share: float = 1.0) -> None:
+    ``share``: this process's part of the limits, where several processes share a port and not the room.
+    """
+
+    def __init__(
+        self,
+        config: ConcurrencyConfig,
+        clock: Callable[[], float],
+        share: float = 1.0,
+        places: Places | None = None,
+    ) -> None:
         self.running = 0
         self.waiting = 0
         self.refused = dict.fromkeys(RefusalCause, 0)
         self._clock = clock
+        self._places = places
         self._lines: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # since when each waits
         self._gap_s: float | None = None  # between two ends of a full gate, on average; None until two were seen
         self._ended_at: float | None = None  # when the latest of them was; None where there has been room since
-        self.configure(config, share)
+        self._share = share
+        self.configure(config)
 
-    def configure(self, config: ConcurrencyConfig, share: float = 1.0) -> None:
+    def configure(self, config: ConcurrencyConfig) -> None:
         """Go by these limits; whoever has room by them is let in."""
-        self._max_running = math.ceil(config.max_running * share)
-        self._max_waiting = math.ceil(config.max_waiting * share)
+        self._max_running = math.ceil(config.max_running * self._share)
+        self._max_waiting = math.ceil(config.max_waiting * self._share)
         self._max_wait_s = config.max_wait_s
-        self._admit()
+        self.admit()
 
     def open(self) -> None:
         """Let everybody in: there is no limit any more."""
         self._max_running = self.running + self.waiting + (1 << 60)
-        self._admit()
+        self.admit()
 
     def enter(self, waiter: Waiter) -> bool:
         """Whether there is room, which is taken then. Else the waiter is in line, or has been turned away."""
-        if self.running < self._max_running and not self.waiting:
-            self.running += 1
+        if not self.waiting and self._take(waiter.priority, None):
             return True
-        if self.waiting >= self._max_waiting and not self._displace(waiter.priority):
+        if self._all_waiting() >= self._max_waiting and not self._displace(waiter.priority):
             self._turn_away(waiter, RefusalCause.FULL)
         else:
             self._lines[waiter.priority][waiter] = self._clock()
             self.waiting += 1
+            self._tell_line()
         return False
 
     def leave(self) -> None:
@@ -89,14 +102,18 @@ class Gate:
             gap = now - self._ended_at
             self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
         self.running -= 1
-        self._admit()
-        self._ended_at = now if self.running >= self._max_running else None
+        if self._places is not None:
+            self._places.give()
+        self.admit()
+        running = self.running if self._places is None else self._places.running
+        self._ended_at = now if running >= self._max_running else None
 
     def withdraw(self, waiter: Waiter) -> bool:
         """Somebody in line wants no more; False if it is not in line."""
         if self._lines[waiter.priority].pop(waiter, None) is None:
             return False
         self.waiting -= 1
+        self._tell_line()
         return True
 
     def expire(self) -> None:
@@ -114,15 +131,34 @@ class Gate:
         wait_s = (self._gap_s or 0.0) * (self.waiting + 1)
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Let in as many as there is room for, the most urgent first."""
-        while self.waiting and self.running < self._max_running:
+        while self.waiting:
             line = next(line for line in self._lines if line)
-            waiter = next(iter(line))
+            waiter, since = next(iter(line.items()))
+            if not self._take(waiter.priority, since):
+                return
             del line[waiter]
             self.waiting -= 1
-            self.running += 1
+            self._tell_line()
             waiter.let_in()
+
+    def _take(self, priority: int, since: float | None) -> bool:
+        """Take a place for somebody of this priority, who has waited ``since`` then; None: who comes just now."""
+        if self._places is None:
+            has_room = self.running < self._max_running
+        else:
+            has_room = self._places.take(self._max_running, _order(priority, self._clock() if since is None else since))
+        self.running += has_room
+        return has_room
+
+    def _all_waiting(self) -> int:
+        return self.waiting if self._places is None else self.waiting + self._places.waiting_elsewhere
+
+    def _tell_line(self) -> None:
+        if self._places is not None:
+            line = next((line for line in self._lines if line), None)
+            self._places.tell_line(self.waiting, 0.0 if line is None else _order(*_first(line)))
 
     def _displace(self, priority: int) -> bool:
         """Make room in line for somebody of this priority; False if nobody there is less urgent."""
@@ -135,8 +171,19 @@ class Gate:
     def _remove(self, line: dict[Waiter, float], waiter: Waiter, why: RefusalCause) -> None:
         del line[waiter]
         self.waiting -= 1
+        self._tell_line()
         self._turn_away(waiter, why)
 
     def _turn_away(self, waiter: Waiter, why: RefusalCause) -> None:
         self.refused[why] += 1
         waiter.turned_away(self, why)
+
+
+def _first(line: dict[Waiter, float]) -> tuple[int, float]:
+    waiter, since = next(iter(line.items()))
+    return waiter.priority, since
+
+
+def _order(priority: int, since: float) -> float:
+    """The more urgent before the less, then the earlier before the later; ``since`` in seconds of a clock of all."""
+    return (PRIORITIES - priority) * _CLOCK_S - since

@@ -15,6 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from routing.core.limits.budget import Budget
+from routing.core.limits.shared import SharedLimits
 from routing.proxy.http.errors import RefusalError
 from routing.schema import ApiKey, RouterConfig
 
@@ -24,8 +25,49 @@ if TYPE_CHECKING:
 
 SALT_HEX: Final = 32  # digits of a salt: 128 bits that nobody outside the fleet can guess
 
+REQUESTS: Final = "requests"
+TOKENS: Final = "tokens"
+
 _bearer: Final = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE).fullmatch
 _CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
+
+
+class Rate:
+    """A rate of a key, as it is configured."""
+
+    __slots__ = ("capacity", "digest", "per_s", "what")
+
+    def __init__(self, digest: str, what: str, per_s: float, capacity: float) -> None:
+        self.digest = digest  # the key's
+        self.what = what
+        self.per_s = per_s
+        self.capacity = capacity
+
+    @property
+    def name(self) -> str:
+        """By which processes of a router find what they share: another rate of the same key has another one."""
+        return f"{self.digest}:{self.what}:{self.per_s!r}:{self.capacity!r}"
+
+    @classmethod
+    def named(cls, name: str) -> Rate:
+        """The rate of a name."""
+        digest, what, per_s, capacity = name.split(":")
+        return cls(digest, what, float(per_s), float(capacity))
+
+    def cell(self, shared: SharedLimits | None) -> memoryview[float] | None:
+        """The number that processes share of it."""
+        return None if shared is None else shared.cell(self.name)
+
+
+def rates_of(key: ApiKey) -> list[Rate]:
+    """The rates that a key is limited to."""
+    rates = []
+    if key.requests_per_s is not None:
+        burst = key.burst or max(1, math.ceil(key.requests_per_s))
+        rates.append(Rate(key.digest, REQUESTS, key.requests_per_s, burst))
+    if key.tokens_per_min is not None:
+        rates.append(Rate(key.digest, TOKENS, key.tokens_per_min / 60, key.tokens_per_min))
+    return rates
 
 
 class Grant:
@@ -33,7 +75,7 @@ class Grant:
 
     __slots__ = ("_secret", "_tenant", "expires_at", "groups", "models", "name", "requests", "tokens")
 
-    def __init__(self, key: ApiKey, hash_secret: str) -> None:
+    def __init__(self, key: ApiKey, hash_secret: str, shared: SharedLimits | None) -> None:
         now = monotonic()
         self.name = key.name
         self.models = key.models
@@ -41,9 +83,9 @@ class Grant:
         self.expires_at = key.expires_at
         self._tenant = key.tenant
         self._secret = hash_secret.encode()
-        rate, tokens = key.requests_per_s, key.tokens_per_min
-        self.requests = None if rate is None else Budget(rate, key.burst or max(1, math.ceil(rate)), now)
-        self.tokens = None if tokens is None else Budget(tokens / 60, tokens, now)
+        budgets = {rate.what: Budget(rate.per_s, rate.capacity, now, rate.cell(shared)) for rate in rates_of(key)}
+        self.requests = budgets.get(REQUESTS)
+        self.tokens = budgets.get(TOKENS)
 
     def salt(self, given: str) -> str | None:
         """The salt of a request that brings ``given`` ("" for none); None for a key without tenant, which changes none.
@@ -62,17 +104,17 @@ class Grant:
             if budget is not None and (wait_s := budget.wait_s(now)) > 0:
                 raise _too_much(budget, what, wait_s, now)
         if self.requests is not None:
-            self.requests.spend(1)
+            self.requests.spend(1, now)
 
     def began(self, estimate: int) -> None:
         """Count the prompt of a request that goes to a replica. Tokens, as far as they are known."""
         if self.tokens is not None:
-            self.tokens.spend(estimate)
+            self.tokens.spend(estimate, monotonic())
 
     def used(self, estimate: int, usage: Usage | None) -> None:
         """Count what a request really took, of whose prompt an estimate was counted before."""
         if self.tokens is not None and usage is not None and usage.prompt is not None:
-            self.tokens.spend(usage.prompt + (usage.generated or 0) - estimate)
+            self.tokens.spend(usage.prompt + (usage.generated or 0) - estimate, monotonic())
 
     def carry_over(self, before: Grant) -> None:
         """Go on with the budgets of the configuration before, which requests that began under it spend from too."""
@@ -84,9 +126,10 @@ class Grant:
 class AccessControl:
     """The keys of one configuration."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, shared: SharedLimits | None = None) -> None:
+        """``shared``: what counts rates for all processes of a router; None: this one is alone."""
         keys = config.access.keys if config.access else ()
-        self._grants = {bytes.fromhex(key.digest): Grant(key, config.hash_secret) for key in keys}
+        self._grants = {bytes.fromhex(key.digest): Grant(key, config.hash_secret, shared) for key in keys}
 
     def __repr__(self) -> str:
         return f"AccessControl({len(self._grants)} keys)"
@@ -129,7 +172,10 @@ def _continued(before: Budget | None, after: Budget | None, now: float) -> Budge
     """The budget before, at the rate of the one after; one of them alone is no continuation."""
     if before is None or after is None:
         return after
-    before.change(after.per_s, after.capacity, now)
+    if after.is_shared:
+        before.move(after)
+    else:
+        before.change(after.per_s, after.capacity, now)
     return before
 
 

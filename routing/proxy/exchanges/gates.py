@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from routing.core.limits.gate import Gate, RefusalCause
+from routing.core.limits.shared import SharedLimits
 from routing.proxy.http.errors import RefusalError
 from routing.proxy.metrics.exposition import PREFIX, header, labels
 from routing.proxy.metrics.histogram import Histogram
@@ -101,16 +102,18 @@ class Gates:
         self._gates: dict[GateKey, tuple[Gate, Histogram]] = {}
         self._priorities: dict[GateKey, int] = {}
 
-    def configure(self, config: RouterConfig) -> bool:
+    def configure(self, config: RouterConfig, shared: SharedLimits | None = None) -> bool:
         """Go by this configuration; whether there are any gates now. Who waits at one that is gone is let in."""
-        wanted = dict(_wanted(config))
+        wanted = dict(wanted_gates(config))
         for key in self._gates.keys() - wanted.keys():
             self._gates.pop(key)[0].open()
         for key, concurrency in wanted.items():
             if key in self._gates:
-                self._gates[key][0].configure(concurrency, self.share)
+                self._gates[key][0].configure(concurrency)
             else:
-                self._gates[key] = Gate(concurrency, self._loop.time, self.share), Histogram()
+                places = None if shared is None else shared.places(gate_name(key))
+                share = self.share if places is None else 1.0
+                self._gates[key] = Gate(concurrency, self._loop.time, share, places), Histogram()
         self._priorities = {(pool.name, group.name): group.priority for pool in config.pools for group in pool.groups}
         return bool(wanted)
 
@@ -120,6 +123,11 @@ class Gates:
         own = self._priorities.get((pool, group), 0)
         urgency = own if priority is None else min(max(own, priority), LEAST_URGENT)
         return Passage([self._gates[key] for key in keys if key in self._gates], guest, urgency)
+
+    def admit(self) -> None:
+        """Let in who has room by now, because it was given back in another process."""
+        for gate, _ in self._gates.values():
+            gate.admit()
 
     def expire(self) -> None:
         """Turn away who has waited for too long."""
@@ -144,7 +152,12 @@ class Gates:
                 yield f'{PREFIX}queue_refused_total{{{where},cause="{why}"}} {count}'
 
 
-def _wanted(config: RouterConfig) -> Iterator[tuple[GateKey, ConcurrencyConfig]]:
+def gate_name(key: GateKey) -> str:
+    """By which processes of a router find the room that they share."""
+    return "/".join(key)
+
+
+def wanted_gates(config: RouterConfig) -> Iterator[tuple[GateKey, ConcurrencyConfig]]:
     for pool in config.pools:
         if pool.concurrency is not None:
             yield (pool.name, ""), pool.concurrency

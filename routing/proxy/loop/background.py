@@ -30,6 +30,7 @@ class Background(StrEnum):
     ANNOUNCING = "announcing"  # tells the control plane
     WORKERS = "workers"  # looks at workers, and replaces those that ended
     LOADS = "loads"  # exchanges them among workers
+    LIMITS = "limits"  # lets in who waits for room that another worker has given back
 
 
 _failures: Counter[Background] = Counter()

@@ -19,7 +19,7 @@ def test_what_is_let_through_is_at_most_a_burst_and_the_rate(
     for pause, amount in steps:
         now += pause
         if not budget.wait_s(now):
-            budget.spend(amount)
+            budget.spend(amount, now)
             spent += amount
             dearest = max(dearest, amount)
 
@@ -31,13 +31,13 @@ def test_whoever_waits_as_told_is_let_through(steps: list[tuple[float, float]], 
     budget, now = Budget(per_s, burst, 0.0), 0.0
     for pause, amount in steps:
         now += pause
-        budget.spend(amount)
+        budget.spend(amount, now)
         assert budget.wait_s(now + budget.wait_s(now)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_an_overdrawn_budget_refills_to_its_capacity_and_no_further() -> None:
     budget = Budget(2.0, 10, 0.0)
-    budget.spend(15)
+    budget.spend(15, 0.0)
 
     assert (budget.left(0.0), budget.wait_s(0.0), budget.full_in_s(0.0)) == (0, 3.0, 7.5)
     assert (budget.left(3.0), budget.wait_s(3.0)) == (1, 0.0)
@@ -47,14 +47,14 @@ def test_an_overdrawn_budget_refills_to_its_capacity_and_no_further() -> None:
 def test_a_new_rate_is_no_new_allowance() -> None:
     for capacity, left in ((100, 3), (2, 2)):
         budget = Budget(1.0, 10, 0.0)
-        budget.spend(8)
+        budget.spend(8, 0.0)
         budget.change(1.0, capacity, 0.0)
         assert budget.left(1.0) == left
 
 
 def test_a_new_rate_holds_from_now_on() -> None:
     budget = Budget(1.0, 10, 0.0)
-    budget.spend(10)
+    budget.spend(10, 0.0)
     budget.change(100.0, 100, 5.0)
 
     assert (budget.left(5.0), budget.left(5.5)) == (5, 55)

@@ -1,0 +1,206 @@
+"""A limit is that of the router, however many workers it has."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from routing.core.limits.budget import Budget
+from routing.proxy.clients.access import AccessControl, Grant
+from routing.schema import ConcurrencyConfig
+from routing.workers.board import Board
+from routing.workers.shared_limits import GATES, SharedPlaces, WorkerLimits, assign_gates, assign_rates
+from tests.fakes.replica import Call, FakeReplica, plain_answer
+from tests.routing.proxy.api_keys import api_key, bearer, guarded
+from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
+
+WORKERS = 8
+
+
+class Counting:
+    """A replica's script that sees how many requests are with it at once."""
+
+    def __init__(self, lasts_s: float) -> None:
+        self.most = self.running = 0
+        self._lasts_s = lasts_s
+
+    async def __call__(self, call: Call) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self._lasts_s)
+        self.running -= 1
+        await call.send(plain_answer(b"{}"))
+
+
+async def ask(router: Process, headers: list[bytes] | None = None) -> tuple[int, str]:
+    answer = await router.chat(headers=headers or [])
+    return answer.status, worker_of(answer)
+
+
+async def test_one_runs_at_a_time_in_all_workers_and_each_has_its_turn(replica: FakeReplica, tmp_path: Path) -> None:
+    script = replica.script = Counting(0.01)
+    limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
+    async with serving(tmp_path, config([replica], concurrency=limit), f"--workers={WORKERS}") as router:
+        async with asyncio.timeout(DEADLINE_S):
+            seen = await asyncio.gather(*(ask(router) for _ in range(120)))
+
+    assert script.most == 1
+    assert {status for status, _ in seen} == {200}
+    assert len({worker for _, worker in seen}) == WORKERS
+
+
+async def test_a_killed_worker_gives_back_its_place(replica: FakeReplica, tmp_path: Path) -> None:
+    script = replica.script = Counting(3600.0)
+    limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
+    async with serving(tmp_path, config([replica], concurrency=limit), "--workers=3") as router:
+        first = asyncio.ensure_future(router.chat())
+        await replica.wait_calls(1)
+        others = [asyncio.ensure_future(ask(router)) for _ in range(12)]
+        replica.script = Counting(0.0)
+        busy = holder(router, replica)
+        os.kill(busy, signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            done = await asyncio.gather(first, *others, return_exceptions=True)
+
+    assert script.most == 1
+    assert isinstance(done[0], BaseException)
+    answered = [one[0] for one in done[1:] if isinstance(one, tuple)]
+    assert set(answered) == {200}
+    assert len(answered) >= 2  # of those that were not in the killed worker
+
+
+def holder(router: Process, replica: FakeReplica) -> int:
+    """The process id of the worker whose connection to the replica is in use."""
+    peer = replica.calls[0].writer.get_extra_info("peername")[1]
+    inode = next(
+        line.split()[9]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{peer:04X}")
+    )
+    for pid in router.workers:
+        links = (str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
+        if f"socket:[{inode}]" in links:
+            return pid
+    raise AssertionError("no worker has it")
+
+
+async def test_a_keys_rate_is_the_routers_and_not_each_workers(replica: FakeReplica, tmp_path: Path) -> None:
+    replica.script = Counting(0.0)
+    rate, burst, seconds = 40.0, 10, 3.0
+    key = api_key(requests_per_s=rate, burst=burst)
+    seen: Counter[int] = Counter()
+    workers: set[str] = set()
+    async with serving(tmp_path, guarded([replica], key), "--workers=4") as router:
+        begun = monotonic()
+
+        async def go_on() -> None:
+            while monotonic() - begun < seconds:
+                async with connect(router.port) as client:
+                    await client.send(post(CHAT, headers=[bearer()]))
+                    answer = await client.answer()
+                    seen[answer.status] += 1
+                    workers.add(worker_of(answer))
+
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*(go_on() for _ in range(16)))
+        took_s = monotonic() - begun
+
+    assert len(workers) > 1
+    assert seen[429] > 0
+    assert 0.7 * rate * seconds <= seen[200] <= 1.05 * rate * took_s + burst
+
+
+def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, board: Board) -> list[Grant]:
+    """The same key in several workers."""
+    key = api_key(tokens_per_min=tokens_per_min)
+    snapshot = guarded([], key)
+    slots = assign_rates(snapshot, before or {}, board.limits)
+    found = []
+    for row in range(count):
+        limits = WorkerLimits(board.limits, row)
+        limits.use(slots, {})
+        found.append(AccessControl(snapshot, limits).named(key.name))
+    return [grant for grant in found if grant is not None]
+
+
+def left(grant: Grant) -> int:
+    assert isinstance(grant.tokens, Budget)
+    return grant.tokens.left(monotonic())
+
+
+def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
+    board = Board.create(3)
+    one, other, third = grants(3, tokens_per_min=600, board=board)
+    one.began(400)
+    other.began(100)
+
+    assert [left(grant) // 10 for grant in (one, other, third)] == [10, 10, 10]
+
+
+def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_and_only_once() -> None:
+    board = Board.create(2)
+    before = grants(2, tokens_per_min=600, board=board)
+    before[0].began(590)
+    slots = assign_rates(guarded([], api_key(tokens_per_min=600)), {}, Board.create(1).limits)
+    after = grants(2, tokens_per_min=60_000, before=slots, board=board)
+    for old, new in zip(before, after, strict=True):
+        new.carry_over(old)
+    assert [left(grant) < 1000 for grant in after] == [True, True]
+    before[1].began(10_000)  # of a request that began under the rate before
+
+    assert [left(grant) for grant in after] == [0, 0]
+
+
+def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_runs_there() -> None:
+    board = Board.create(2)
+    limit = ConcurrencyConfig(max_running=1)
+    slots = assign_gates(config([], concurrency=limit), {}, board.limits)
+    assert assign_gates(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
+    place = SharedPlaces(board.limits, 0, 1)
+    assert place.take(1, 1.0)
+    assert assign_gates(config([]), slots, board.limits) == {}
+    assert assign_gates(config([], concurrency=limit), {}, board.limits) == {"chat/": 1}
+    board.clear(1)
+    assert assign_gates(config([], concurrency=limit), {}, board.limits) == {"chat/": 0}
+
+
+def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -> None:
+    board = Board.create(2)
+    here, there = (SharedPlaces(board.limits, 0, row) for row in range(2))
+    WorkerLimits(board.limits, 1).tick()
+    there.tell_line(1, 5.0)
+    assert not here.take(1, 4.0)
+    assert here.take(1, 6.0)
+    here.give()
+    board.limits.ticks[1] -= 1.0
+    assert here.take(1, 4.0)
+
+
+def _take_and_give(fd: int, row: int, rounds: int) -> None:
+    places = SharedPlaces(Board(fd, 4).limits, GATES - 1, row)
+    for _ in range(rounds):
+        while not places.take(2, 1.0):
+            os.sched_yield()
+        assert places.running <= 2
+        places.give()
+
+
+@pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
+def test_processes_that_take_places_at_once_never_take_more_than_there_are() -> None:
+    board = Board.create(4)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_take_and_give, args=(board.fd, row, 3000)) for row in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(DEADLINE_S)
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    assert SharedPlaces(board.limits, GATES - 1, 0).running == 0
