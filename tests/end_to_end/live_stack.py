@@ -45,6 +45,11 @@ class LiveStack:
         self._process: subprocess.Popen[str] | None = None
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What an operator's shell has whose commands mean this stack."""
+        return outside_pytest(self._environment)
+
+    @property
     def lines(self) -> list[str]:
         """What the stack has said."""
         return [line for _at, line in self.timed_lines]

@@ -44,8 +44,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     ]
     outcomes = []
     with ProcessPoolExecutor(given.jobs, initializer=set_up) as pool:
+        played = pool.map(judged, *zip(*chosen, strict=True)) if chosen else ()
         weeks = pool.map(alarms_in_week, range(given.first_seed, given.first_seed + given.weeks))
-        for (_, place, seed), outcome in zip(chosen, pool.map(judged, *zip(*chosen, strict=True)), strict=True):
+        for (_, place, seed), outcome in zip(chosen, played, strict=True):
             outcomes.append(outcome)
             if given.verbose:
                 print(SHAPES[place].name, seed, outcome, flush=True)
