@@ -16,6 +16,7 @@ from tests.benchmarks.builds import again_compiled
 BENCHMARKS = {
     "alerts": "tests.benchmarks.alerts",  # alerting as a classifier: drops found, causes right, false alarms
     "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same home
+    "bodies": "tests.benchmarks.bodies",  # what other connections wait while a large body is handled
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from routing.core.prompt.bodies import BODIES, Message, ParsedBody
-from routing.core.prompt.nesting import MAX_DEPTH, is_shallow
+from routing.core.prompt.nesting import MAX_CONTAINERS, MAX_DEPTH, MAX_TEXTS, has_few_values, is_shallow
 from routing.core.types import BodyError
 
 _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BODIES.items()}
@@ -21,6 +21,8 @@ _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BO
 
 def parse_body(path: str, body: bytes) -> ParsedBody:
     """Parse the body of a POST to ``path``; BodyError names the field. About 0.4 us a KiB."""
+    if not has_few_values(body):
+        raise BodyError(None, f"more than {MAX_TEXTS:,} texts and keys, or {MAX_CONTAINERS:,} lists and objects")
     parsed = _decoded(path, body)
     if not is_shallow(body):
         raise BodyError(None, f"the JSON is nested in more than {MAX_DEPTH} levels")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.prompt.nesting import MAX_DEPTH, is_shallow
+from routing.core.prompt.nesting import MAX_CONTAINERS, MAX_DEPTH, MAX_TEXTS, has_few_values, is_shallow
 from routing.core.prompt.parsing import parse_body
 from routing.core.types import BodyError
 
@@ -138,3 +138,40 @@ def without_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(number): without_texts(it) for number, it in enumerate(value.values())}
     return [without_texts(it) for it in value] if isinstance(value, list) else 0
+
+
+MANY = {
+    "empty lists": b'{"x":[[]' + b",[]" * MAX_CONTAINERS + b"]}",
+    "objects with a key": b'{"x":[{}' + b',{"a":0}' * MAX_CONTAINERS + b"]}",
+    "messages": b'{"messages":[{}' + b",{}" * MAX_CONTAINERS + b"]}",
+    "deep and narrow": b'{"x":[0' + (b"," + b"[" * 32 + b"]" * 32) * (MAX_CONTAINERS // 32) + b"]}",
+    "texts": b'{"x":[""' + b',""' * MAX_TEXTS + b"]}",
+    "texts that end in a backslash": b'{"x":[""' + rb',"\\"' * 2 * MAX_TEXTS + b"]}",
+    "texts of brackets": b'{"x":[""' + b',"["' * MAX_TEXTS + b"]}",
+    "keys": b'{"x":1' + b',"a":1' * MAX_TEXTS + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.plain_python(reason="It replaces what would read them.")
+def test_bodies_of_more_values_than_anybody_sends_are_refused_unread(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.core.prompt.parsing._decoded", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(BodyError, match="more than 524,288 texts and keys, or 262,144 lists and objects"):
+        parse_body(CHAT, MANY[kind])
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * (MAX_CONTAINERS + 9), '"' * 2 * (MAX_TEXTS + 9), '["{' * MAX_CONTAINERS, "\\" * 9_999_999]
+)
+def test_whatever_stands_in_a_text_is_one_value(text: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+
+    assert has_few_values(body)
+
+
+def test_a_million_token_ids_are_read() -> None:
+    body = json.dumps({"prompt": [7] * 1_000_000}).encode()
+
+    assert parse_body("/v1/completions", body)
