@@ -25,7 +25,8 @@ NOTHING = "\u2013"  # an en dash
 _TONES = {
     "up": "good", "active": "good", "live": "ember", "complete": "good", "ack": "good", "delivered": "good",
     "resolved": "good", "in sync": "good", "enabled": "good", "ok": "good", "sent": "good",
-    "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn", "unknown": "",
+    "starting": "warn", "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn",
+    "unknown": "",
     "draft": "warn", "proposed": "ember", "not_ready": "", "terminating": "warn", "missing": "warn", "holding": "warn",
     "failing": "bad", "new": "", "paused": "", "waiting": "warn", "muted": "",
     "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",

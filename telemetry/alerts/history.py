@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from controlplane.models import Event, EventKind, Pool, Replica, ReplicaState
 from telemetry.alerts.detection.slow import LOOKED_AT
+from telemetry.alerts.failures import ejections_of, failures_of
 from telemetry.alerts.kept_series import Asked, fresh_series, kept_series
 from telemetry.alerts.past import (
     ControlNow,
@@ -25,7 +26,7 @@ from telemetry.alerts.past import (
 from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
-from telemetry.models import ScrapeState
+from telemetry.models import STARTING_S, ScrapeState
 from telemetry.storage.answers import answers_by_step
 from telemetry.storage.cold import COLD_S, cold_bands
 from telemetry.storage.roles import rated
@@ -62,7 +63,9 @@ class Wanted:
 def load_pasts(pools: Sequence[Pool], wanted: Wanted) -> dict[int, Past]:
     """The past of each pool by its id. Three queries for the replicas, and one for each source (first tokens: four)."""
     fleet = list(
-        Replica.objects.filter(pool__in=pools).order_by("name").only("pk", "name", "pool_id", "state", "labels")
+        Replica.objects.filter(pool__in=pools)
+        .order_by("name")
+        .only("pk", "name", "pool_id", "state", "labels", "created_at")
     )
     loaded = _Loaded(wanted, pools, fleet)
     return {pool.pk: loaded.past_of(pool) for pool in pools}
@@ -84,17 +87,22 @@ class _Loaded:
         self.places = {start: place for place, start in enumerate(window.starts())}
         counted = engine_sums(self.ids, window) if Source.ENGINES in sources else []
         self.cold = self._cold_steps() if Source.ENGINES in sources else set()
+        self.starting = self._starting_until() if Source.ENGINES in sources else {}
         self.engines: dict[int, list[ReplicaStep | None]] = self._lists(
             counted, lambda row: row.replica_id, _replica_step
         )
         pressed = pressure_sums(self.ids, window) if Source.PRESSURE in sources else []
         self.pressure = self._lists(
-            pressed, lambda row: row.replica_id, lambda row: PressureStep(row.kv_usage_ratio, row.preemptions)
+            pressed,
+            lambda row: row.replica_id,
+            lambda row: PressureStep(row.kv_usage_ratio, row.preemptions, row.waiting),
         )
         answered = answers_by_step(self.names, window) if Source.ANSWERS in sources else []
         self.answers = self._lists(answered, lambda row: (row.pool, row.replica), lambda row: row.answers)
-        routed = router_sums(self.names, window)[0] if Source.GROUPS in sources else []
+        routed = router_sums(self.names, window)[0] if {Source.GROUPS, Source.FAILURES} & sources else []
         self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)
+        self.failures = failures_of(routed, self.places)
+        self.ejections = ejections_of(self.ids, window) if Source.EJECTIONS in sources else {}
         self.restarts, self.turns = self._turns() if self.wanted.restart_reach_s else ({}, {})
         self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
@@ -118,10 +126,13 @@ class _Loaded:
             replicas=tuple(replica.name for replica in mine),
             rated=frozenset(replica.name for replica in mine if replica.pk in self.rated),
             active=frozenset(replica.name for replica in mine if replica.state == ReplicaState.ACTIVE),
+            starting_until={one.name: self.starting[one.pk] for one in mine if one.pk in self.starting},
             engines={one.name: self.engines[one.pk] for one in mine if one.pk in self.engines},
             pressure={one.name: self.pressure[one.pk] for one in mine if one.pk in self.pressure},
             answers={replica: steps for (name, replica), steps in self.answers.items() if name == pool.name},
-            windows={**groups, **whole},
+            failures=self.failures.get(pool.name, {}),
+            ejections={one.name: self.ejections[one.pk] for one in mine if one.pk in self.ejections},
+            windows={**(groups if Source.GROUPS in self.wanted.sources else {}), **whole},
             first_tokens={group: steps for (name, group), steps in self.first_tokens.items() if name == pool.name},
             hours=self._hours(pool),
             restarts={one.name: self.restarts[one.pk] for one in mine if one.pk in self.restarts},
@@ -129,6 +140,17 @@ class _Loaded:
             series=self.series.get(pool.pk),
             control=self.wanted.control,
         )
+
+    def _starting_until(self) -> dict[int, datetime]:
+        """Until when each replica that was never read is starting. A query where one is young enough."""
+        ends = {replica.pk: replica.created_at + timedelta(seconds=STARTING_S) for replica in self.fleet}
+        young = {pk: end for pk, end in ends.items() if end > (self.wanted.first or self.wanted.until)}
+        if not young:
+            return {}
+        read = set(
+            ScrapeState.objects.filter(replica_id__in=young, ok_at__isnull=False).values_list("replica_id", flat=True)
+        )
+        return {pk: end for pk, end in young.items() if pk not in read}
 
     def _series(self) -> dict[int, HitRateSeries]:
         rated: dict[int, list[int]] = defaultdict(list)

@@ -20,12 +20,13 @@ from telemetry.models import Alert, RuleKind, Silence
 
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
+_FLEET_WIDE = (RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG)  # one cause for all pools: one pool's alert is notified
 
 # What fires -> the kinds that it explains, in the same pool. README.md has this table for people.
 INHIBITED_BY: dict[str, frozenset[str]] = {
-    RuleKind.EVALUATOR_LAG: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}),
-    RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN}),
-    RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW}),
+    RuleKind.EVALUATOR_LAG: frozenset({*_FIGURES, RuleKind.ERROR_RATIO, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}),
+    RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.REPLICA_EJECTED}),
+    RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW, RuleKind.REPLICA_EJECTED}),
 }
 EXPLAINS = timedelta(minutes=10)  # for so long a replica that is gone may be why its pool is not as usual
 
@@ -78,6 +79,9 @@ def mute_of(
 
 def explains(other: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert is why another fires; where both are of replicas, of the same one."""
+    if alert.rule.kind in _FLEET_WIDE and other.rule.kind == alert.rule.kind:
+        in_project = other.pool.project_id == alert.pool.project_id
+        return in_project and other.pk < alert.pk and other.muted is None
     if other.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(other.rule.kind, frozenset()):
         return False
     if other.subject and not alert.subject:

@@ -26,8 +26,10 @@ class Source(StrEnum):
     """What can be loaded; each costs its own queries, so a kind names what it needs."""
 
     ENGINES = "engines"  # counters of each replica
-    PRESSURE = "pressure"  # KV usage and preemptions of each replica
+    PRESSURE = "pressure"  # KV usage, preemptions and waiting requests of each replica
     GROUPS = "groups"  # what routers counted of each task group
+    FAILURES = "failures"  # failed requests of each task group, by the routers
+    EJECTIONS = "ejections"  # replicas that routers' circuit breakers ejected
     ANSWERS = "answers"  # what answers of each replica told, and routers had predicted of them
     FIRST_TOKENS = "first_tokens"  # TTFT histograms by task group
     ENGINE_HOURS = "engine_hours"  # counters of the pool, hour by hour, days back
@@ -84,6 +86,25 @@ class PressureStep:
 
     kv_usage_ratio: float | None  # mean
     preemptions: float | None
+    waiting: float | None = None  # requests in the engine's queue, mean
+
+
+@dataclass(frozen=True, slots=True)
+class FailureStep:
+    """What routers counted of a pool's or task group's requests in one step."""
+
+    requests: float
+    failed: float  # by the fault of a replica or a router
+
+
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """One time that a router's circuit breaker ejected a replica."""
+
+    router: str
+    start: datetime
+    end: datetime | None  # None: it still is ejected
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +127,12 @@ class Past:
     replicas: tuple[str, ...]  # that should be scraped, by name
     active: frozenset[str]  # those of them that should take traffic
     rated: frozenset[str]  # and those whose counters make the pool's hit rate (H19)
+    starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas that were never read
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
     answers: Mapping[str, Sequence[AnswerSide | None]] = field(default_factory=dict)
+    failures: Mapping[str | None, Sequence[FailureStep | None]] = field(default_factory=dict)  # by group; None: of all
+    ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "" is the pool, by engines; else groups
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "" is the pool
     hours: Mapping[str, Mapping[datetime, WindowSum]] = field(default_factory=dict)  # by their start; "" is the pool
@@ -140,6 +164,11 @@ class Seen:
         if known is None:
             return [WindowSum(self.now - timedelta(seconds=self.past.step_s), None, None, None)]
         return known[max(self.index + 1 - steps_in(reach_s, self.past.step_s), 0) : self.index + 1]
+
+    def is_starting(self, replica: str) -> bool:
+        """Whether a replica was never read and was added too short a time ago to count as down."""
+        until = self.past.starting_until.get(replica)
+        return until is not None and self.now < until
 
     def engine(self, replica: str) -> ReplicaStep | None:
         """A replica's newest step; None where no scrape of it was even tried."""
@@ -176,6 +205,19 @@ class Seen:
     def pressure(self, replica: str) -> PressureStep | None:
         """A replica's newest step."""
         return self._newest(self.past.pressure.get(replica))
+
+    def failures(self, group: str | None) -> FailureStep | None:
+        """The newest step of a task group, or of the pool (None); None where no router counted anything."""
+        return self._newest(self.past.failures.get(group))
+
+    def ejections(self, replica: str) -> list[tuple[Ejection, float]]:
+        """Ejections of a replica in the newest step, with the seconds that each lasted within it."""
+        since = self.now - timedelta(seconds=self.past.step_s)
+        lasted = [
+            (one, (min(one.end or self.now, self.now) - max(one.start, since)).total_seconds())
+            for one in self.past.ejections.get(replica, ())
+        ]
+        return [(one, seconds) for one, seconds in lasted if seconds > 0]
 
     def answers(self, replica: str) -> AnswerSide | None:
         """A replica's newest step."""

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     NOT_REPORTED = "not_reported"  # nobody reports the figure
     LITTLE_TRAFFIC = "little_traffic"  # below a floor in the newest window
     LITTLE_HISTORY = "little_history"  # too few windows with enough traffic before it
+    STARTING = "starting"  # never read, and added a short time ago
     NOBODY = "nobody"  # there is no replica, or too few, to look at
     FAILED = "failed"  # the evaluation itself failed; the worker's log has the exception
     NOT_STORED = "not_stored"  # this is looked at as it is now, and nobody writes it down

@@ -13,11 +13,12 @@ from telemetry.models.notification import DeliveryAttempt, Notification, Notific
 from telemetry.models.reading import Reading, RouterReading
 from telemetry.models.rollup import RollupRepair, RollupState
 from telemetry.models.scrape_shard import ScrapeShard
-from telemetry.models.scrape_state import Health, ScrapeState
+from telemetry.models.scrape_state import STARTING_S, Health, ScrapeState
 from telemetry.models.short_link import ShortLink
 from telemetry.models.silence import Silence
 
 __all__ = [
+    "STARTING_S",
     "Alert",
     "AlertMove",
     "AlertRule",

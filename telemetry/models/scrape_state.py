@@ -5,6 +5,10 @@ from django.db.models import CheckConstraint, Q, TextChoices
 
 from controlplane.models import Replica, Router
 
+# A replica that was never read is starting for so long after it was added, then down: an engine loads weights and
+# compiles for up to some ten minutes.
+STARTING_S = 900.0
+
 
 class Health(TextChoices):
     """What scraping found out about a target."""

@@ -26,6 +26,7 @@ _REASONS = {
     "unread": "scrapes fail, not for long enough to tell",
     "little_traffic": "too little traffic to tell",
     "little_history": "too little history for a baseline",
+    "starting": "replicas are starting: none was read yet",
     "nobody": "nothing to look at",
     "failed": "the evaluation failed: see the worker's log",
 }

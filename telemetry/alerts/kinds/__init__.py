@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from telemetry.alerts.kinds import (
+    error_ratio,
     evaluator_lag,
     hit_rate_drop,
     hit_rate_floor,
@@ -11,6 +12,7 @@ from telemetry.alerts.kinds import (
     no_data,
     prediction_gap,
     replica_down,
+    replica_ejected,
     rollout_stuck,
     ttft_objective,
 )
@@ -23,7 +25,9 @@ KINDS: dict[str, Kind] = {
         hit_rate_floor,
         prediction_gap,
         ttft_objective,
+        error_ratio,
         replica_down,
+        replica_ejected,
         kv_pressure,
         load_skew,
         rollout_stuck,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,7 +19,7 @@ from telemetry.alerts.kinds.base import (
     length,
 )
 from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, no_data, over
+from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data, over
 
 
 class LoadSkewSettings(WindowSettings, frozen=True):
@@ -33,6 +34,18 @@ class LoadSkewSettings(WindowSettings, frozen=True):
     min_requests: MinRequests = 200.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 600.0
+    min_waiting: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=1e6,
+                description="Only if so many requests wait at the busiest replica on average; null: in any case.",
+                extra={"unit": "requests"},
+            ),
+        ]
+        | None
+    ) = None
 
 
 def judge(settings: LoadSkewSettings, seen: Seen, asked: Asked) -> Verdicts:  # noqa: ARG001 - every kind's is called so
@@ -51,8 +64,17 @@ def judge(settings: LoadSkewSettings, seen: Seen, asked: Asked) -> Verdicts:  # 
         return {POOL: no_data(Reason.LITTLE_TRAFFIC, requests=total)}
     busiest = max(loads, key=lambda name: loads[name])
     skew = loads[busiest] * len(loads) / total
-    figures = {"requests": total, "busiest": busiest, "replicas": len(loads)}
-    return {POOL: over(skew, settings.most_over_mean, "count", **figures)}
+    pressure = seen.pressure(busiest)
+    waiting = pressure.waiting if pressure else None
+    figures = {"requests": total, "busiest": busiest, "replicas": len(loads), "waiting": waiting}
+    verdict = over(skew, settings.most_over_mean, "count", **figures)
+    if settings.min_waiting is None or verdict.answer is Answer.OK:
+        return {POOL: verdict}
+    if waiting is None:
+        return {POOL: no_data(Reason.NOT_REPORTED, **figures)}
+    return {
+        POOL: verdict if waiting >= settings.min_waiting else replace(verdict, answer=Answer.OK, reason=Reason.WITHIN)
+    }
 
 
 def sentence(where: Where, settings: LoadSkewSettings, verdict: Verdict) -> str:
@@ -66,16 +88,20 @@ def sentence(where: Where, settings: LoadSkewSettings, verdict: Verdict) -> str:
 
 def finds(settings: LoadSkewSettings) -> str:
     """What it looks for."""
-    return f"a replica with {settings.most_over_mean:g} times the mean's requests over {length(settings.window_s)}"
+    queue = "" if settings.min_waiting is None else f" and {settings.min_waiting:g} waiting"
+    return (
+        f"a replica with {settings.most_over_mean:g} times the mean's requests{queue} over {length(settings.window_s)}"
+    )
 
 
 KIND = Kind(
     name="load_skew",
     label="Load skew",
     about="Compares the busiest replica's requests with the mean over the pool's active replicas. Affinity is paid for "
-    "in skew; a policy that bounds load keeps it low. Replicas of different weights are skewed on purpose.",
+    "in skew; a policy that bounds load keeps it low. Replicas of different weights are skewed on purpose, and so is a "
+    "pool with little load: min_waiting limits the rule to skew that makes requests wait.",
     settings=LoadSkewSettings,
-    sources=frozenset({Source.ENGINES}),
+    sources=frozenset({Source.ENGINES, Source.PRESSURE}),
     unit="count",
     judge=judge,
     sentence=sentence,

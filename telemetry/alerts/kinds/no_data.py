@@ -19,6 +19,8 @@ def judge(settings: NoDataSettings, seen: Seen, asked: Asked) -> Verdicts:  # no
     """Whether any replica was read."""
     if not seen.past.replicas:
         return {POOL: no_data(Reason.NOBODY)}
+    if all(seen.is_starting(name) for name in seen.past.replicas):
+        return {POOL: no_data(Reason.STARTING)}
     steps = [seen.engine(name) for name in seen.past.replicas]
     read = sum(step is not None and step.read for step in steps)
     answer, reason = (Answer.OK, Reason.WITHIN) if read else (Answer.BREACH, Reason.NO_READINGS)

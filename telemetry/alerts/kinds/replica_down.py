@@ -46,6 +46,8 @@ def _replica(settings: ReplicaDownSettings, seen: Seen, name: str) -> Verdict:
     if step.read:
         return Verdict(Answer.OK, Reason.WITHIN, 0.0, settings.silent_s, unit="seconds")
     silent_s = seen.unread_s(name, settings.reach_s)
+    if silent_s is None and seen.is_starting(name):
+        return no_data(Reason.STARTING)
     value = seen.tried_s(name, settings.reach_s) if silent_s is None else silent_s
     if value < settings.silent_s:
         return no_data(Reason.UNREAD)  # never read, and tried for less: it may be starting
@@ -68,7 +70,8 @@ KIND = Kind(
     name="replica_down",
     label="Replica down",
     about="Fires for each replica whose metrics cannot be read: it is down, hangs, or refuses. Replicas that are "
-    "disabled are not looked at, and where no scrape was even tried it is telemetry that is away.",
+    "disabled are not looked at, and where no scrape was even tried it is telemetry that is away. A replica that was "
+    "never read is starting, not down, for 15 min after it was added.",
     settings=ReplicaDownSettings,
     sources=frozenset({Source.ENGINES}),
     unit="seconds",

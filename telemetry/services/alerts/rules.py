@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
@@ -20,16 +21,11 @@ from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.telling import tell_ends
 from telemetry.models import Alert, AlertRule, AlertState, RuleKind, Severity
 from telemetry.models.alert_rule import REPEAT_S
+from telemetry.services.alerts.defaults import default_rules
 from telemetry.services.alerts.listing import alerts, open_alerts
 
 MOST_REPEAT_S = 2_592_000  # 30 days
 SHORTEST_REPEAT_S = 60
-# What every pool starts with: how it does, and that silence is not taken for health.
-DEFAULT_RULES = (
-    ("Hit rate drop", RuleKind.HIT_RATE_DROP, Severity.WARNING),
-    ("Replica down", RuleKind.REPLICA_DOWN, Severity.WARNING),
-    ("No data", RuleKind.NO_DATA, Severity.CRITICAL),
-)
 
 
 def rules(pool: Pool | None = None) -> QuerySet[AlertRule]:
@@ -127,8 +123,12 @@ def close_alerts(rule: AlertRule, *, because: str) -> None:
 def ensure_default_rules(pool: Pool) -> AlertRule:
     """The rules that every pool starts with, as they are where they are there; the first of them."""
     made = [
-        AlertRule.objects.get_or_create(pool=pool, name=name, defaults={"kind": kind, "severity": severity})[0]
-        for name, kind, severity in DEFAULT_RULES
+        AlertRule.objects.get_or_create(
+            pool=pool,
+            name=one.name,
+            defaults={"kind": one.kind, "severity": one.severity, "settings": dict(one.settings)},
+        )[0]
+        for one in default_rules(settings.SCRAPE_INTERVAL_S)
     ]
     return made[0]
 

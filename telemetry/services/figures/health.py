@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 
 from django.conf import settings
 
-from telemetry.models import Health, ScrapeState
+from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage.cold import COLD_S
 
 SILENT_INTERVALS = 3  # nothing tried for so long: it is the scraper that is away
@@ -15,7 +16,7 @@ SILENT_INTERVALS = 3  # nothing tried for so long: it is the scraper that is awa
 
 @dataclass(frozen=True, slots=True)
 class HealthWord:
-    """``up``, ``down``, ``stale``, ``cold`` or ``unknown``, and why; ``reason`` is "" when up."""
+    """``up``, ``starting``, ``down``, ``stale``, ``cold`` or ``unknown``, and why; ``reason`` is "" when up."""
 
     word: str
     reason: str = ""
@@ -26,12 +27,16 @@ class HealthWord:
         return self.word in {"up", "cold"}
 
 
-def health_of(state: ScrapeState | None, now: datetime) -> HealthWord:
-    """Judge a target by its last scrape."""
+def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | None = None) -> HealthWord:
+    """Judge a target by its last scrape; one that was never read is starting for ``STARTING_S`` from ``added_at``."""
     if state is None:
         return HealthWord("unknown", "not scraped yet")
     if (now - state.at).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1:
         return HealthWord("stale", "no scrape was tried lately")
+    if state.ok_at is None and state.failures and added_at is not None:
+        left_s = STARTING_S - (now - added_at).total_seconds()
+        if left_s > 0:
+            return HealthWord("starting", f"{state.reason}; counts as down in {math.ceil(left_s / 60)} min")
     if state.health == Health.DOWN:
         return HealthWord("down", state.reason)
     if state.failures:

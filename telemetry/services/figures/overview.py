@@ -177,7 +177,7 @@ def group_state(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> 
 def _health(replica: Replica, state: ScrapeState | None, now: datetime) -> HealthWord:
     if replica.state == ReplicaState.DISABLED:
         return HealthWord("unknown", "disabled: not scraped")
-    return health_of(state, now)
+    return health_of(state, now, added_at=replica.created_at)
 
 
 def names_of(pools: Pools) -> list[str] | None:

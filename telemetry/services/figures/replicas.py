@@ -48,7 +48,7 @@ class Scraping:
 def scraping_of(replica: Replica) -> Scraping:
     """One query."""
     state = ScrapeState.objects.filter(replica=replica).defer("marks").first()
-    health = health_of(state, timezone.now())
+    health = health_of(state, timezone.now(), added_at=replica.created_at)
     if state is None:
         return Scraping(health)
     return Scraping(health, state.ok_at, state.restarted_at, state.lag_s, state.failures)

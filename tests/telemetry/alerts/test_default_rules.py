@@ -1,0 +1,222 @@
+"""The rules of a new pool: quiet while its fleet is healthy, and each fires on its incident."""
+
+import importlib
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+from django.apps import apps
+
+from controlplane.models import ConfigSnapshot, EventKind, Replica, Router
+from controlplane.services.events import record_event
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.alerts.kinds import KINDS
+from telemetry.metrics.histograms import ROUTER_EDGES
+from telemetry.models import Alert, AlertRule, AlertState, RuleKind, ScrapeState
+from telemetry.services.alerts import rules
+from telemetry.services.alerts.defaults import default_rules
+from telemetry.services.alerts.evaluation import evaluate_alerts
+from telemetry.services.own import watchdog
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
+
+pytestmark = pytest.mark.django_db
+STEP_S = 15  # between two evaluations and two readings
+QUIET_S = 900
+# Positions of the buckets that end at 0.2 s and at 10 s.
+EARLY, LATE = (next(at for at, edge in enumerate(ROUTER_EDGES) if edge > limit_s) for limit_s in (0.2, 10.0))
+
+
+@dataclass
+class Fleet:
+    """Three busy replicas behind a router, a second of simulated time after the other."""
+
+    replicas: list[Replica]
+    router: Router
+    second: int = 0
+    down: set[str] = field(default_factory=set)
+    failed_ratio: float = 0.0
+    late_ratio: float = 0.0
+    kv_usage_ratio: float = 0.6
+    share: tuple[float, ...] = (1.0, 1.1, 0.9)
+    waiting: tuple[float, ...] = (0.0, 1.0, 0.0)
+
+    @property
+    def now(self):
+        return T0 + timedelta(seconds=self.second)
+
+    def read(self) -> None:
+        """What scrapes of the last seconds store."""
+        requests = 60
+        for replica, share, waiting in zip(self.replicas, self.share, self.waiting, strict=True):
+            if replica.name in self.down:
+                gap(replica, self.now)
+                continue
+            finished = int(requests * share)
+            gauges = {"running": 4.0, "waiting": waiting, "kv_usage_ratio": self.kv_usage_ratio}
+            counters = {"queries": 1000 * finished, "hits": 800 * finished, "finished": finished, "preemptions": 0}
+            engine_reading(replica, self.now, interval_s=STEP_S, gauges=gauges, **counters)
+        failed, late = int(180 * self.failed_ratio), int(180 * self.late_ratio)
+        told = {"prompt_tokens": 180_000, "cached_tokens": 144_000, "usage_reported": 180}
+        counters = {"requests": 180, "ok_requests": 180 - failed, "replica_error_requests": failed, **told}
+        router_scraped(self.router, self.now)
+        route_reading(self.router, self.now, group="support", replica="gpu-0", **counters)
+        route_reading(self.router, self.now, group="support", replica="gpu-0", ttft={EARLY: 180 - late, LATE: late})
+
+    def run(self, seconds: int) -> set[str]:
+        """Let time pass; the kinds of the alerts that fired meanwhile."""
+        fired: set[str] = set()
+        for _ in range(seconds // STEP_S):
+            self.second += STEP_S
+            self.read()
+            evaluate_alerts(self.now)
+            fired |= set(Alert.objects.filter(state=AlertState.FIRING).values_list("rule__kind", flat=True))
+        return fired
+
+
+@pytest.fixture
+def fleet(pool):
+    for number in range(3):
+        add_replica(pool, name=f"gpu-{number}", url=f"http://127.0.0.1:91{number:02}")
+    newest = ConfigSnapshot.objects.order_by("-number").first()
+    router = Router.objects.create(
+        name="router-1",
+        admin_url="http://127.0.0.1:9000",
+        last_seen_at=T0,
+        running_number=newest.number,
+        running_sha256=newest.sha256,
+    )
+    return Fleet(list(pool.replicas.order_by("name")), router)
+
+
+def test_a_new_pool_has_a_rule_of_each_default_kind_and_every_kind_can_read_it(pool):
+    found = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
+    assert found.keys() == {one.kind for one in default_rules(5.0)}
+    assert found.keys() == set(RuleKind) - {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP}
+    for rule in found.values():
+        KINDS[rule.kind].read(rule.settings)
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 5.0, 300.0])
+def test_the_limit_of_late_evaluations_follows_the_scrape_interval(interval_s):
+    (lag,) = [one for one in default_rules(interval_s) if one.kind == RuleKind.EVALUATOR_LAG]
+    assert KINDS[lag.kind].read(dict(lag.settings)).behind_s == max(30.0, 3 * interval_s)
+
+
+def test_a_rule_that_was_deleted_or_disabled_stays_so(pool):
+    rules.delete_rule(AlertRule.objects.get(pool=pool, kind="kv_pressure"))
+    rules.update_rule(AlertRule.objects.get(pool=pool, kind="load_skew"), enabled=False)
+    pool.save()
+    create_pool("other", models=["other"])
+    assert not AlertRule.objects.filter(pool=pool, kind="kv_pressure").exists()
+    assert not AlertRule.objects.get(pool=pool, kind="load_skew").enabled
+
+
+def test_the_migration_gives_pools_of_before_the_kinds_that_they_have_no_rule_of(pool):
+    kept = AlertRule.objects.get(pool=pool, kind="kv_pressure")
+    rules.update_rule(kept, name="Our own", enabled=False, settings={"usage_ratio": 0.7})
+    AlertRule.objects.filter(pool=pool).exclude(kind__in=["hit_rate_drop", "kv_pressure"]).delete()
+    importlib.import_module("telemetry.migrations.0025_default_rules").add_default_rules(apps, None)
+    found = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool)}
+    assert found["kv_pressure"].name == "Our own"
+    assert not found["kv_pressure"].enabled
+    assert "replica_down" not in found  # a default of before that somebody deleted
+    wanted = {one.kind: one for one in default_rules(5.0)}
+    for kind in found.keys() - {"hit_rate_drop", "kv_pressure"}:
+        assert (found[kind].name, found[kind].severity) == (wanted[kind].name, wanted[kind].severity)
+        assert found[kind].settings == wanted[kind].settings
+    assert found.keys() == wanted.keys() - {"replica_down", "no_data"}
+
+
+def test_a_healthy_fleet_raises_no_alert(fleet):
+    assert fleet.run(QUIET_S) == set()
+    assert not Alert.objects.exclude(state=AlertState.PENDING).exists()
+
+
+def _fails(fleet):
+    fleet.failed_ratio = 0.2
+
+
+def _is_ejected(fleet):
+    record_event(
+        EventKind.REPLICA_EJECTED,
+        "Router router-1 ejected replica gpu-1.",
+        pool=fleet.replicas[1].pool,
+        replica=fleet.replicas[1],
+        router=fleet.router,
+        detail={"reason": "5 failures in a row"},
+        at=fleet.now,
+    )
+
+
+def _is_skewed(fleet):
+    fleet.share, fleet.waiting = (2.4, 0.3, 0.3), (6.0, 0.0, 0.0)
+
+
+def _is_full(fleet):
+    fleet.kv_usage_ratio = 0.99
+
+
+def _is_slow(fleet):
+    fleet.late_ratio = 0.5
+
+
+def _has_an_old_configuration(fleet):
+    newest = ConfigSnapshot.objects.order_by("-number").first()
+    Router.objects.update(running_number=newest.number - 1, first_seen_at=fleet.now)
+
+
+def _loses_a_replica(fleet):
+    ScrapeState.objects.create(replica=fleet.replicas[2], at=fleet.now, ok_at=fleet.now, health="up")
+    fleet.down = {"gpu-2"}
+
+
+def _loses_all_replicas(fleet):
+    fleet.down = {replica.name for replica in fleet.replicas}
+
+
+@pytest.mark.parametrize(
+    ("incident", "kinds", "within_s"),
+    [
+        (_fails, {"error_ratio"}, 150),
+        (_is_ejected, {"replica_ejected"}, 60),
+        (_is_skewed, {"load_skew"}, 240),
+        (_is_full, {"kv_pressure"}, 240),
+        (_is_slow, {"ttft_objective"}, 240),
+        (_has_an_old_configuration, {"rollout_stuck"}, 180),
+        (_loses_a_replica, {"replica_down"}, 90),
+        (_loses_all_replicas, {"replica_down", "no_data"}, 180),
+    ],
+)
+def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incident, kinds, within_s):
+    assert fleet.run(60) == set()
+    incident(fleet)
+    assert fleet.run(within_s) == kinds
+
+
+def test_a_web_process_sends_the_alert_of_a_late_evaluator(fleet):
+    assert fleet.run(60) == set()
+    late = fleet.now + timedelta(seconds=45)
+    assert watchdog.check(late)
+    assert watchdog.check(late + timedelta(seconds=15))
+    (alert,) = Alert.objects.filter(state=AlertState.FIRING)
+    assert alert.rule.kind == "evaluator_lag"
+
+
+def test_an_evaluator_that_continues_after_a_stop_raises_no_alert(fleet):
+    assert fleet.run(60) == set()
+    fleet.second += 3600
+    assert fleet.run(60) == set()
+
+
+def test_one_stuck_router_is_notified_by_one_of_a_projects_pools(fleet):
+    other = create_pool("other", models=["other"])
+    add_replica(other, name="spare", url="http://127.0.0.1:9200")
+    fleet.run(60)
+    _has_an_old_configuration(fleet)
+    fleet.run(180)
+    stuck = Alert.objects.filter(rule__kind="rollout_stuck", state=AlertState.FIRING).order_by("pk")
+    first, second = stuck
+    assert first.muted is None
+    assert (second.muted["why"], second.muted["by"]) == ("inhibited", first.pk)
