@@ -46,7 +46,7 @@ REFUSED = (
     ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add the task group"),
     ("/alerts/silences/new/", {"For alerts with": "nonsense"}, "Silence them"),
     ("/alerts/rules/{rule}/", {"Window": "soon"}, "Save"),
-    ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add the channel"),
+    ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send a test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
     ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add the server"),
     ("/people/new/", {}, "Add"),

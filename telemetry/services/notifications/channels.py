@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -32,6 +32,14 @@ from telemetry.models import Channel, Notification, NotificationKind, Notificati
 def channels() -> QuerySet[Channel]:
     """Every channel with its owner, by name."""
     return Channel.objects.select_related("owner").order_by("name")
+
+
+def notified_by() -> Literal["channels", "none", "off"]:
+    """Whether a channel is on, none is set up, or all of them are off. One query."""
+    enabled = list(Channel.objects.values_list("enabled", flat=True).distinct())
+    if any(enabled):
+        return "channels"
+    return "off" if enabled else "none"
 
 
 @transaction.atomic

@@ -75,7 +75,8 @@ def channel_new(request: HttpRequest) -> HttpResponse:
             form.refuse(error)
         else:
             made = None if form.config().get("secret") else reveal_secret(channel)
-            return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": made})
+            test = test_send(channel) if "test" in request.POST else None
+            return render(request, "telemetry/channel_made.html", {"channel": channel, "secret": made, "test": test})
     return render(request, "telemetry/channel.html", {"form": form, "kind": kind}, status=422 if form.errors else 200)
 
 

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 from controlplane.web.sorting import asked_sort
 from telemetry.services.figures.heat import heat_strips
 from telemetry.services.figures.overview import fleet_tiles, group_rows, replica_rows
+from telemetry.services.notifications.channels import notified_by
 from telemetry.web.asking import Asked, asked
 from telemetry.web.pages import around, frame, live_part
 from telemetry.web.silence import reading_stopped
@@ -44,6 +45,7 @@ def _live(request: HttpRequest, state: Asked) -> dict[str, Any]:
     group_sort = asked_sort(request, GROUP_COLUMNS, param="gsort")
     return {
         **around(state),
+        "notified_by": notified_by(),
         "tiles": tiles,
         "silence": reading_stopped(tiles, timezone.now()) if state.range.live else "",
         "replicas": replica_sort.apply(replica_rows(subject.among, state.range.table)),

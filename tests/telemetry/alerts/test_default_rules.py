@@ -13,7 +13,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.kinds import KINDS
 from telemetry.metrics.histograms import ROUTER_EDGES
-from telemetry.models import Alert, AlertRule, AlertState, RuleKind, ScrapeState
+from telemetry.models import STARTING_S, Alert, AlertRule, AlertState, RuleKind, ScrapeState
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.defaults import default_rules
 from telemetry.services.alerts.evaluation import evaluate_alerts
@@ -182,7 +182,7 @@ def _loses_all_replicas(fleet):
         (_fails, {"error_ratio"}, 150),
         (_is_ejected, {"replica_ejected"}, 60),
         (_is_skewed, {"load_skew"}, 240),
-        (_is_full, {"kv_pressure"}, 240),
+        (_is_full, {"kv_pressure"}, 390),
         (_is_slow, {"ttft_objective"}, 240),
         (_has_an_old_configuration, {"rollout_stuck"}, 180),
         (_loses_a_replica, {"replica_down"}, 90),
@@ -220,3 +220,17 @@ def test_one_stuck_router_is_notified_by_one_of_a_projects_pools(fleet):
     first, second = stuck
     assert first.muted is None
     assert (second.muted["why"], second.muted["by"]) == ("inhibited", first.pk)
+
+
+def test_a_replica_that_was_never_read_is_down_only_after_15_minutes(fleet):
+    new = fleet.replicas[2]
+    fleet.down = {new.name}
+    Replica.objects.filter(pk=new.pk).update(created_at=T0 + timedelta(seconds=120 - STARTING_S))
+    assert fleet.run(105) == set()
+    assert fleet.run(60) == {"replica_down"}
+
+
+def test_a_pool_whose_replicas_are_all_starting_raises_no_alert(fleet):
+    fleet.down = {replica.name for replica in fleet.replicas}
+    Replica.objects.update(created_at=T0)
+    assert fleet.run(240) == set()

@@ -23,6 +23,23 @@ def test_a_webhook_is_added_and_its_secret_shown_once(visitor):
     assert secret not in visitor.get("/channels/").text
 
 
+def test_a_channel_is_added_and_tested_by_one_click(visitor):
+    form = visitor.get("/channels/new/?kind=webhook").text
+    assert re.search(r'<button class="button primary" name="test" value="1">Add and send a test</button>', form)
+    given = {"name": "on-call", "url": "https://example.org/hook"}
+    text = visitor.post("/channels/new/?kind=webhook", {**given, "test": "1"}).text
+    (sent,) = Notification.objects.all()
+    assert (sent.kind, sent.channel.name) == ("test", "on-call")
+    assert f'href="/deliveries/{sent.pk}/"' in text
+    assert open_config(sent.channel)["secret"] in text
+
+
+def test_a_channel_is_added_without_a_test(visitor):
+    visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "https://example.org/hook"})
+    assert Channel.objects.exists()
+    assert not Notification.objects.exists()
+
+
 def test_a_url_that_cannot_be_used_is_refused_beside_its_field(visitor):
     answer = visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "ftp://example.org"})
 

@@ -4,9 +4,12 @@ from datetime import timedelta
 import pytest
 import time_machine
 
+from controlplane.models import Replica, Role
+from controlplane.services.access.people import set_role
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import ScrapeShard, ScrapeState
+from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.ladder_bins import ladder_bin
 
 
@@ -130,3 +133,42 @@ def test_tables_sort_by_plain_links_that_keep_the_rest_of_the_url(visitor, fleet
 
     assert text.index('">gpu-4</a>') < text.index('">gpu-1</a>')
     assert 'href="?range=5m&amp;sort=name"' in text
+
+
+def test_the_overview_says_that_nobody_is_notified_until_a_channel_is_on(visitor, fleet):
+    text = visitor.get("/").text
+    assert "No notification channel is set up: alerts show here only, and nobody is notified." in text
+    assert re.search(r'<a class="button primary" href="/channels/new/">Add and test a channel</a>', text)
+    channel = create_channel("on-call", config={"url": "http://127.0.0.1:1/hook"})
+    assert 'id="no-channel"' not in visitor.get("/").text
+    update_channel(channel, enabled=False)
+    text = visitor.get("/").text
+    assert "Every notification channel is switched off" in text
+    assert re.search(r'<a class="button" href="/channels/">Show channels</a>', text)
+
+
+def test_somebody_who_may_not_add_a_channel_gets_no_link_to_its_form(client, fleet, noon, django_user_model):
+    person = django_user_model.objects.create_user("vera")
+    set_role(person, Role.VIEWER, fleet.project)
+    client.force_login(person)
+    text = client.get("/").text
+    assert "No notification channel is set up" in text
+    assert "/channels/new/" not in text
+
+
+def test_a_replica_that_was_never_read_is_starting_for_15_minutes_and_then_down(visitor, fleet, noon):
+    replica = add_replica(fleet, name="gpu-new", url="http://gpu-new:8000")
+    state = ScrapeState.objects.create(replica=replica, at=noon, health="down", failures=9, reason="refused")
+
+    def word():
+        row = re.search(r">gpu-new<.*?</tr>", visitor.get("/").text, re.DOTALL)
+        return re.search(r'class="badge ?(\w*)"[^>]*>(starting|down)<', row[0]).group(2)
+
+    Replica.objects.filter(pk=replica.pk).update(created_at=noon - timedelta(minutes=14))
+    assert word() == "starting"
+    assert "refused; counts as down in 1 min" in visitor.get("/replicas/gpu-new/").text
+    Replica.objects.filter(pk=replica.pk).update(created_at=noon - timedelta(minutes=16))
+    assert word() == "down"
+    ScrapeState.objects.filter(pk=state.pk).update(ok_at=noon - timedelta(minutes=1))
+    Replica.objects.filter(pk=replica.pk).update(created_at=noon - timedelta(minutes=14))
+    assert word() == "down"
