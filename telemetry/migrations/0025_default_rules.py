@@ -9,7 +9,7 @@ from django.db import migrations, models
 def add_default_rules(apps: Any, schema_editor: Any) -> None:
     """A pool that has any rule of a kind keeps what it has; later changes and deletions are the operator's."""
     behind_s = max(30.0, 3 * settings.SCRAPE_INTERVAL_S)
-    added = (
+    added: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         ("TTFT objective", "ttft_objective", "warning", {"within_s": 5.0, "long_s": 900.0, "short_s": 300.0}),
         ("Error ratio", "error_ratio", "critical", {}),
         ("Replica ejected", "replica_ejected", "warning", {}),
@@ -34,9 +34,26 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.AlterField(
-            model_name='alertrule',
-            name='kind',
-            field=models.CharField(choices=[('hit_rate_drop', 'Hit rate drop'), ('hit_rate_floor', 'Hit rate floor'), ('prediction_gap', 'Prediction gap'), ('ttft_objective', 'TTFT objective'), ('error_ratio', 'Error ratio'), ('replica_down', 'Replica down'), ('replica_ejected', 'Replica ejected'), ('kv_pressure', 'KV pressure'), ('load_skew', 'Load skew'), ('rollout_stuck', 'Configuration not converged'), ('evaluator_lag', 'Telemetry behind'), ('no_data', 'No data')], default='hit_rate_drop', max_length=32),
+            model_name="alertrule",
+            name="kind",
+            field=models.CharField(
+                choices=[
+                    ("hit_rate_drop", "Hit rate drop"),
+                    ("hit_rate_floor", "Hit rate floor"),
+                    ("prediction_gap", "Prediction gap"),
+                    ("ttft_objective", "TTFT objective"),
+                    ("error_ratio", "Error ratio"),
+                    ("replica_down", "Replica down"),
+                    ("replica_ejected", "Replica ejected"),
+                    ("kv_pressure", "KV pressure"),
+                    ("load_skew", "Load skew"),
+                    ("rollout_stuck", "Configuration not converged"),
+                    ("evaluator_lag", "Telemetry behind"),
+                    ("no_data", "No data"),
+                ],
+                default="hit_rate_drop",
+                max_length=32,
+            ),
         ),
         migrations.RunPython(
             add_default_rules, migrations.RunPython.noop, hints={"brief": "there are few pools: seven rows for each"}
