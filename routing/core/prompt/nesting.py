@@ -18,6 +18,7 @@ from typing import Final
 
 MAX_DEPTH: Final = 64  # lists and objects in one another
 LARGE_BYTES: Final = 256 << 10  # of a body whose values are counted before they are read
+FEW: Final = 4096  # quotes, or opening brackets, of a body that has no need of being counted
 MAX_TEXTS: Final = 1 << 19  # keys and other texts in one body
 MAX_CONTAINERS: Final = 1 << 18  # lists and objects in one body
 SHRINKS: Final = 0.75  # of its length: what a round has to leave at most, or rounds end
@@ -31,7 +32,7 @@ _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one leve
 
 def is_shallow(body: bytes, most: int = MAX_DEPTH) -> bool:
     """Whether a JSON text is nested in at most ``most`` levels. 0.5 us; 0.4 us a KiB of those with many brackets."""
-    if _has_few(body, most):
+    if _has_few(body, most, b"{", b"["):
         return True
     rounds, left = _without_pairs(body.translate(_ONE_KIND, _ALL_BUT_BRACKETS), most)
     if not left:
@@ -43,27 +44,29 @@ def is_shallow(body: bytes, most: int = MAX_DEPTH) -> bool:
 def has_few_values(body: bytes) -> bool:
     """Whether a body has at most ``MAX_TEXTS`` and ``MAX_CONTAINERS``, as far as its size does not say so.
 
-    Of bodies that are no JSON it says no more than that reading them is bounded. 1 to 2 ms a MiB.
+    Of bodies that are no JSON it says no more than that reading them is bounded. 0.1 ms a MiB of text, 5 of many
+    values.
     """
-    if len(body) <= LARGE_BYTES:
+    if len(body) <= LARGE_BYTES or (_has_few(body, FEW, b'"') and _has_few(body, FEW, b"{", b"[")):
         return True
     # A backslash before a quote that ends a text hides that quote, and never the one that begins it.
-    if body.count(b'"') - body.count(b'\\"') > 2 * MAX_TEXTS:
+    quotes = body.count(b'"')
+    if quotes > 2 * MAX_TEXTS and quotes - body.count(b'\\"') > 2 * MAX_TEXTS:
         return False
     if len(body.translate(None, _ALL_BUT_OPENING)) <= MAX_CONTAINERS:
         return True
     return _outside_texts(body).count(b"[") <= MAX_CONTAINERS
 
 
-def _has_few(body: bytes, most: int) -> bool:
-    """Whether at most so many brackets open."""
-    for bracket in (b"{", b"["):
-        at = body.find(bracket)
+def _has_few(body: bytes, most: int, *signs: bytes) -> bool:
+    """Whether there are at most so many of these signs; much faster than counting where there are few."""
+    for sign in signs:
+        at = body.find(sign)
         while at >= 0:
             most -= 1
             if most < 0:
                 return False
-            at = body.find(bracket, at + 1)
+            at = body.find(sign, at + 1)
     return True
 
 
