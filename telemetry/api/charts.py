@@ -7,10 +7,17 @@ from functools import partial
 
 from controlplane.errors import InvalidError
 from telemetry.metrics.windows import Series, Window
-from telemetry.services.figures import routed, series, tiers
+from telemetry.services.figures import engine_details, routed, series, tiers
 from telemetry.services.figures.overview import Pools
+from telemetry.services.figures.subjects import Subject
 
 Query = Callable[[Pools, Window], list[Series]]
+
+
+def _of_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
+    """A chart of pages, of pools together."""
+    return lambda pools, window: query(Subject(pools), series.still_kept(window))
+
 
 # The first ``by`` of a metric is its default.
 CHARTS: dict[str, dict[str, Query]] = {
@@ -26,10 +33,19 @@ CHARTS: dict[str, dict[str, Query]] = {
     },
     "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
     "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
-    "engine_ttft": {"quantile": partial(series.ttft_quantiles, source="engine")},
+    "engine_ttft": {
+        "quantile": partial(series.ttft_quantiles, source="engine"),
+        "phase": _of_pools(engine_details.queue_and_prefill),
+    },
     "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
     "running": {"replica": partial(series.utilization_by_replica, what="running")},
-    "waiting": {"replica": partial(series.utilization_by_replica, what="waiting")},
+    "waiting": {
+        "replica": partial(series.utilization_by_replica, what="waiting"),
+        "reason": _of_pools(engine_details.waiting_by_reason),
+    },
+    "prompt_share": {"source": _of_pools(engine_details.prompt_sources)},
+    "mm_hit_rate": {"pools": _of_pools(engine_details.mm_hit_rate)},
+    "block_time": {"phase": _of_pools(engine_details.block_times)},
     **{
         what: {"group": partial(routed.by_group, what=what), "pool": partial(routed.by_pool, what=what)}
         for what in routed.VALUES  # sums over each step, not rates

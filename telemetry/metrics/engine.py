@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from telemetry.metrics.engines import ENGINES, EngineNames
 from telemetry.metrics.engines.names import OURS, CacheFacts, Split
@@ -107,7 +108,7 @@ def _declared(text: str, names: EngineNames) -> frozenset[str]:
 
 
 def _engine(samples: list[Sample], names: EngineNames, zeros: frozenset[str]) -> EngineSample:
-    heard = _Heard(names.split)
+    heard = _Heard(names)
     for sample in samples:
         for kind, ours, rank in names.wire.get(sample.name, ()):
             heard.by_kind[kind](sample, ours, rank)
@@ -126,15 +127,18 @@ def _engine(samples: list[Sample], names: EngineNames, zeros: frozenset[str]) ->
 class _Heard:
     """One engine's samples, added up by our name and the rank of the name that they came under."""
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
+    def __init__(self, names: EngineNames) -> None:
+        self.names = names
         self.counts: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         self.gauges: dict[str, float] = {}
         self.lines: dict[tuple[str, int], dict[float, float]] = defaultdict(lambda: defaultdict(float))
         self.sums: dict[tuple[str, int], float] = defaultdict(float)
         self.by_kind = {
             "counter": self._counter,
-            "split": self._split,
+            "duration": self._duration,
+            "split": partial(self._split, names.split),
+            "source": partial(self._split, names.prompt_sources),
+            "reason": self._reason,
             "gauge": self._gauge,
             "bucket": self._bucket,
             "sum": self._sum,
@@ -143,12 +147,25 @@ class _Heard:
     def _counter(self, sample: Sample, ours: str, rank: int) -> None:
         self.counts[ours][rank] += checked_count(sample)
 
-    def _split(self, sample: Sample, _ours: str, rank: int) -> None:
+    def _duration(self, sample: Sample, ours: str, rank: int) -> None:
+        """A histogram's sum of seconds, counted in milliseconds."""
+        self.counts[ours][rank] += checked_count(replace(sample, value=1000 * sample.value))
+
+    def _split(self, split: Split | None, sample: Sample, _ours: str, rank: int) -> None:
         """What the label names gets the count; whatever else the counter tells of is no longer unknown."""
-        for ours in self.split.ours:
+        if split is None:
+            return
+        for ours in split.ours:
             self.counts[ours][rank] += 0.0
-        for ours in self.split.values.get(sample.labels.get(self.split.label, ""), self.split.otherwise):
+        for ours in split.values.get(sample.labels.get(split.label, ""), split.otherwise):
             self.counts[ours][rank] += checked_count(sample)
+
+    def _reason(self, sample: Sample, _ours: str, _rank: int) -> None:
+        """A gauge by the label ``reason``; reasons that are not listed are left out."""
+        split = self.names.waiting_reasons
+        if split is not None and 0 <= sample.value <= MOST:
+            for ours in split.values.get(sample.labels.get(split.label, ""), ()):
+                self.gauges[ours] = self.gauges.get(ours, 0.0) + sample.value
 
     def _gauge(self, sample: Sample, ours: str, rank: int) -> None:
         if 0 <= sample.value <= MOST and (rank == 0 or ours not in self.gauges):

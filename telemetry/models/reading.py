@@ -54,6 +54,21 @@ class Reading(models.Model):
     generation_tokens = _count()
     preemptions = _count()
     finished = _count()  # requests
+    computed_prompt_tokens = _count()  # prompt tokens by source, at the first output
+    cached_prompt_tokens = _count()
+    transferred_prompt_tokens = _count()  # by a KV connector
+    mm_cache_queries = _count()  # multimodal items, not tokens
+    mm_cache_hits = _count()
+    queue_ms = _count()  # milliseconds and number of requests: time in the engine's queue
+    queue_count = _count()
+    prefill_ms = _count()  # from leaving the queue to the first token
+    prefill_count = _count()
+    block_lifetime_ms = _count()  # sampled KV blocks, from allocation to eviction
+    block_lifetime_count = _count()
+    block_idle_ms = _count()  # from the last access to eviction
+    block_idle_count = _count()
+    block_reuse_gap_ms = _count()  # between two accesses
+    block_reuse_gap_count = _count()
     first_tokens = _count()  # requests that got their first token: the observations of the TTFT histogram
 
     # Names of these columns, "ttft" and "itl" that this engine does not report at all; None in a gap. What is None in a
@@ -62,6 +77,8 @@ class Reading(models.Model):
 
     running = models.FloatField(null=True)  # requests, at the scrape
     waiting = models.FloatField(null=True)
+    waiting_capacity = models.FloatField(null=True)  # of those, for room; the others for a transient constraint
+    waiting_deferred = models.FloatField(null=True)
     kv_usage_ratio = models.FloatField(null=True)  # blocks held by running requests, 0 to 1
 
     ttft_layout = _layout()  # engine's clock (T1)

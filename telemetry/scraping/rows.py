@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from telemetry.metrics.engines.names import OPTIONAL_COUNTERS, WAITING_REASONS
 from telemetry.metrics.histograms import Buckets
 from telemetry.scraping.fold import EngineReading, RouteReading
 from telemetry.storage.store import Edges, Table
@@ -24,8 +25,9 @@ ENGINE_COUNTERS = (
     "generation_tokens",
     "preemptions",
     "finished",
+    *OPTIONAL_COUNTERS,
 )
-GAUGES = ("running", "waiting", "kv_usage_ratio")
+GAUGES = ("running", "waiting", "kv_usage_ratio", *WAITING_REASONS)
 ROUTE_COUNTERS = (
     "requests",
     "ok_requests",

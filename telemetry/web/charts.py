@@ -9,7 +9,7 @@ from functools import partial
 from django.http import QueryDict
 
 from telemetry.metrics.windows import Series, Window
-from telemetry.services.figures import lines, series
+from telemetry.services.figures import engine_details, lines, series
 from telemetry.services.figures.subjects import Kind, Subject
 
 Query = Callable[[Subject, Window], list[Series]]
@@ -95,9 +95,23 @@ HIT_RATE = Chart(
 TIERS = Chart(
     "tiers",
     "tier",
-    (View("", "Tiers", "Where cached tokens came from", "ratio", lines.tiers, ENGINES, stacked=True),),
+    (
+        View("", "Tiers", "Where cached tokens came from", "ratio", lines.tiers, ENGINES, stacked=True),
+        View(
+            "source",
+            "Prompt tokens",
+            "Prompt tokens by source",
+            "ratio",
+            engine_details.prompt_sources,
+            ENGINES,
+            stacked=True,
+        ),
+        View("media", "Multimodal", "Hit rate of the multimodal cache", "ratio", engine_details.mm_hit_rate, ENGINES),
+        View("blocks", "KV blocks", "Life of sampled KV blocks", "seconds", engine_details.block_times, ENGINES),
+    ),
     "Each tier's share of the queried tokens, stacked; what is missing to 100 % was computed anew. Routing moves the "
-    "device's share most.",
+    "device's share most. Prompt tokens: computed, cached or transferred, when the first token came. Multimodal: "
+    "cached items over queried items. KV blocks: means of the blocks that vLLM samples with --kv-cache-metrics.",
 )
 TTFT = Chart(
     "ttft",
@@ -105,6 +119,15 @@ TTFT = Chart(
     (
         View("", "Routers", "Time to first token", "seconds", lines.ttft_by_router),
         View("engine", "Engines", "Time to first token, engines' clock", "seconds", lines.ttft_by_engine, ENGINES),
+        View(
+            "split",
+            "Queue and prefill",
+            "Mean time in queue and in prefill",
+            "seconds",
+            engine_details.queue_and_prefill,
+            ENGINES,
+            stacked=True,
+        ),
         View(
             "reuse",
             "By reuse",
@@ -118,7 +141,8 @@ TTFT = Chart(
     "From a request's arrival to its first token: p50 and p95 of all streamed responses together. The band is the "
     "histogram bucket that holds the value. By reuse: answers of which half of the prompt or more came from the cache, "
     "and the others. Not streamed: seconds to the last byte, as the first byte of such a response comes with its last "
-    "token. Engines time the first token of every request.",
+    "token. Engines time the first token of every request. Queue and prefill: means over the requests that finished, "
+    "by the engines' clock; together they are the time to the first token.",
 )
 OBJECTIVE = Chart(
     "objective",
@@ -133,9 +157,19 @@ UTILIZATION = Chart(
         _gauge("kv_usage", "KV usage", "KV usage", "ratio"),
         _gauge("running", "Running", "Running requests", "count"),
         _gauge("waiting", "Waiting", "Waiting requests", "count"),
+        View(
+            "reason",
+            "Waiting by reason",
+            "Waiting requests by reason",
+            "count",
+            engine_details.waiting_by_reason,
+            ENGINES,
+            stacked=True,
+        ),
         View("preemptions", "Preempted", "Preemptions a second", "count", lines.preemptions, ENGINES),
     ),
-    "KV usage is the share of KV blocks that running requests hold; warm blocks that nobody uses do not count.",
+    "KV usage is the share of KV blocks that running requests hold; warm blocks that nobody uses do not count. "
+    "Waiting by reason: capacity, or deferred by a transient constraint such as a LoRA budget or a KV transfer.",
 )
 REQUESTS = Chart(
     "requests",

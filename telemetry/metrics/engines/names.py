@@ -22,6 +22,16 @@ COUNTERS = (
     "finished",
 )
 GAUGES = ("running", "waiting", "kv_usage_ratio")
+PROMPT_SOURCES = ("computed_prompt_tokens", "cached_prompt_tokens", "transferred_prompt_tokens")
+DURATIONS = ("queue", "prefill", "block_lifetime", "block_idle", "block_reuse_gap")
+# What only some engines have, or only with an option. Its absence is no fault, so ``not_reported`` leaves it out.
+OPTIONAL_COUNTERS = (
+    *PROMPT_SOURCES,
+    "mm_cache_queries",  # items, not tokens
+    "mm_cache_hits",
+    *(name for of in DURATIONS for name in (f"{of}_ms", f"{of}_count")),
+)
+WAITING_REASONS = ("waiting_capacity", "waiting_deferred")  # requests, at the scrape
 HISTOGRAMS = ("ttft", "itl")
 OURS = frozenset((*COUNTERS, *GAUGES, *HISTOGRAMS))
 Wire = Mapping[str, tuple[str, ...]]  # our name -> those on the wire, the preferred one first
@@ -62,6 +72,10 @@ class EngineNames:
     split: Split
     facts_from: frozenset[str]  # samples that ``facts`` is given
     facts: Callable[[Iterable[Sample]], CacheFacts]
+    optional: Mapping[str, str] = field(default_factory=dict)  # of OPTIONAL_COUNTERS -> a counter on the wire
+    durations: Mapping[str, str] = field(default_factory=dict)  # of DURATIONS -> a histogram of seconds
+    prompt_sources: Split | None = None
+    waiting_reasons: Split | None = None  # a gauge
     engine_label: str | None = None  # of a data-parallel rank (H15)
     role_label: str | None = None  # says whether it is one half of a prefill/decode split (H19)
     one_of: frozenset[str] = field(default_factory=frozenset)  # labels of ranks that count the same: 0 is read
@@ -75,6 +89,7 @@ class EngineNames:
         names: dict[str, list[tuple[str, str, int]]] = {}
         for metric, rank in ((f"{self.split.metric}_total", 0), (self.split.metric, 1)):
             names.setdefault(metric, []).append(("split", "", rank))
+        names |= self._optional_wire()
         for ours, wire in self.counters.items():
             for rank, name in enumerate(wire):
                 names.setdefault(f"{name}_total", []).append(("counter", ours, 2 * rank))
@@ -86,6 +101,18 @@ class EngineNames:
             for rank, name in enumerate(wire):
                 names.setdefault(f"{name}_bucket", []).append(("bucket", ours, rank))
                 names.setdefault(f"{name}_sum", []).append(("sum", ours, rank))
+        return names
+
+    def _optional_wire(self) -> dict[str, list[tuple[str, str, int]]]:
+        """The same of what only some engines have."""
+        names = {metric: [("counter", ours, 0)] for ours, metric in self.optional.items()}
+        for ours, metric in self.durations.items():
+            names[f"{metric}_sum"] = [("duration", f"{ours}_ms", 0)]
+            names[f"{metric}_count"] = [("counter", f"{ours}_count", 0)]
+        if self.prompt_sources:
+            names[f"{self.prompt_sources.metric}_total"] = [("source", "", 0)]
+        if self.waiting_reasons:
+            names[self.waiting_reasons.metric] = [("reason", "", 0)]
         return names
 
     @cached_property

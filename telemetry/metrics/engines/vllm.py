@@ -64,6 +64,28 @@ VLLM = EngineNames(
     },
     facts_from=frozenset({"vllm:cache_config_info"}),
     facts=_facts,
+    optional={"mm_cache_queries": "vllm:mm_cache_queries_total", "mm_cache_hits": "vllm:mm_cache_hits_total"},
+    durations={
+        "queue": "vllm:request_queue_time_seconds",
+        "prefill": "vllm:request_prefill_time_seconds",
+        "block_lifetime": "vllm:kv_block_lifetime_seconds",  # a sample, with --kv-cache-metrics
+        "block_idle": "vllm:kv_block_idle_before_evict_seconds",
+        "block_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
+    },
+    prompt_sources=Split(
+        "vllm:prompt_tokens_by_source",
+        "source",
+        {
+            "local_compute": ("computed_prompt_tokens",),
+            "local_cache_hit": ("cached_prompt_tokens",),
+            "external_kv_transfer": ("transferred_prompt_tokens",),
+        },
+    ),
+    waiting_reasons=Split(
+        "vllm:num_requests_waiting_by_reason",
+        "reason",
+        {"capacity": ("waiting_capacity",), "deferred": ("waiting_deferred",)},
+    ),
     engine_label="engine",
     created="vllm:prefix_cache_queries_created",
     sleep_state="vllm:engine_sleep_state",

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telemetry.metrics.engines.names import OPTIONAL_COUNTERS, WAITING_REASONS
+
 RESOLUTIONS_S = (60, 300, 3600, 21_600)  # each a multiple of the one before, of which it is made
 SUFFIXES = {60: "1m", 300: "5m", 3600: "1h", 21_600: "6h"}
 
@@ -78,6 +80,8 @@ ENGINES = Rollup(
         Column("admitted_tokens", "bigint", "case when queries is not null then prompt_tokens end"),
         *_counts("external_queries", "device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens"),
         *_counts("prompt_tokens", "generation_tokens", "preemptions", "finished", "first_tokens"),
+        *_counts(*OPTIONAL_COUNTERS),
+        *(column for name in WAITING_REASONS for column in _gauge(name)),
     ),
 )
 

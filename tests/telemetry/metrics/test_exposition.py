@@ -53,6 +53,21 @@ def test_a_real_engine_under_load():
     assert 0.8 < engine.gauges["kv_usage_ratio"] < 0.9
 
 
+def test_a_real_engine_splits_the_first_token_s_time_and_the_prompt_s_tokens():
+    """Time in queue and in prefill, waiting by reason, prompt tokens by source."""
+    _, after = only_engine(capture("0.32.0-after"))
+    _, busy = only_engine(capture("0.32.0-busy"))
+
+    assert (after.counters["queue_count"], after.counters["prefill_count"]) == (177, 177)
+    assert after.counters["queue_ms"] == pytest.approx(752_905.048)
+    assert after.counters["prefill_ms"] == pytest.approx(97_748.002)
+    sources = [after.counters[f"{name}_prompt_tokens"] for name in ("computed", "cached", "transferred")]
+    assert sources == [177_615, 152_512, 0]
+    assert (after.counters["mm_cache_queries"], after.counters["mm_cache_hits"]) == (0, 0)
+    assert (busy.gauges["waiting_capacity"], busy.gauges["waiting_deferred"]) == (29, 0)
+    assert not [name for name in after.counters if name.startswith("block_")], "without --kv-cache-metrics unknown"
+
+
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_every_capture_is_read_and_agrees_with_prometheus_client(path):
     text = path.read_text("utf-8")

@@ -1,0 +1,98 @@
+"""Lines of what only some engines report. A chart of what none of the subject's engines reports has no line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from telemetry.metrics.engines.names import PROMPT_SOURCES, WAITING_REASONS
+from telemetry.metrics.rates import ratio
+from telemetry.metrics.windows import PointState, Series, Window
+from telemetry.services.figures.series import Point, line_of
+from telemetry.services.figures.subjects import Subject
+from telemetry.storage.engine_totals import EngineTotals, counted
+from telemetry.storage.engine_totals import waiting_by_reason as waiting_sums
+from telemetry.storage.sums import point_state
+
+PHASES = {"queue": "in queue", "prefill": "in prefill"}
+SOURCES = dict(zip(PROMPT_SOURCES, ("computed", "cached", "transferred"), strict=True))
+REASONS = dict(zip(WAITING_REASONS, ("capacity", "deferred"), strict=True))
+BLOCK_TIMES = {
+    "block_lifetime": "allocation to eviction",
+    "block_idle": "last access to eviction",
+    "block_reuse_gap": "between accesses",
+}
+
+
+def queue_and_prefill(subject: Subject, window: Window) -> list[Series]:
+    """Mean seconds in the engines' queue and in prefill. Means, since these add up and quantiles do not."""
+    return _mean_durations(subject, window, PHASES)
+
+
+def block_times(subject: Subject, window: Window) -> list[Series]:
+    """Mean seconds of sampled KV blocks: how long they live, stay idle before eviction, and wait for reuse."""
+    return _mean_durations(subject, window, BLOCK_TIMES)
+
+
+def prompt_sources(subject: Subject, window: Window) -> list[Series]:
+    """Shares of the prompt tokens that were computed, cached, and transferred by a KV connector, 0 to 1."""
+    rows = counted(_ids(subject), window, PROMPT_SOURCES)
+    lines = []
+    for name, label in SOURCES.items():
+        if any(row.values[name] is not None for row in rows):
+            points = {row.start: _of(row, row.values[name], _sum(row)) for row in rows}
+            lines.append(line_of(label, window, points))
+    return lines
+
+
+def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
+    """Cached / queried multimodal items, 0 to 1; no line where nothing was queried."""
+    rows = counted(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
+    if not any(row.values["mm_cache_queries"] for row in rows):
+        return []
+    points = {row.start: _of(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
+    return [line_of("Multimodal hit rate", window, points)]
+
+
+def waiting_by_reason(subject: Subject, window: Window) -> list[Series]:
+    """Waiting requests of all engines together, by reason."""
+    rows = waiting_sums(_ids(subject), window)
+    return [
+        line_of(label, window, {row.start: _known(row.values[name]) for row in rows})
+        for name, label in REASONS.items()
+        if any(row.values[name] is not None for row in rows)
+    ]
+
+
+def _mean_durations(subject: Subject, window: Window, labels: Mapping[str, str]) -> list[Series]:
+    rows = counted(_ids(subject), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")])
+    return [
+        line_of(label, window, _means(rows, name))
+        for name, label in labels.items()
+        if any(row.values[f"{name}_count"] is not None for row in rows)
+    ]
+
+
+def _means(rows: list[EngineTotals], name: str) -> dict[datetime, Point]:
+    points = {}
+    for row in rows:
+        total_ms = row.values[f"{name}_ms"]
+        points[row.start] = _of(row, None if total_ms is None else total_ms / 1000, row.values[f"{name}_count"])
+    return points
+
+
+def _of(row: EngineTotals, part: float | None, whole: float | None) -> Point:
+    return ratio(part, whole), point_state(whole, stale=row.stale)
+
+
+def _known(value: float | None) -> Point:
+    return value, PointState.UNKNOWN if value is None else PointState.OK
+
+
+def _sum(row: EngineTotals) -> float | None:
+    known = [value for name in PROMPT_SOURCES if (value := row.values[name]) is not None]
+    return sum(known) if known else None
+
+
+def _ids(subject: Subject) -> list[int]:
+    return [replica.pk for replica in subject.replicas()]

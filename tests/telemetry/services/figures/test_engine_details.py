@@ -1,0 +1,112 @@
+"""Figures that only some engines report: queue and prefill, waiting by reason, sources, multimodal, KV blocks."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services.figures import engine_details
+from telemetry.services.figures.subjects import Subject
+from telemetry.storage.engine_totals import counted
+from tests.telemetry.readings import engine_reading, gap
+
+pytestmark = pytest.mark.django_db
+START = datetime(2031, 3, 4, 12, tzinfo=UTC)
+WINDOW = Window(START, START + timedelta(seconds=20), 10)
+AT, LATER = START + timedelta(seconds=5), START + timedelta(seconds=15)
+
+
+@pytest.fixture
+def pool():
+    return create_pool("chat")
+
+
+@pytest.fixture
+def replicas(pool):
+    return [add_replica(pool, name=f"r{n}", url=f"http://10.0.0.{n}:8000") for n in (1, 2)]
+
+
+def values(found):
+    return {line.label: [value for _, value in line.points] for line in found}
+
+
+def test_queue_and_prefill_are_means_over_the_requests_of_all_replicas(pool, replicas):
+    """Sums over sums (H2): 10 requests waited 9 s in all, 30 waited 3 s."""
+    engine_reading(replicas[0], AT, queue_ms=9000, queue_count=10, prefill_ms=1000, prefill_count=10)
+    engine_reading(replicas[1], AT, queue_ms=3000, queue_count=30, prefill_ms=7000, prefill_count=30)
+    engine_reading(replicas[0], LATER, queue_ms=0, queue_count=0, prefill_ms=0, prefill_count=0)
+
+    queue, prefill = engine_details.queue_and_prefill(Subject.of_pool(pool), WINDOW)
+
+    assert values([queue, prefill]) == {"in queue": [0.3, None], "in prefill": [0.2, None]}
+    assert queue.states == [PointState.OK, PointState.NO_TRAFFIC]
+
+
+def test_a_failed_scrape_leaves_a_gap_and_no_zero(pool, replicas):
+    engine_reading(replicas[0], AT, queue_ms=9000, queue_count=10)
+    gap(replicas[0], LATER)
+
+    (queue,) = engine_details.queue_and_prefill(Subject.of_pool(pool), WINDOW)
+
+    assert values([queue]) == {"in queue": [0.9, None]}
+    assert queue.states == [PointState.OK, PointState.STALE]
+
+
+def test_prompt_tokens_by_source_are_shares_of_their_sum(pool, replicas):
+    engine_reading(replicas[0], AT, computed_prompt_tokens=600, cached_prompt_tokens=400, transferred_prompt_tokens=0)
+
+    found = values(engine_details.prompt_sources(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"computed": [0.6, None], "cached": [0.4, None], "transferred": [0, None]}
+
+
+def test_waiting_requests_by_reason_are_means_of_each_engine_added_up(pool, replicas):
+    engine_reading(replicas[0], AT, gauges={"waiting_capacity": 2.0, "waiting_deferred": 1.0})
+    engine_reading(replicas[0], AT + timedelta(seconds=5), gauges={"waiting_capacity": 4.0, "waiting_deferred": 0.0})
+    engine_reading(replicas[1], AT, gauges={"waiting_capacity": 5.0, "waiting_deferred": 0.0})
+
+    found = values(engine_details.waiting_by_reason(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"capacity": [8.0, None], "deferred": [0.5, None]}
+
+
+def test_the_multimodal_cache_has_a_line_only_where_it_was_asked(pool, replicas):
+    engine_reading(replicas[0], AT, mm_cache_queries=0, mm_cache_hits=0)
+    assert engine_details.mm_hit_rate(Subject.of_pool(pool), WINDOW) == []
+
+    engine_reading(replicas[0], LATER, mm_cache_queries=8, mm_cache_hits=6)
+    found = values(engine_details.mm_hit_rate(Subject.of_pool(pool), WINDOW))
+    assert found == {"Multimodal hit rate": [None, 0.75]}
+
+
+def test_sampled_blocks_have_mean_times(pool, replicas):
+    engine_reading(
+        replicas[0], AT, block_lifetime_ms=60_000, block_lifetime_count=2, block_idle_ms=8000, block_idle_count=2
+    )
+
+    found = values(engine_details.block_times(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"allocation to eviction": [30.0, None], "last access to eviction": [4.0, None]}
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        engine_details.queue_and_prefill,
+        engine_details.prompt_sources,
+        engine_details.mm_hit_rate,
+        engine_details.waiting_by_reason,
+        engine_details.block_times,
+    ],
+)
+def test_what_no_engine_reports_has_no_line(pool, replicas, figure):
+    engine_reading(replicas[0], AT, queries=100, hits=50, gauges={"waiting": 3.0})
+
+    assert figure(Subject.of_pool(pool), WINDOW) == []
+
+
+def test_only_optional_counters_can_be_asked_for():
+    with pytest.raises(ValueError, match="no optional counters"):
+        counted([1], WINDOW, ["queries"])
