@@ -133,7 +133,7 @@ class _Heard:
         self.gauges: dict[str, float] = {}
         self.lines: dict[tuple[str, int], dict[float, float]] = defaultdict(lambda: defaultdict(float))
         self.sums: dict[tuple[str, int], float] = defaultdict(float)
-        self.by_kind = {
+        self.by_kind: dict[str, Callable[[Sample, str, int], None]] = {
             "counter": self._counter,
             "duration": self._duration,
             "split": partial(self._split, names.split),

@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
     atomic = False  # each table is changed by itself, beside writers; each step may come again
 
     dependencies = [
-        ("telemetry", "0024_reachable_error"),
+        ("telemetry", "0025_default_rules"),
     ]
 
     operations = [
