@@ -142,7 +142,7 @@ TTFT = Chart(
     "histogram bucket that holds the value. By reuse: answers of which half of the prompt or more came from the cache, "
     "and the others. Not streamed: seconds to the last byte, as the first byte of such a response comes with its last "
     "token. Engines time the first token of every request. Queue and prefill: means over the requests that finished, "
-    "by the engines' clock; together they are the time to the first token.",
+    "by the engines' clock; their sum is close to the mean time to the first token.",
 )
 OBJECTIVE = Chart(
     "objective",
