@@ -45,7 +45,7 @@ REFUSED = (
     ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add the replica"),
     ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add the task group"),
     ("/alerts/silences/new/", {"For alerts with": "nonsense"}, "Silence them"),
-    ("/alerts/rules/{rule}/", {"Window": "soon"}, "Save"),
+    ("/alerts/rules/{rule}/", {"Drop points": "soon"}, "Save"),
     ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send a test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
     ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add the server"),

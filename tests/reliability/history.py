@@ -11,8 +11,9 @@ from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.models import Reading
 from tests.telemetry.readings import engine_reading
 
-NEWEST_S = 60  # seconds ahead, so that the last window is full whenever somebody looks
-PAST_S = 120
+STEP = timedelta(seconds=2)
+AHEAD = timedelta(seconds=120)  # so that the last bins are full whenever somebody looks
+PAST = timedelta(seconds=120)
 
 
 def serve() -> None:
@@ -24,20 +25,17 @@ def serve() -> None:
 
 
 def write(ratio: float) -> None:
-    """A hit rate of 0.8 two minutes long, then ``ratio`` from now on. What was written before is gone."""
+    """``ratio`` from now on, and 0.8 before where nothing was written. What lies in the past stays as it was read."""
     now = timezone.now()
     replica = Replica.objects.filter(name="measured").first() or _replica()
-    Reading.objects.filter(replica=replica).delete()
-    for second in range(-PAST_S, NEWEST_S, 2):
-        rate = 0.8 if second < -12 else ratio
-        engine_reading(
-            replica,
-            now + timedelta(seconds=second),
-            interval_s=2.0,
-            queries=10_000,
-            hits=int(10_000 * rate),
-            finished=20,
-        )
+    written = Reading.objects.filter(replica=replica)
+    written.filter(at__gt=now).delete()
+    last = written.order_by("-at").values_list("at", flat=True).first()
+    begins = max(last + STEP if last else now - PAST, now - PAST)
+    for number in range(int((now + AHEAD - begins) / STEP)):
+        at = begins + number * STEP
+        hits = int(10_000 * (ratio if at > now else 0.8))
+        engine_reading(replica, at, interval_s=STEP.total_seconds(), queries=10_000, hits=hits, finished=20)
 
 
 def _replica() -> Replica:

@@ -17,7 +17,7 @@ from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 from tests.reliability.stand import Stand, soon
 
 QUICK = {"bin_s": 5, "baseline_s": 300, "days": 0, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
-TOLD_S = 30  # within which a receiver hears of a transition
+TOLD_S = 60  # within which a receiver hears of a transition
 FIRING, RESOLVED = "firing", "resolved"
 SERVE = "from tests.reliability.history import serve; serve()"
 
@@ -49,7 +49,7 @@ class Watched:
         return self._notifications() - self._notifications_before
 
     def turn(self) -> None:
-        """Fall ill, or recover: the hit rate was 0.8 until just now, and since then is lower or is not."""
+        """Fall ill, or recover: from now on the hit rate is lower than 0.8, or 0.8 again."""
         falls = self.expected[-1:] != [FIRING]
         self.measure(0.1 if falls else 0.8)
         self.expected.append(FIRING if falls else RESOLVED)
@@ -67,13 +67,22 @@ class Watched:
         try:
             soon(lambda: self.told == self.expected, within_s, f"{self.expected}, each once")
         except BaseException:
-            print(f"told: {self.told}", f"stored: {self.transitions}", *self._stand.worker.lines[-60:], sep="\n")  # noqa: T201 - pytest shows it with the failure
+            found = f"told: {self.told}", f"stored: {self.transitions}", f"verdict: {self.verdict()}"
+            print(*found, *self._stand.worker.lines[-60:], sep="\n")  # noqa: T201 - pytest shows it with the failure
             raise
 
     def until_delivered(self) -> None:
         """Wait until the last message is marked, too."""
         undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
         soon(lambda: self._stand.ask(undelivered) == 0, TOLD_S, "the last message to be marked")
+
+    def verdict(self) -> str | None:
+        """The answer of the rule's last evaluation."""
+        statement = """
+            select verdict ->> 'answer' from telemetry_alertrule rule join controlplane_pool pool on pool.id = pool_id
+            where kind = 'hit_rate_drop' and pool.name = 'default'
+        """
+        return self._stand.ask(statement)
 
     def _notifications(self) -> int:
         return int(self._stand.ask("select count(*) from telemetry_notification"))
@@ -93,16 +102,20 @@ class Watched:
 def watched(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
     """Watch a stand until the end of the block; its fleet is well then, and nobody is told anything more."""
     with receiving() as receiver, _history(stand) as history:
-        _leave_one_rule(rest)
         fleet = Watched(stand, receiver, history)
         fleet.measure(0.8)
+        _leave_one_rule(rest)  # after the readings: an evaluator reads the past of a rule's bins once
+        soon(lambda: fleet.verdict() == "ok", TOLD_S, "the rule to judge the past")
         made = rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}})
         assert made.status_code == 201, made.text
-        yield fleet
-        if fleet.expected[-1:] == [FIRING]:
-            fleet.turn()
-            fleet.until_told()
-        assert rest.delete(f"channels/{made.json()['id']}", headers={"If-Match": "*"}).status_code == 204
+        try:
+            yield fleet
+            if fleet.expected[-1:] == [FIRING]:
+                fleet.turn()
+                fleet.until_told()
+        finally:  # or every module after one that failed would fail too
+            deleted = rest.delete(f"channels/{made.json()['id']}", headers={"If-Match": "*"})
+        assert deleted.status_code == 204
 
 
 def _leave_one_rule(rest: httpx.Client) -> None:

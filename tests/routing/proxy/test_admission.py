@@ -225,7 +225,7 @@ def test_one_session_id_is_another_session_for_every_tenant() -> None:
     sessions = []
     for key in snapshot.access.keys if snapshot.access else ():
         request = Request(Head(b"POST", CHAT, http11=True), asking(user="alice"), "id")
-        request.grant = Grant(key, snapshot.hash_secret)
+        request.grant = Grant(key, snapshot.hash_secret, shared=None)
         wanted = admitted_request(request, admission)
         served = placement.models.served(wanted.model)
         sessions.append(RequestKeys(wanted, served, PrefixHasher(SECRET), Tier1(), TokenRatio()).session)
