@@ -38,10 +38,9 @@ class Migration(migrations.Migration):
     operations = [
         *(AddFieldOnce("reading", name, models.BigIntegerField(null=True)) for name in COUNTERS),
         *(AddFieldOnce("reading", name, models.FloatField(null=True)) for name in GAUGES),
-        *(
-            migrations.RunSQL(
-                alter(table, ADD), alter(table, DROP), hints={"brief": "columns that may be null, without a default"}
-            )
-            for table in ROLLUPS
+        migrations.RunSQL(
+            [alter(table, ADD) for table in ROLLUPS],
+            [alter(table, DROP) for table in ROLLUPS],
+            hints={"brief": "columns that may be null, without a default"},
         ),
     ]

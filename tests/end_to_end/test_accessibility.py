@@ -12,15 +12,16 @@ from tests.end_to_end.looking import SIZES, THEMES, look, look_at
 
 pytestmark = pytest.mark.timeout(600)
 EXPECTED = ("404 (Not Found)", "422 (", "403 (Forbidden)", "400 (Bad Request)", "status of 500", "status of 503")
+HELD = "htmx:error: timeout"  # axe holds a page's only thread, on a slow machine longer than a refresh may take
 
 
 @pytest.fixture
 def page(site, complaints):
-    """Somebody signed in, who listens; what pages answer that refuse is no complaint."""
+    """Somebody signed in, who listens. No complaint: what pages answer that refuse, a refresh that waits for axe."""
     page = site.open(viewport=SIZES[360])
     complaints.listen(page)
     yield page
-    complaints.heard[:] = [text for text in complaints.heard if not any(code in text for code in EXPECTED)]
+    complaints.heard[:] = [text for text in complaints.heard if not any(code in text for code in (*EXPECTED, HELD))]
 
 
 def test_pages_of_an_empty_installation(page):
