@@ -3,7 +3,8 @@
 Three things mute, in this order: a silence, another alert that explains it (``INHIBITED_BY``), and replicas that
 restarted or were away, where that is all there is to a drop (H18). A muted alert fires, is shown, and ends as any
 other. What is muted when it begins is told if it still fires when its silence ends; what was explained, once it is
-found broken with nothing to explain it: that it has not ended yet, or that nobody can tell now, is no news of its own.
+found broken with nothing to explain it: that it has not ended yet, that its cause ended and still counts within the
+rule's window, or that nobody can tell now, is no news of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from telemetry.alerts.kinds.cold import MUTED
-from telemetry.alerts.verdict import Answer, Verdict
+from telemetry.alerts.verdict import OVER, Answer, Verdict
 from telemetry.matchers import Matcher, match_all, stored
 from telemetry.models import Alert, RuleKind, Silence
 
@@ -74,6 +75,8 @@ def mute_of(
             return Mute("inhibited", other.summary, other.pk)
     if verdict is None or verdict.answer is not Answer.BREACH:
         return _as_explained(alert)
+    if verdict.figures.get(OVER) and (explained := _as_explained(alert)):
+        return explained
     return _cold(verdict)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 Unit = Literal["ratio", "seconds", "count"]
 POOL = ""  # the subject of an alert that is about the pool, or the task group, as a whole
+OVER = "over"  # the figure that tells that what broke the limit has ended; it still counts within the rule's window
 
 
 class Answer(StrEnum):

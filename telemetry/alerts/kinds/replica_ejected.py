@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length
 from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.verdict import Verdict, Verdicts, over
+from telemetry.alerts.verdict import OVER, Verdict, Verdicts, over
 
 
 class ReplicaEjectedSettings(WindowSettings, frozen=True):
@@ -37,10 +37,12 @@ def judge(settings: ReplicaEjectedSettings, seen: Seen, asked: Asked) -> Verdict
 def _replica(settings: ReplicaEjectedSettings, seen: Seen, name: str) -> Verdict:
     lasted: dict[str, float] = {}
     reason = ""
-    for ejection, seconds in seen.ejections(name):
+    ejections = seen.ejections(name)
+    for ejection, seconds in ejections:
         lasted[ejection.router] = lasted.get(ejection.router, 0.0) + seconds
         reason = ejection.reason
-    figures = {"routers": sorted(lasted)[:20], "ejected_because": reason}
+    is_over = all(ejection.end is not None and ejection.end <= seen.now for ejection, _ in ejections)
+    figures = {"routers": sorted(lasted)[:20], "ejected_because": reason, OVER: is_over}
     return over(max(lasted.values(), default=0.0), settings.ejected_s, "seconds", **figures)
 
 

@@ -138,16 +138,20 @@ def _fails(fleet):
     fleet.failed_ratio = 0.2
 
 
-def _is_ejected(fleet):
+def _is_ejected(fleet, kind=EventKind.REPLICA_EJECTED):
     record_event(
-        EventKind.REPLICA_EJECTED,
-        "Router router-1 ejected replica gpu-1.",
+        kind,
+        "What router-1 says of replica gpu-1.",
         pool=fleet.replicas[1].pool,
         replica=fleet.replicas[1],
         router=fleet.router,
         detail={"reason": "5 failures in a row"},
         at=fleet.now,
     )
+
+
+def _is_readmitted(fleet):
+    _is_ejected(fleet, EventKind.REPLICA_READMITTED)
 
 
 def _is_skewed(fleet):
@@ -193,6 +197,18 @@ def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incide
     assert fleet.run(60) == set()
     incident(fleet)
     assert fleet.run(within_s) == kinds
+
+
+def test_a_replica_that_was_killed_and_came_back_is_told_once_and_not_again_as_ejected(fleet):
+    assert fleet.run(60) == set()
+    fleet.down = {"gpu-1"}
+    _is_ejected(fleet)
+    assert fleet.run(120) == {"replica_down", "replica_ejected"}
+    fleet.down = set()
+    _is_readmitted(fleet)
+    fleet.run(480)
+    assert not Alert.objects.filter(state=AlertState.FIRING).exists()
+    assert {alert.rule.kind for alert in Alert.objects.filter(tellings__gt=0)} == {"replica_down"}
 
 
 def test_a_web_process_sends_the_alert_of_a_late_evaluator(fleet):

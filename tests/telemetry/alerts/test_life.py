@@ -1,6 +1,7 @@
 """From firing to its end: grouped, muted, taken, told again, and each of it once."""
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -18,7 +19,7 @@ from telemetry.alerts.labels import labels_of
 from telemetry.alerts.muting import INHIBITED_BY
 from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.telling import tell_due
-from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.alerts.verdict import OVER, Answer, Reason, Verdict
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.acknowledgements import acknowledge, release
 from telemetry.services.alerts.rules import create_rule, update_rule
@@ -206,6 +207,25 @@ def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_whi
     tell_due(at(31), {drop.pk: BROKEN})
     assert (fresh(drop).told_at, fresh(drop).muted) == (at(31), None)
     assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
+
+
+def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(pool, channel):
+    down, ejected = (firing(pool, kind, subject="r1") for kind in ("replica_down", "replica_ejected"))
+    long_ago, going_on = (replace(BROKEN, figures={OVER: is_over}) for is_over in (True, False))
+    tell_due(at(10), {ejected.pk: going_on})
+    resolve(fresh(down), at(20))
+
+    tell_due(at(21), {ejected.pk: long_ago})
+    assert (fresh(ejected).told_at, fresh(ejected).muted["by"]) == (None, down.pk)
+
+    tell_due(at(31), {ejected.pk: going_on})
+    assert fresh(ejected).told_at == at(31)
+
+
+def test_an_ejection_that_ended_is_told_where_nothing_explained_it(pool, channel):
+    ejected = firing(pool, "replica_ejected", subject="r1")
+    tell_due(at(10), {ejected.pk: replace(BROKEN, figures={OVER: True})})
+    assert fresh(ejected).told_at == at(10)
 
 
 @pytest.mark.parametrize(
