@@ -152,7 +152,6 @@ def _routed(rng: random.Random, at_s: int, group: str, rate: float) -> list[Row]
         **key, "policy": "chat", "revision": 1, "requests": requests, "ok_requests": requests,
         "client_error_requests": 0, "replica_error_requests": 0, "router_error_requests": 0, "cancelled_requests": 0,
         "usage_reported": requests, "prompt_tokens": prompt, "cached_tokens": int(prompt * rate),
-        "cacheable_tokens": int(prompt * 0.93),
     }  # fmt: skip
     timed = {**key, "policy": "", "revision": 0, "ttft_at": at_, "ttft_counts": counts, "ttft_sum_s": total}
     return [counted, timed]

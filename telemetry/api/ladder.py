@@ -1,4 +1,4 @@
-"""``/ladder``: how far a pool's hit rate is from what could be reached, and what is lost on the way."""
+"""``/ladder``: how far a pool's hit rate is from the reachable share, and what is lost on the way."""
 
 from __future__ import annotations
 

@@ -59,8 +59,6 @@ class AnswerSide:
     answers: int | None = None  # that told their cached tokens (H16)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    cacheable_tokens: int | None = None  # of ceiling_prompt_tokens (H7)
-    ceiling_prompt_tokens: int | None = None
     predicted_answers: int | None = None
     predicted_prompt_tokens: int | None = None
     predicted_tokens: int | None = None

@@ -39,7 +39,6 @@ ROUTE_COUNTERS = (
     "usage_without_details",
     "prompt_tokens",
     "cached_tokens",
-    "cacheable_tokens",
     "spilled_requests",
     "predicted_answers",
     "predicted_prompt_tokens",

@@ -13,8 +13,7 @@ from telemetry.storage.sums import STEP, during, rows_of
 
 _SUMS = """sum(requests)::bigint, sum(usage_reported)::bigint,
     sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
-    sum(cached_tokens) filter (where usage_reported > 0)::bigint, sum(cacheable_tokens)::bigint,
-    sum(prompt_tokens) filter (where cacheable_tokens is not null)::bigint,
+    sum(cached_tokens) filter (where usage_reported > 0)::bigint,
     sum(predicted_answers)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
     sum(predicted_cached_tokens)::bigint"""
 _FROM = """from telemetry_routerreading

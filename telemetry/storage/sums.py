@@ -81,8 +81,6 @@ class RouterSums:
     failed: int | None  # by a replica's or a router's fault
     prompt_tokens: int | None  # of answers that reported their cached tokens (H16)
     cached_tokens: int | None
-    ceiling_prompt_tokens: int | None  # those of them whose ceiling is known
-    cacheable_tokens: int | None
     spilled_requests: int | None  # placed away from the prefix's home or holder, for load; None where there is none
     usage_reported: int | None  # answers behind prompt_tokens
     predicted_answers: int | None  # those of which the router predicted a hit; the next three are theirs (H17)
@@ -225,7 +223,6 @@ def router_sums(
             sum(case when requests is not null then
                 coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0) end)::bigint,
             sum(prompt_tokens)::bigint, sum(cached_tokens)::bigint,
-            sum(ceiling_prompt_tokens)::bigint, sum(cacheable_tokens)::bigint,
             sum(spilled_requests)::bigint, sum(usage_reported)::bigint, sum(predicted_answers)::bigint,
             sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint, sum(predicted_cached_tokens)::bigint,
             sum(ok_requests)::bigint,

@@ -249,10 +249,6 @@ class Metrics:
         yield from header("cached_tokens_total", "counter", "Of these, tokens that came from the prefix cache.")
         for key, tokens in reported:
             yield f"{PREFIX}cached_tokens_total{{{_series(key)}}} {tokens.cached}"
-        yield from header("cacheable_tokens_total", "counter", "Of these, tokens that whole blocks could have held.")
-        for key, tokens in reported:
-            if tokens.cacheable is not None:
-                yield f"{PREFIX}cacheable_tokens_total{{{_series(key)}}} {tokens.cacheable}"
         yield from _prediction_lines([(key, tokens.predictions) for key, tokens in reported if tokens.predictions])
 
 

@@ -28,24 +28,17 @@ class Predictions:
 class Tokens:
     """Sums over the answers that said how many tokens came from the cache."""
 
-    __slots__ = ("answers", "cacheable", "cached", "predictions", "prompt")
+    __slots__ = ("answers", "cached", "predictions", "prompt")
 
     def __init__(self) -> None:
         self.answers = self.prompt = self.cached = 0
-        self.cacheable: int | None = None  # None: the replica's block size is not known
         self.predictions: Predictions | None = None  # None: the strategy asks for no residency
 
     def add(self, record: Record, prompt: int, cached: int) -> None:
-        """Count one answer, and what was expected of it beside what came.
-
-        An engine always computes a prompt's last token, hence ``prompt - 1``.
-        """
+        """Count one answer, and what was expected of it beside what came."""
         self.answers += 1
         self.prompt += prompt
         self.cached += cached
-        block_tokens = record.block_tokens
-        if block_tokens:
-            self.cacheable = (self.cacheable or 0) + (prompt - 1) // block_tokens * block_tokens
         if record.hit_tokens is not None:
             if self.predictions is None:
                 self.predictions = Predictions()

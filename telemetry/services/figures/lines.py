@@ -1,7 +1,7 @@
 """Lines of charts for one subject: the fleet, a pool, a task group, a replica.
 
 ``series.py`` compares many (a line a replica, group or pool); here a subject is looked at from several sides (local
-and total reuse beside what could be reached, tiers, outcomes). Engines know nothing of task groups, so what is said of
+and total reuse beside the reachable share, tiers, outcomes). Engines know nothing of task groups, so what is said of
 a group is what routers saw.
 """
 

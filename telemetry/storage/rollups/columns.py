@@ -95,8 +95,7 @@ ROUTERS = Rollup(
         *_counts("router_error_requests", "cancelled_requests", "usage_reported"),
         Column("prompt_tokens", "bigint", "case when usage_reported > 0 then prompt_tokens end"),
         Column("cached_tokens", "bigint", "case when usage_reported > 0 then cached_tokens end"),
-        Column("ceiling_prompt_tokens", "bigint", "case when cacheable_tokens is not null then prompt_tokens end"),
-        *_counts("cacheable_tokens", "spilled_requests"),
+        *_counts("spilled_requests"),
         *_counts("predicted_answers", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens"),
     ),
 )

@@ -1,4 +1,4 @@
-"""A task group: what it reaches of its ceiling and objective, where its requests go, and which policy sends them."""
+"""A task group: hit rate, reachable share, objective, where its requests go, and which policy sends them."""
 
 from __future__ import annotations
 

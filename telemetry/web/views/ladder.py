@@ -1,4 +1,4 @@
-"""The ladder: how far is the hit rate from what could be reached, where is it lost, and what would more room bring?"""
+"""The ladder: how far is the hit rate from the reachable share, where is it lost, and what would more room bring?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overview: what is my hit rate, TTFT and KV usage, now and over time, and how far from what could be reached?"""
+"""The overview: what is my hit rate, TTFT and KV usage, now and over time, and how far from the reachable share?"""
 
 from __future__ import annotations
 

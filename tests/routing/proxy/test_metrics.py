@@ -66,12 +66,7 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     build = {"version": __version__, "compiled": compiled, "python": platform.python_version()}
     assert seen["warmpath_router_info"] == [({"router": "tested", "boot": boot} | build, 1)]
     assert seen["warmpath_router_config_revision"] == [({}, 8)]
-    for name, value in (
-        ("usage_reported", 3),
-        ("prompt_tokens", 1293),
-        ("cached_tokens", 1248),
-        ("cacheable_tokens", 1248),
-    ):
+    for name, value in (("usage_reported", 3), ("prompt_tokens", 1293), ("cached_tokens", 1248)):
         assert seen[f"warmpath_router_{name}_total"] == [(series, value)]
     assert seen["warmpath_router_ttft_seconds_count"] == [(place, 3)]
     assert seen["warmpath_router_latency_seconds_count"] == [({**place, "response": "streamed"}, 3)]

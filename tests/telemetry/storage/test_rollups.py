@@ -70,7 +70,7 @@ def some_hours(replicas, router, every_min=7):
             engine_reading(r2, at(minute, 20), queries=0, hits=0, ttft={1: 2}, edges=(0.5, 1.0, 5.0))
         router_scraped(router, at(minute), stale=number % 5 == 4)
         counts = {"requests": 9, "replica_error_requests": 1, "usage_reported": 8, "prompt_tokens": 800}
-        route_reading(router, at(minute), group="busy", **counts, cached_tokens=500, cacheable_tokens=700)
+        route_reading(router, at(minute), group="busy", **counts, cached_tokens=500)
         route_reading(
             router, at(minute), group="busy", ttft={100: 4, 120: number % 3}, streamed={150: 4}, plain={160: number % 5}
         )
@@ -259,6 +259,9 @@ def test_rollups_go_by_days_and_by_months(replicas, router):
     assert len(drop_before((T0 + timedelta(days=30)).date(), TABLES[3600])) == 3
 
 
+NO_LONGER_WRITTEN = {"ceiling_prompt_tokens", "cacheable_tokens"}  # the next release drops them
+
+
 def test_the_tables_hold_what_the_list_says(db):
     """A column that is added to readings is added to the list, and then to the tables."""
     with connection.cursor() as cursor:
@@ -266,7 +269,8 @@ def test_the_tables_hold_what_the_list_says(db):
             expected = ["at", *(name.strip('"') for name in rollup.key), *(column.name for column in rollup.columns)]
             for resolution_s in RESOLUTIONS_S:
                 cursor.execute(f"select * from {rollup.table(resolution_s)} limit 0")
-                assert [column.name for column in cursor.description] == expected
+                names = [column.name for column in cursor.description if column.name not in NO_LONGER_WRITTEN]
+                assert names == expected
         cursor.execute(f"select * from {histograms(60)} limit 0")
         assert len(cursor.description) == 9
     assert len({of.kind for of in BY_PART}) == len(BY_PART)

@@ -67,7 +67,7 @@ def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traff
     for at in steps(START, 4):
         router_scraped(router, at)
     counted = {"requests": 10, "usage_reported": 10, "prompt_tokens": 1000, "cached_tokens": 600}
-    route_reading(router, START + timedelta(seconds=5), group="coding", cacheable_tokens=900, **counted)
+    route_reading(router, START + timedelta(seconds=5), group="coding", **counted)
     route_reading(router, START + timedelta(seconds=5), group="other", **counted | {"cached_tokens": 0})
 
     assert len(lines.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no ladder yet: no line
