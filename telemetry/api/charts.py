@@ -46,6 +46,8 @@ CHARTS: dict[str, dict[str, Query]] = {
     "prompt_share": {"source": _of_pools(engine_details.prompt_sources)},
     "mm_hit_rate": {"pools": _of_pools(engine_details.mm_hit_rate)},
     "block_time": {"phase": _of_pools(engine_details.block_times)},
+    "sampled_evictions": {"replica": _of_pools(engine_details.sampled_evictions)},  # a minute
+    "cache_churn": {"replica": _of_pools(engine_details.cache_churn)},  # turnovers an hour
     **{
         what: {"group": partial(routed.by_group, what=what), "pool": partial(routed.by_pool, what=what)}
         for what in routed.VALUES  # sums over each step, not rates

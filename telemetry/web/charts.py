@@ -108,10 +108,22 @@ TIERS = Chart(
         ),
         View("media", "Multimodal", "Hit rate of the multimodal cache", "ratio", engine_details.mm_hit_rate, ENGINES),
         View("blocks", "KV blocks", "Life of sampled KV blocks", "seconds", engine_details.block_times, ENGINES),
+        View(
+            "evictions",
+            "Evictions",
+            "Sampled KV blocks evicted a minute",
+            "count",
+            engine_details.sampled_evictions,
+            ENGINES,
+        ),
+        View("churn", "Churn", "KV cache turnovers an hour", "count", engine_details.cache_churn, ENGINES),
     ),
     "Each tier's share of the queried tokens, stacked; what is missing to 100 % was computed anew. Routing moves the "
     "device's share most. Prompt tokens: computed, cached or transferred, when the first token came. Multimodal: "
-    "cached items over queried items. KV blocks: means of the blocks that vLLM samples with --kv-cache-metrics.",
+    "cached items over queried items. KV blocks, evictions: of blocks that vLLM samples with --kv-cache-metrics, 1 % "
+    "of them unless --kv-cache-metrics-sample is set. Each reuse of a block's memory counts, also where it held no "
+    "complete block of a prefix. Churn: how often an hour new tokens (computed, transferred, generated) would fill the "
+    "cache. A full cache evicts about as much, one that is not full less.",
 )
 TTFT = Chart(
     "ttft",

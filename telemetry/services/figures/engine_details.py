@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
+from controlplane.models import Replica
 from telemetry.metrics.engines.names import PROMPT_SOURCES, WAITING_REASONS
-from telemetry.metrics.rates import ratio
+from telemetry.metrics.rates import ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.series import Point, line_of
 from telemetry.services.figures.subjects import Subject
-from telemetry.storage.engine_totals import EngineTotals, counted
+from telemetry.storage.engine_totals import EngineTotals, ReplicaTotals, counted, counted_by_replica
 from telemetry.storage.engine_totals import waiting_by_reason as waiting_sums
 from telemetry.storage.sums import point_state
 
@@ -22,6 +24,8 @@ BLOCK_TIMES = {
     "block_idle": "last access to eviction",
     "block_reuse_gap": "between accesses",
 }
+WRITTEN = ("computed_prompt_tokens", "transferred_prompt_tokens", "generation_tokens")  # into the KV cache
+MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
 def queue_and_prefill(subject: Subject, window: Window) -> list[Series]:
@@ -32,6 +36,23 @@ def queue_and_prefill(subject: Subject, window: Window) -> list[Series]:
 def block_times(subject: Subject, window: Window) -> list[Series]:
     """Mean seconds of sampled KV blocks: how long they live, stay idle before eviction, and wait for reuse."""
     return _mean_durations(subject, window, BLOCK_TIMES)
+
+
+def sampled_evictions(subject: Subject, window: Window) -> list[Series]:
+    """Sampled KV blocks evicted a minute, a line a replica that samples blocks.
+
+    The engine does not report its sampling rate (--kv-cache-metrics-sample), so this is not scaled to all blocks.
+    """
+    return _by_replica(subject, window, ("block_lifetime_count",), _evicted_per_minute)
+
+
+def cache_churn(subject: Subject, window: Window) -> list[Series]:
+    """Turnovers an hour, a line a replica: tokens written to the KV cache / its capacity in tokens.
+
+    A full cache evicts what is written. 1 / mean block lifetime would be the same for a full cache, but counts only
+    the blocks that are reused while it is not full, and lags by one lifetime.
+    """
+    return _by_replica(subject, window, WRITTEN, _turnovers_per_hour)
 
 
 def prompt_sources(subject: Subject, window: Window) -> list[Series]:
@@ -62,6 +83,40 @@ def waiting_by_reason(subject: Subject, window: Window) -> list[Series]:
         for name, label in REASONS.items()
         if any(row.values[name] is not None for row in rows)
     ]
+
+
+def _by_replica(
+    subject: Subject,
+    window: Window,
+    names: Sequence[str],
+    rate_of: Callable[[Replica, ReplicaTotals], float | None],
+) -> list[Series]:
+    """A line for each replica whose rate is known at some time."""
+    replicas = {replica.pk: replica for replica in subject.replicas()}
+    points: dict[int, dict[datetime, Point]] = defaultdict(dict)
+    for row in counted_by_replica(list(replicas), window, names):
+        value = rate_of(replicas[row.replica_id], row)
+        absent = PointState.STALE if row.totals.stale else PointState.UNKNOWN
+        points[row.replica_id][row.totals.start] = (value, absent if value is None else PointState.OK)
+    return [
+        line_of(replica.name, window, points[pk])
+        for pk, replica in replicas.items()
+        if any(value is not None for value, _ in points[pk].values())
+    ]
+
+
+def _evicted_per_minute(_: Replica, row: ReplicaTotals) -> float | None:
+    rate = ratio(row.totals.values["block_lifetime_count"], row.covered_s)
+    return None if rate is None else MINUTE_S * rate
+
+
+def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
+    """By the capacity as the engine reports it now."""
+    if row.totals.values["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
+        return None
+    written = total_known(row.totals.values[name] for name in WRITTEN)
+    rate = ratio(written, row.covered_s)
+    return None if rate is None else HOUR_S * rate / (replica.capacity_blocks * replica.block_tokens)
 
 
 def _mean_durations(subject: Subject, window: Window, labels: Mapping[str, str]) -> list[Series]:

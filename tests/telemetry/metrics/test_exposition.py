@@ -68,6 +68,20 @@ def test_a_real_engine_splits_the_first_token_s_time_and_the_prompt_s_tokens():
     assert not [name for name in after.counters if name.startswith("block_")], "without --kv-cache-metrics unknown"
 
 
+def test_a_real_engine_that_samples_blocks_tells_of_their_life():
+    _, engine = only_engine(capture("0.32.0-blocks-lora"))
+
+    counted = {name: count for name, count in engine.counters.items() if name.startswith("block_")}
+    assert counted == {
+        "block_lifetime_ms": pytest.approx(346_333_737.045),
+        "block_lifetime_count": 4854,
+        "block_idle_ms": pytest.approx(345_151_005.477),
+        "block_idle_count": 4854,
+        "block_reuse_gap_ms": pytest.approx(45_002.105),
+        "block_reuse_gap_count": 90,
+    }
+
+
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_every_capture_is_read_and_agrees_with_prometheus_client(path):
     text = path.read_text("utf-8")

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import engine_details
 from telemetry.services.figures.subjects import Subject
-from telemetry.storage.engine_totals import counted
+from telemetry.storage.engine_totals import counted, counted_by_replica
 from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = pytest.mark.django_db
@@ -91,6 +91,39 @@ def test_sampled_blocks_have_mean_times(pool, replicas):
     assert found == {"allocation to eviction": [30.0, None], "last access to eviction": [4.0, None]}
 
 
+def test_sampled_evictions_are_a_rate_per_replica(pool, replicas):
+    """6 blocks in the 5 s that were read of a step of 10 s: 72 a minute. A replica that samples none has no line."""
+    engine_reading(replicas[0], AT, block_lifetime_count=4, block_lifetime_ms=1)
+    engine_reading(replicas[0], AT, engine="1", block_lifetime_count=2, block_lifetime_ms=1)
+    engine_reading(replicas[0], LATER, block_lifetime_count=0, block_lifetime_ms=0)
+    engine_reading(replicas[1], AT, queries=10, hits=5)
+
+    found = values(engine_details.sampled_evictions(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"r1": [pytest.approx(72.0), 0.0]}
+
+
+def test_churn_is_what_is_written_over_the_capacity(pool, replicas):
+    """1,000 + 600 + 400 tokens of 16,000 in 5 s are 90 turnovers an hour. Cached tokens are not written again."""
+    record_engine_facts(replicas[0], block_tokens=16, capacity_blocks=1000)
+    written = {"computed_prompt_tokens": 1000, "transferred_prompt_tokens": 600, "cached_prompt_tokens": 70_000}
+    engine_reading(replicas[0], AT, **written, generation_tokens=400)
+    gap(replicas[0], LATER)
+
+    (churn,) = engine_details.cache_churn(Subject.of_pool(pool), WINDOW)
+
+    assert values([churn]) == {"r1": [pytest.approx(90.0), None]}
+    assert churn.states == [PointState.OK, PointState.STALE]
+
+
+def test_churn_is_unknown_without_a_capacity_or_the_computed_tokens(pool, replicas):
+    record_engine_facts(replicas[1], block_tokens=16, capacity_blocks=1000)
+    engine_reading(replicas[0], AT, computed_prompt_tokens=1000, transferred_prompt_tokens=0, generation_tokens=400)
+    engine_reading(replicas[1], AT, generation_tokens=400)
+
+    assert engine_details.cache_churn(Subject.of_pool(pool), WINDOW) == []
+
+
 @pytest.mark.parametrize(
     "figure",
     [
@@ -99,6 +132,8 @@ def test_sampled_blocks_have_mean_times(pool, replicas):
         engine_details.mm_hit_rate,
         engine_details.waiting_by_reason,
         engine_details.block_times,
+        engine_details.sampled_evictions,
+        engine_details.cache_churn,
     ],
 )
 def test_what_no_engine_reports_has_no_line(pool, replicas, figure):
@@ -107,6 +142,8 @@ def test_what_no_engine_reports_has_no_line(pool, replicas, figure):
     assert figure(Subject.of_pool(pool), WINDOW) == []
 
 
-def test_only_optional_counters_can_be_asked_for():
-    with pytest.raises(ValueError, match="no optional counters"):
+def test_only_counters_of_a_reading_can_be_asked_for():
+    with pytest.raises(ValueError, match="no counters that can be summed"):
         counted([1], WINDOW, ["queries"])
+    with pytest.raises(ValueError, match="no counters that can be summed"):
+        counted_by_replica([1], WINDOW, ["waiting"])
