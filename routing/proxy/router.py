@@ -40,6 +40,7 @@ from routing.proxy.http.errors import RefusalError
 from routing.proxy.http.local_answer import LocalAnswer
 from routing.proxy.http.request import Head, Request
 from routing.proxy.known_heads import ANSWER_NAMES, REQUEST_NAMES, KnownHeads
+from routing.proxy.large_bodies.reader import LargeBodies
 from routing.proxy.log import event
 from routing.proxy.loop.deadlines import Deadlines
 from routing.proxy.loop.outbox import Outbox
@@ -103,6 +104,7 @@ class Router:
         self.shape_sampler = ShapeSampler()
         self.store = ConfigStore(self.prepare, files, signatures)
         self.serving: Serving | None = None
+        self.large_bodies = LargeBodies()
         self.clients: set[Client] = set()
         self.connection_limit = ConnectionLimit()
         self.unfinished_bytes = 0  # of bodies that are still coming
@@ -346,6 +348,7 @@ class Router:
         self.checks.close()
         self._upkeep.close()
         self.watch.close()
+        self.large_bodies.close()
         self.all_warm_ups.close()
         for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
             link.close()

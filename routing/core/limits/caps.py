@@ -24,7 +24,7 @@ _LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # by engines;
     EmbeddingBody: (),
     ResponsesBody: ("max_output_tokens",),
 }
-_PROMPTS_IN: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
+PROMPTS_IN: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
     CompletionBody: ("prompt", "prompt_embeds"),
     EmbeddingBody: ("input",),
 }
@@ -43,7 +43,7 @@ def check_caps(body: ParsedBody, caps: Caps) -> None:
     if caps.prompts is not None:
         _check_prompts(body, caps.prompts)
     if caps.media_hosts is not None:
-        for url in _media_urls(body):
+        for url in media_urls(body):
             _check_media(url, caps.media_hosts)
 
 
@@ -71,13 +71,13 @@ def _check_number(field: str, value: Any, cap: int) -> None:
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
     """Prompts count together, whatever they are given as; a body that gives none where they stand has one elsewhere."""
-    fields = _PROMPTS_IN.get(type(body), ())
-    count = max(1, sum(_prompts(getattr(body, field)) for field in fields))
+    fields = PROMPTS_IN.get(type(body), ())
+    count = max(1, sum(prompts_in(getattr(body, field)) for field in fields))
     if fields and count > cap:
         raise BodyError(fields[0], f"{count} prompts in one request, at most {cap} here")
 
 
-def _prompts(given: Any) -> int:
+def prompts_in(given: Any) -> int:
     """A text or token ids are one, and so is what is neither; a list of these is as many."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return len(given)
@@ -93,7 +93,7 @@ def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
         raise BodyError("messages", f"media is loaded from {allowed} only")
 
 
-def _media_urls(body: ParsedBody) -> Iterator[Any]:
+def media_urls(body: ParsedBody) -> Iterator[Any]:
     """Every URL in what a body gives the engine to look at, under whatever kind of part."""
     for field in _MEDIA_IN:
         if isinstance(messages := getattr(body, field, None), list):

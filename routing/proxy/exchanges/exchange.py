@@ -12,16 +12,28 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from routing.core.prompt.nesting import LARGE_BYTES
 from routing.core.prompt.usage_request import with_usage_requested
-from routing.core.types import NoReplicaError, ReplicaId, RoutingError
+from routing.core.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.proxy.decisions.record import Record
 from routing.proxy.decisions.shapes import shape_json
 from routing.proxy.exchanges.attempts import TOO_MANY, Attempts
 from routing.proxy.exchanges.delivery import Delivery
 from routing.proxy.exchanges.judging import INVALID_STATUSES, names_usage_request, no_answer, outcome_of, unreachable
-from routing.proxy.exchanges.placing import admitted_request, refusal_of
+from routing.proxy.exchanges.placing import PROMPT_PATHS, admitted_request, refusal_of
 from routing.proxy.exchanges.settling import REPLICA_ERROR, settle
-from routing.proxy.exchanges.states import AWAITING, CONNECTING, DONE, JUDGING, NEXT, PLACING, QUEUED, STREAMING, State
+from routing.proxy.exchanges.states import (
+    AWAITING,
+    CONNECTING,
+    DONE,
+    JUDGING,
+    NEXT,
+    PLACING,
+    QUEUED,
+    READING,
+    STREAMING,
+    State,
+)
 from routing.proxy.http.answer import AnswerHead
 from routing.proxy.http.errors import RefusalError
 from routing.proxy.log import defect
@@ -32,11 +44,13 @@ from routing.proxy.usage.answer_reading import ends_aborted, has_token_event, sa
 
 if TYPE_CHECKING:
     from routing.core.loads.book import Ticket
+    from routing.core.reading import BodyReading
     from routing.core.request import PlacementRequest
     from routing.placement.decision import Decision
     from routing.proxy.clients.client import Client
     from routing.proxy.exchanges.gates import Gates, Passage
     from routing.proxy.http.request import Request
+    from routing.proxy.large_bodies.reader import Reading
     from routing.proxy.replicas.link import ReplicaLink
     from routing.proxy.router import Router
     from routing.proxy.serving import Serving
@@ -65,6 +79,7 @@ class Exchange:
         "_passage",
         "_placement_request",
         "_pool",
+        "_reading",
         "_record",
         "_request",
         "_resends_as_sent",
@@ -94,6 +109,7 @@ class Exchange:
         self._resends_as_sent = False  # the replica refused the request with it
         self._is_probe = False  # of a replica that was out
         self._is_probe_over = False  # what comes of the request now is no success more
+        self._reading: Reading | None = None  # of a large body
         self._passage: Passage | None = None  # through the gates, where there are any
         self._pool = self._group = ""  # where no replica was found
         self._upstream: Upstream | None = None
@@ -103,9 +119,41 @@ class Exchange:
 
     def start(self) -> None:
         """Place the request and send it; whatever is wrong with it is answered at once."""
+        if len(self._request.body) > LARGE_BYTES:
+            self._read_large(self._request)
+        else:
+            self._admit(None)
+
+    @never_raises
+    def _read_large(self, request: Request) -> None:
+        """Have the body read by another process."""
+        path = PROMPT_PATHS.get(request.head.path)
+        if path is None:
+            self._admit(None)
+            return
+        self._enter(READING)
+        try:
+            self._reading = self._router.large_bodies.read(self, path, request.body)
+        except RefusalError as refusal:
+            self._refuse(refusal)
+
+    @never_raises
+    def body_read(self, reading: BodyReading) -> None:
+        """The large body is read: place the request."""
+        self._reading = None
+        self._enter(PLACING)
+        self._admit(reading)
+
+    @never_raises
+    def body_refused(self, why: BodyError | RefusalError) -> None:
+        """The large body cannot be placed."""
+        self._reading = None
+        self._refuse(why if isinstance(why, RefusalError) else refusal_of(why))
+
+    def _admit(self, reading: BodyReading | None) -> None:
         request = self._request
         try:
-            self._placement_request = admitted_request(request, self._serving.admission)
+            self._placement_request = admitted_request(request, self._serving.admission, reading)
             self._is_plain = self._placement_request.is_plain
             decision = self._serving.placement.decide(self._placement_request, self._router.health)
             if self._router.gates is None or self._may_go(self._router.gates, decision):
@@ -452,6 +500,8 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - a count that fails is no reason to fail a client
             defect(logger, error, "accounting")
         finally:
+            if self._reading is not None:
+                self._reading.cancel()
             if self._passage is not None:
                 self._passage.leave()
             if self._is_placed:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from routing.core.limits.caps import may_exceed_defaults
 from routing.core.prompt.bodies import BODIES
-from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
-from routing.core.prompt.parsing import parse_body, session_key
-from routing.core.prompt.usage_request import omits_usage
+from routing.core.prompt.canonical import CanonicalPrompt
+from routing.core.reading import BodyReading, read_body
 from routing.core.request import PlacementRequest
 from routing.core.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 from routing.proxy.http.errors import RefusalError
@@ -22,18 +21,22 @@ NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])
 RETRY_AFTER_S: Final = 1  # seconds a client is asked to wait when the router cannot serve it now
 
 
-def admitted_request(request: Request, admission: Admission) -> PlacementRequest:
-    """What there is to place of a client's request; RefusalError or RoutingError for what may not be sent."""
+def admitted_request(request: Request, admission: Admission, reading: BodyReading | None = None) -> PlacementRequest:
+    """What there is to place of a client's request; RefusalError or RoutingError for what may not be sent.
+
+    ``reading``: of its body, where that was read before.
+    """
     head = request.head
     prompt_path = PROMPT_PATHS.get(head.path)
     if prompt_path is None:
         placement_request = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
         return placement_request if admission.is_idle else admission.admitted(request, None, placement_request)
-    parsed = parse_body(prompt_path, request.body)
-    prompt = canonical_prompt(parsed)
-    request.omits_usage = omits_usage(parsed)
-    named = parsed.model, head.task_group, head.session_id or session_key(parsed)
-    placement_request = PlacementRequest(*named, prompt, is_plain=parsed.stream is not True)
+    if reading is None:
+        reading = read_body(prompt_path, request.body)
+    parsed = reading.body
+    request.omits_usage = reading.omits_usage
+    named = parsed.model, head.task_group, head.session_id or reading.session_key
+    placement_request = PlacementRequest(*named, reading.prompt, is_plain=reading.is_plain)
     if admission.is_idle and not may_exceed_defaults(parsed):
         return placement_request
     return admission.admitted(request, parsed, placement_request)

@@ -1,5 +1,6 @@
 """Where an exchange stands, and where it may go from there.
 
+READING     its body is large, and another process reads it
 PLACING     a replica is being chosen; synchronous
 QUEUED      its pool or task group has as many requests at replicas as it may
 CONNECTING  no kept-alive connection was free
@@ -18,16 +19,18 @@ from typing import Final
 class State(IntEnum):
     """Where an exchange stands."""
 
-    PLACING = 0
-    QUEUED = 1
-    CONNECTING = 2
-    AWAITING = 3
-    JUDGING = 4
-    STREAMING = 5
-    DONE = 6
+    READING = 0
+    PLACING = 1
+    QUEUED = 2
+    CONNECTING = 3
+    AWAITING = 4
+    JUDGING = 5
+    STREAMING = 6
+    DONE = 7
 
 
-PLACING: Final = State.PLACING  # an enum's attributes are slow to look up
+READING: Final = State.READING  # an enum's attributes are slow to look up
+PLACING: Final = State.PLACING
 QUEUED: Final = State.QUEUED
 CONNECTING: Final = State.CONNECTING
 AWAITING: Final = State.AWAITING
@@ -36,7 +39,8 @@ STREAMING: Final = State.STREAMING
 DONE: Final = State.DONE
 
 NEXT: Final = {
-    PLACING: {QUEUED, CONNECTING, AWAITING, DONE},
+    READING: {PLACING, DONE},
+    PLACING: {READING, QUEUED, CONNECTING, AWAITING, DONE},
     QUEUED: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},
     AWAITING: {PLACING, CONNECTING, JUDGING, STREAMING, DONE},

@@ -1,0 +1,155 @@
+"""Large bodies are read by another process: placed, limited and refused as small ones, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+
+from routing.core.prompt.bodies import BODIES
+from routing.core.prompt.nesting import LARGE_BYTES
+from routing.core.reading import read_body
+from routing.proxy.large_bodies import reader
+from routing.proxy.large_bodies.process import answered, unpacked
+from routing.schema import Caps, LowestCostSettings
+from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
+from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
+from tests.routing.proxy.records import told
+
+USAGE = b'{"usage":{"prompt_tokens":9000,"prompt_tokens_details":{"cached_tokens":0}}}'
+FACTS = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
+SMALL = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Go on."}]}).encode()
+
+
+def large(text: str = 'a \\ b " c é ', size: int = LARGE_BYTES, **members: Any) -> bytes:
+    """A chat of more than ``size`` bytes."""
+    content = text * (size // len(text) + 1)
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}], **members}).encode()
+
+
+def process_of(harness: Harness) -> asyncio.subprocess.Process:
+    process = harness.router.large_bodies._process
+    assert process is not None
+    return process
+
+
+def decisions(harness: Harness) -> list[dict[str, Any]]:
+    return told(harness.router.decisions, 0, 9)["decisions"]
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_what_the_process_answers_is_what_was_read(path: str) -> None:
+    members = {"prompt": [1, 2], "input": "a", "instructions": "b", "tools": [{"name": "f"}], "cache_salt": "salt"}
+    body = large("text ", 10, stream=True, session_id="s", reasoning_effort="high", **members)
+    here, there = read_body(path, body), unpacked(*answered(path, body))
+
+    assert (there.session_key, there.is_plain, there.omits_usage) == ("s", False, here.omits_usage)
+    assert {name: getattr(there.prompt, name) for name in FACTS} == {name: getattr(here.prompt, name) for name in FACTS}
+
+
+async def test_a_large_body_reaches_a_replica_byte_by_byte_and_is_placed_by_its_prefix(two: list[FakeReplica]) -> None:
+    bodies = []
+
+    async def script(call: Call) -> None:
+        bodies.append(call.body)
+        await call.send(plain_answer(USAGE))
+
+    for replica in two:
+        replica.script = script
+    whole = config(two, settings=LowestCostSettings())
+    async with routed(whole) as harness:
+        answers = [await harness.chat(large(user="somebody")) for _ in range(3)]
+        placed = decisions(harness)
+        assert process_of(harness).returncode is None
+        await harness.at_rest()
+
+    assert bodies == [large(user="somebody")] * 3
+    assert len({answer.replica for answer in answers}) == 1
+    assert [one["hit_tokens"] > 0 for one in placed] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" + b"1," * LARGE_BYTES + b"1]", "must be a JSON object"),
+        (large() + b"}", "not valid JSON"),
+        (b'{"messages":[' + b"{}," * 300_000 + b"{}]}", "lists and objects"),
+        (large(n=129), "at most 128"),
+    ],
+)
+async def test_a_large_body_is_refused_as_a_small_one_is(replica: FakeReplica, body: bytes, message: str) -> None:
+    async with routed(config([replica])) as harness:
+        answer = await harness.chat(body)
+        assert (answer.status, message in answer.error["message"]) == (400, True), answer.error
+        assert (await harness.chat(SMALL)).status == 200
+        await harness.at_rest()
+
+
+async def test_lengths_are_added_to_large_bodies_too(replica: FakeReplica) -> None:
+    whole = config([replica])
+    capped = msgspec.structs.replace(
+        whole, pools=(msgspec.structs.replace(whole.pools[0], caps=Caps(max_tokens=7, prompts=1)),)
+    )
+    bodies = []
+
+    async def script(call: Call) -> None:
+        bodies.append(json.loads(call.body))
+        await call.send(plain_answer(USAGE))
+
+    replica.script = script
+    async with routed(capped) as harness:
+        assert (await harness.chat(large())).status == 200
+        assert (await harness.chat(large(max_tokens=8))).status == 400
+    assert [body["max_tokens"] for body in bodies] == [7]
+
+
+async def test_a_process_that_is_killed_costs_one_body_and_is_replaced(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat(large())).status == 200
+        first = process_of(harness)
+        os.kill(first.pid, signal.SIGSTOP)
+        pending = [asyncio.ensure_future(harness.chat(large())) for _ in range(3)]
+        await harness.until(lambda: harness.router.in_flight == 3, "all to wait")
+        assert (await harness.chat(SMALL)).status == 200, "who has a small one does not wait"
+        os.kill(first.pid, signal.SIGKILL)
+        assert sorted([(await it).status for it in pending]) == [200, 200, 503]
+        assert process_of(harness).pid != first.pid
+        await harness.at_rest()
+
+
+async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        await harness.chat(large())
+        monkeypatch.setattr(reader, "READ_S", 0.3)
+        os.kill(process_of(harness).pid, signal.SIGSTOP)
+        assert (await harness.chat(large())).status == 503
+        monkeypatch.setattr(reader, "READ_S", 10.0)
+        assert (await harness.chat(large())).status == 200
+
+
+async def test_who_goes_away_is_not_waited_for_and_the_line_is_bounded(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MOST_WAITING", 2)
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat(large())).status == 200
+        os.kill(process_of(harness).pid, signal.SIGSTOP)
+        async with harness.connect() as client:
+            await client.send(post(CHAT, large()))
+            await harness.until(lambda: harness.router.in_flight == 1, "it to be taken")
+        await harness.until(lambda: harness.router.in_flight == 0, "it to be given up")
+        pending = [asyncio.ensure_future(harness.chat(large())) for _ in range(2)]
+        await harness.until(lambda: harness.router.in_flight == 2, "both to wait")
+        refused = await harness.chat(large())
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        os.kill(process_of(harness).pid, signal.SIGCONT)
+        assert [(await it).status for it in pending] == [200, 200]
+        await harness.at_rest()
