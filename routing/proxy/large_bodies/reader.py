@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import PIPE
 from collections import deque
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from routing.core.reading import BodyReading
 from routing.core.types import BodyError
@@ -22,10 +23,9 @@ from routing.proxy.large_bodies.process import ANSWER, packed, unpacked
 from routing.proxy.log import defect, event
 
 MOST_WAITING: Final = 64  # bodies
-START_S: Final = 10.0
-READ_S: Final = 10.0  # one body
+READ_S: Final = 10.0  # one body; for the first one the process starts as well
 RETRY_AFTER_S: Final = 1
-_BUFFER_BYTES: Final = 1 << 20  # of an answer, before the pipe is no longer read
+_BUFFER_BYTES: Final = 1 << 20  # of an answer, before the socket is no longer read
 
 _ended: Final = (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError)
 
@@ -65,7 +65,8 @@ class LargeBodies:
 
     def __init__(self) -> None:
         self._waiting: deque[Reading] = deque()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._work: asyncio.Task[None] | None = None
 
     def read(self, who: Waits, path: str, body: bytes) -> Reading:
@@ -115,31 +116,36 @@ class LargeBodies:
             reading.who.body_read(found)
 
     async def _asked(self, reading: Reading) -> tuple[bytes, bytes]:
-        process = await self._running()
-        requests, answers = cast("asyncio.StreamWriter", process.stdin), cast("asyncio.StreamReader", process.stdout)
+        answers, requests = await self._running()
         async with asyncio.timeout(READ_S):
             requests.writelines(packed(reading.path, reading.body))
             await requests.drain()
             rest_bytes, data_bytes = ANSWER.unpack(await answers.readexactly(ANSWER.size))
             return await answers.readexactly(rest_bytes), await answers.readexactly(data_bytes)
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            async with asyncio.timeout(START_S):
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "routing.proxy.large_bodies.process",
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    limit=_BUFFER_BYTES,
-                )
-        return self._process
+    async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._process is not None and self._process.poll() is not None:
+            self._kill()
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(sock=self._started(), limit=_BUFFER_BYTES)
+        return self._streams
+
+    def _started(self) -> socket.socket:
+        """Start the process, in about 2 ms; our end of the way to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "routing.proxy.large_bodies.process"]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())  # noqa: S603 - our own
+        return ours
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - kills it, and closes its pipes too
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()  # some milliseconds
+            self._process = None
 
     def _refuse(self, reading: Reading, why: BodyError | RefusalError) -> None:
         if reading.who is not None:

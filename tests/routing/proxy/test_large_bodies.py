@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ def large(text: str = 'a \\ b " c é ', size: int = LARGE_BYTES, **members: Any)
     return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}], **members}).encode()
 
 
-def process_of(harness: Harness) -> asyncio.subprocess.Process:
+def process_of(harness: Harness) -> subprocess.Popen[bytes]:
     process = harness.router.large_bodies._process
     assert process is not None
     return process
@@ -65,7 +66,7 @@ async def test_a_large_body_reaches_a_replica_byte_by_byte_and_is_placed_by_its_
     async with routed(whole) as harness:
         answers = [await harness.chat(large(user="somebody")) for _ in range(3)]
         placed = decisions(harness)
-        assert process_of(harness).returncode is None
+        assert process_of(harness).poll() is None
         await harness.at_rest()
 
     assert bodies == [large(user="somebody")] * 3
@@ -121,6 +122,17 @@ async def test_a_process_that_is_killed_costs_one_body_and_is_replaced(replica: 
         assert sorted([(await it).status for it in pending]) == [200, 200, 503]
         assert process_of(harness).pid != first.pid
         await harness.at_rest()
+
+
+async def test_a_process_that_ended_between_two_bodies_costs_none(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat(large())).status == 200
+        first = process_of(harness)
+        first.kill()
+        await asyncio.to_thread(first.wait)
+        assert (await harness.chat(large())).status == 200
+        assert process_of(harness).pid != first.pid
 
 
 async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
