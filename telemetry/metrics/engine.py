@@ -15,11 +15,12 @@ from functools import partial
 
 from telemetry.metrics.engines import ENGINES, EngineNames
 from telemetry.metrics.engines.names import OURS, CacheFacts, Split
-from telemetry.metrics.exposition import ExpositionError, Sample, read_samples
+from telemetry.metrics.exposition import ExpositionError, Sample, newest_labels, read_samples
 from telemetry.metrics.histograms import Buckets, HistogramError, from_cumulative
 
 START_TIME = "process_start_time_seconds"
 MOST = 1e14  # of anything counted: three years of a million a second; ten thousand of it still fit into a column
+MOST_ADAPTERS, ADAPTER_CHARS = 32, 100  # names of LoRA adapters that are kept, and characters of each
 MOST_ENGINES = 256  # of one replica: each is a row a scrape
 KNOWN_NAMES = frozenset({START_TIME}).union(*(names.known for names in ENGINES))  # on the wire
 ROLES = frozenset({"prefill", "decode"})  # H19
@@ -54,12 +55,14 @@ class ReplicaSample:
     facts: CacheFacts
     engine: str  # "vllm", "sglang", "tensorrt_llm"
     role: str = ""  # "prefill" or "decode", where it says so
+    lora_adapters: tuple[str, ...] | None = None  # with requests, as of the engine's last step; None: not reported
 
 
 def read_replica(text: str) -> ReplicaSample:
     """Read a replica's exposition; ExpositionError if it is malformed, holds an impossible count, or no engine."""
     names = _first_of(lambda begin: text.startswith(begin) or f"\n{begin}" in text)
-    return _sample_of(read_samples(text, names.known | {START_TIME}), names, _declared(text, names))
+    sample = _sample_of(read_samples(text, names.known | {START_TIME}), names, _declared(text, names))
+    return replace(sample, lora_adapters=_lora_adapters(text, names, sample))
 
 
 def replica_sample(samples: Sequence[Sample]) -> ReplicaSample:
@@ -214,6 +217,18 @@ def _single(samples: Iterable[Sample], name: str | None) -> float | None:
 def _is_asleep(samples: Iterable[Sample], names: EngineNames) -> bool:
     states = [s.value for s in samples if s.name == names.sleep_state and s.labels.get("sleep_state") == "awake"]
     return states == [0.0]
+
+
+def _lora_adapters(text: str, names: EngineNames, sample: ReplicaSample) -> tuple[str, ...] | None:
+    """Sorted, without repetition; "..." stands for those above MOST_ADAPTERS. None where it may be wrong (T9)."""
+    if names.lora_adapters is None or sample.started_s is None or len(sample.engines) != 1:
+        return None
+    labels = newest_labels(text, names.lora_adapters.metric)
+    if labels is None or not labels.keys() >= set(names.lora_adapters.labels):
+        return None
+    listed = {name for label in names.lora_adapters.labels for name in labels[label].split(",")} - {""}
+    kept = tuple(name[:ADAPTER_CHARS] for name in sorted(listed)[:MOST_ADAPTERS])
+    return (*kept, "...") if len(listed) > MOST_ADAPTERS else kept
 
 
 def _role(samples: Iterable[Sample], names: EngineNames) -> str:

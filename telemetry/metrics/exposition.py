@@ -8,6 +8,7 @@ so that a scrape costs a dictionary look-up and a ``float()`` a line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,6 +53,24 @@ def read_samples(
     return [_sample(line) for line in lines if line.startswith(wanted) and _name(line) in known]
 
 
+def newest_labels(text: str, name: str) -> dict[str, str] | None:
+    """Labels of the newest sample of a gauge whose values are Unix times.
+
+    None where there is none, one is malformed, or the newest is longer than MAX_LINE_CHARS: no other figure depends on
+    such a gauge, so it does not fail the scrape.
+    """
+    begin = f"{name}{{"
+    try:
+        samples = [_split(line) for line in text.split("\n") if line.startswith(begin)] if begin in text else []
+        times = [float(value) for _, value in samples]
+        if not times or not all(map(math.isfinite, times)):
+            return None
+        series, _ = samples[times.index(max(times))]
+        return None if len(series) > MAX_LINE_CHARS else _parsed(series)[1]
+    except (ExpositionError, ValueError):
+        return None
+
+
 def _name(line: str) -> str:
     return line.partition("{")[0].partition(" ")[0]
 
@@ -80,6 +99,13 @@ def _split(line: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=CACHED_SERIES)
 def _series(series: str) -> tuple[str, dict[str, str]]:
+    name, labels = _parsed(series)
+    if any(len(value) > MAX_LABEL_CHARS for value in labels.values()):
+        raise ExpositionError(f"a label of more than {MAX_LABEL_CHARS} characters")
+    return name, labels
+
+
+def _parsed(series: str) -> tuple[str, dict[str, str]]:
     try:
         (family,) = text_string_to_metric_families(f"{series} 0\n")
         (sample,) = family.samples
@@ -87,8 +113,6 @@ def _series(series: str) -> tuple[str, dict[str, str]]:
         raise ExpositionError("a line's name or labels are malformed") from error
     if sample.value != 0 or sample.timestamp is not None:  # an exemplar, or text between the braces and the value
         raise ExpositionError("a line is not `name{labels} value`")
-    if any(len(value) > MAX_LABEL_CHARS for value in sample.labels.values()):
-        raise ExpositionError(f"a label of more than {MAX_LABEL_CHARS} characters")
     if "\0" in series:
         raise ExpositionError("a label that no database can hold")
     return sample.name, dict(sample.labels)

@@ -1,5 +1,6 @@
 """What the scraper remembers of a target between two scrapes."""
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import CheckConstraint, Q, TextChoices
 
@@ -33,6 +34,7 @@ class ScrapeState(models.Model):
     lag_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # whose metrics it has
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
+    lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last said
     version_at = models.DateTimeField(null=True)  # when that was last asked (H13)
     marks = models.JSONField(default=dict)  # raw counters by source; telemetry.scraping.memory reads and writes it

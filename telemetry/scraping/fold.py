@@ -55,6 +55,7 @@ class Condition:
     lag_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
     engine: str = ""  # "vllm", "sglang" ...: whose names its metrics have
     role: str = ""  # "prefill" or "decode", where its metrics say so (H19)
+    lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def fold_failure(before: Condition, failure: Failure) -> tuple[Condition, list[s
     is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
     health = "down" if is_down else before.health
     happened = ["replica_down"] if is_down and before.health == "up" else []
-    return replace(before, health=health, failures=failures, reason=failure.reason[:200], lag_s=None), happened
+    condition = replace(before, health=health, failures=failures, reason=failure.reason[:200])
+    return replace(condition, lag_s=None, lora_adapters=None), happened
 
 
 def fold_replica(
@@ -121,7 +123,7 @@ def fold_replica(
     asleep = all(engine.asleep for engine in sample.engines.values())
     condition, happened = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
     return Folded(
-        replace(condition, asleep=asleep, engine=sample.engine, role=sample.role),
+        replace(condition, asleep=asleep, engine=sample.engine, role=sample.role, lora_adapters=sample.lora_adapters),
         engines=readings,
         engine_marks=now,
         happened=happened,

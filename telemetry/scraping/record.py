@@ -28,7 +28,20 @@ from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_
 from telemetry.storage.store import layout_ids, store_rows
 
 log = logging.getLogger(__name__)
-KEPT = ("at", "ok_at", "health", "failures", "reason", "restarted_at", "asleep", "lag_s", "engine", "role", "marks")
+KEPT = (
+    "at",
+    "ok_at",
+    "health",
+    "failures",
+    "reason",
+    "restarted_at",
+    "asleep",
+    "lag_s",
+    "engine",
+    "role",
+    "lora_adapters",
+    "marks",
+)
 SUMMARIES = {
     EventKind.REPLICA_DOWN: "Replica {} is down: {}.",
     EventKind.REPLICA_UP: "Replica {} answers again.",
@@ -175,6 +188,7 @@ def _condition(state: ScrapeState) -> Condition:
         lag_s=state.lag_s,
         engine=state.engine,
         role=state.role,
+        lora_adapters=None if state.lora_adapters is None else tuple(state.lora_adapters),
     )
 
 
@@ -189,6 +203,7 @@ def _keep(state: ScrapeState, condition: Condition, due: datetime) -> None:
     state.lag_s = condition.lag_s
     state.engine = condition.engine
     state.role = condition.role
+    state.lora_adapters = None if condition.lora_adapters is None else list(condition.lora_adapters)
 
 
 def _save(states: list[ScrapeState], target: str) -> None:

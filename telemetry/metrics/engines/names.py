@@ -60,6 +60,14 @@ class Split:
         return frozenset(name for names in (*self.values.values(), self.otherwise) for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """A gauge whose labels list LoRA adapters, separated by commas. Its value is the Unix time of that state."""
+
+    metric: str
+    labels: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class EngineNames:
     """An engine's names. Counters are looked for with and without ``_total`` (H14); what is not listed it has not."""
@@ -76,6 +84,7 @@ class EngineNames:
     durations: Mapping[str, str] = field(default_factory=dict)  # of DURATIONS -> a histogram of seconds
     prompt_sources: Split | None = None
     waiting_reasons: Split | None = None  # a gauge
+    lora_adapters: AdapterInfo | None = None
     engine_label: str | None = None  # of a data-parallel rank (H15)
     role_label: str | None = None  # says whether it is one half of a prefill/decode split (H19)
     one_of: frozenset[str] = field(default_factory=frozenset)  # labels of ranks that count the same: 0 is read

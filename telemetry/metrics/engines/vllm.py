@@ -2,8 +2,10 @@
 
 Queries and hits are counted when a request is admitted, in tokens; prompt tokens when its first output arrives (H5).
 Prefix cache queries leave out what may not read the cache and what comes back after a preemption (H6).
-``vllm:iteration_tokens_total`` is a histogram in spite of its name; it and what is told of LoRA may be wrong behind
-several API servers and are not read (T9).
+``vllm:iteration_tokens_total`` is a histogram in spite of its name; it may be wrong behind several API servers and is
+not read (T9). ``vllm:lora_requests_info`` is read of a single API server and engine alone. It keeps a series for each
+set of adapters that there was, with the time when it was last true. Up to 0.32 both of its labels list the adapters
+that have running or scheduled requests, so these are not told apart.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from telemetry.metrics.engines.names import MOST_BLOCKS, CacheFacts, EngineNames, Split, whole
+from telemetry.metrics.engines.names import MOST_BLOCKS, AdapterInfo, CacheFacts, EngineNames, Split, whole
 from telemetry.metrics.exposition import Sample
 
 COUNTS_ONCE = (0, 33)  # the first release that counts a request once, however often its scheduling is tried (H13)
@@ -86,6 +88,7 @@ VLLM = EngineNames(
         "reason",
         {"capacity": ("waiting_capacity",), "deferred": ("waiting_deferred",)},
     ),
+    lora_adapters=AdapterInfo("vllm:lora_requests_info", ("running_lora_adapters", "waiting_lora_adapters")),
     engine_label="engine",
     created="vllm:prefix_cache_queries_created",
     sleep_state="vllm:engine_sleep_state",

@@ -43,6 +43,7 @@ class Scraping:
     restarted_at: datetime | None = None
     lag_s: float | None = None  # how long the last scrape took
     failures: int = 0  # in a row
+    lora_adapters: list[str] | None = None  # with requests at the last scrape; None: unknown
 
 
 def scraping_of(replica: Replica) -> Scraping:
@@ -51,7 +52,7 @@ def scraping_of(replica: Replica) -> Scraping:
     health = health_of(state, timezone.now(), added_at=replica.created_at)
     if state is None:
         return Scraping(health)
-    return Scraping(health, state.ok_at, state.restarted_at, state.lag_s, state.failures)
+    return Scraping(health, state.ok_at, state.restarted_at, state.lag_s, state.failures, state.lora_adapters)
 
 
 def rank_rows(replica: Replica, window: Window) -> list[RankRow]:

@@ -82,6 +82,50 @@ def test_a_real_engine_that_samples_blocks_tells_of_their_life():
     }
 
 
+def test_a_real_engine_tells_the_adapters_of_its_newest_step():
+    """It keeps a series for each set of adapters that there was; the newest is the present one."""
+    text = capture("0.32.0-blocks-lora")
+    idle = 'running_lora_adapters="",waiting_lora_adapters=""} 1.7954804633'
+    assert idle in text
+
+    assert read_replica(text).lora_adapters == ()
+    assert read_replica(text.replace(idle, idle.replace("804633", "804400"))).lora_adapters == ("gamma",)
+    assert read_replica(capture("0.32.0-after")).lora_adapters is None, "without --enable-lora"
+
+
+def lora_line(running, waiting="", at="1.8e9"):
+    labels = f'max_lora="2",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"vllm:lora_requests_info{{{labels}}} {at}\n"
+
+
+def lora_text(*adapters, at="1.8e9", started=5):
+    return replica_text(1, 0, started=started) + lora_line(*adapters, at=at)
+
+
+@pytest.mark.parametrize(
+    ("text", "adapters"),
+    [
+        pytest.param(lora_text("b,a", "c,a"), ("a", "b", "c"), id="running and waiting"),
+        pytest.param(lora_text("a" * 150), ("a" * 100,), id="a long name is cut"),
+        pytest.param(lora_text(",".join(f"n{n:02}" for n in range(99))),
+                     (*(f"n{n:02}" for n in range(32)), "..."), id="many"),
+        pytest.param(lora_text("a", at="1.7e9") + lora_line(",".join(["n" * 50] * 90)), None, id="too long"),
+        pytest.param(lora_text("a", at="NaN"), None, id="no time"),
+        pytest.param(lora_text("a", at="x"), None, id="no number"),
+        pytest.param(lora_text("a\0"), None, id="a name that no database can hold"),
+        pytest.param(lora_text("a").replace("waiting_lora", "other_lora"), None, id="other labels"),
+        pytest.param(lora_text("a", started=None), None, id="several API servers"),
+        pytest.param(lora_text("a") + replica_text(1, 0, engine="1"), None, id="several engines"),
+    ],
+)  # fmt: skip
+def test_adapters_are_bounded_and_unknown_where_they_may_be_wrong(text, adapters):
+    """Nothing that is told of adapters spoils the other figures (S8, T9)."""
+    sample = read_replica(text)
+
+    assert sample.lora_adapters == adapters
+    assert min(sample.engines.items())[1].counters["queries"] == 1
+
+
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_every_capture_is_read_and_agrees_with_prometheus_client(path):
     text = path.read_text("utf-8")

@@ -69,6 +69,19 @@ def test_the_cache_s_size_is_recorded_without_the_null_block(pool, metrics_serve
     assert kinds() == ["replica_changed"]
 
 
+def test_adapters_of_the_last_scrape_are_kept_and_unknown_after_a_failure(pool, metrics_server):
+    info = 'vllm:lora_requests_info{running_lora_adapters="a,b",waiting_lora_adapters="a,b"} 1.8e9\n'
+    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0, started=5) + info), status(503))
+
+    tick(0)
+    r1.scrape_state.refresh_from_db()
+    assert r1.scrape_state.lora_adapters == ["a", "b"]
+
+    tick(1)
+    r1.scrape_state.refresh_from_db()
+    assert r1.scrape_state.lora_adapters is None
+
+
 def test_what_a_new_fleet_tells_of_its_caches_is_one_configuration_and_an_event_each(pool, metrics_server):
     for number in range(5):
         replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0, blocks=2049)))
