@@ -19,6 +19,7 @@ from .valkey import valkey_child
 
 TRACE_BLOCKS = 128_001  # of a stand-in that serves a real trace: 2 million tokens, one block never used
 STANDIN_PREFILL_RATE = 8000  # tokens/s of one stand-in
+STANDIN_METRICS = ("--kv-cache-metrics", "--kv-cache-metrics-sample", "0.1")
 TRACE_LOAD = 0.7  # of what the stand-ins could prefill without any hit
 STANDIN_RESTART_PAUSE_S = 20.0  # long enough for an operator to see a killed replica down
 PROBE_TIMEOUT_S = 2.0
@@ -115,7 +116,7 @@ def _standin(url: str, options: list[str]) -> Child:
     port = url.rpartition(":")[2]
     return Child(
         f"replica-{port}",
-        [*_routing("replica"), "--port", port, "--prefill-rate", str(STANDIN_PREFILL_RATE), *options],
+        [*_routing("replica"), "--port", port, "--prefill-rate", str(STANDIN_PREFILL_RATE), *STANDIN_METRICS, *options],
         ready=lambda: _answers(f"{url}/health"),
         restart_pause_s=STANDIN_RESTART_PAUSE_S,
     )

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from routing.simulation.block_residency import BlockResidency
+
 BlockKey = int | None  # >= 0; None: full, but no prompt can ever match it
 
 _MATCHLESS = -1  # how a pool remembers a full block without a key
@@ -27,12 +29,13 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """``capacity`` blocks, None for a pool that never evicts."""
 
-    __slots__ = ("_cached", "_duplicates", "_free", "_keys", "_refs", "capacity")
+    __slots__ = ("_cached", "_duplicates", "_free", "_keys", "_refs", "capacity", "residency")
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int | None, residency: BlockResidency | None = None) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"a pool needs at least one block, not {capacity}")
         self.capacity = capacity
+        self.residency = residency
         self._refs: list[int] = []  # by block number; blocks above the end were never used
         self._keys: list[BlockKey] = []  # what each block caches
         self._free: OrderedDict[int, None] = OrderedDict()  # used blocks that nobody holds, next to go first
@@ -78,6 +81,8 @@ class BlockPool:
             if not refs[block]:
                 del free[block]
             refs[block] += 1
+        if self.residency is not None:
+            self.residency.on_accessed(blocks)
 
     def take(self, count: int) -> list[int]:
         """Hold ``count`` blank blocks, evicting from the head of the free queue; OutOfBlocksError takes none."""
@@ -90,6 +95,8 @@ class BlockPool:
             self._forget(block)
             self._refs[block] = 1
             taken.append(block)
+        if self.residency is not None:
+            self.residency.on_allocated(taken)
         return taken
 
     def cache(self, block: int, key: BlockKey) -> None:
@@ -116,6 +123,8 @@ class BlockPool:
             return False
         for kept in (self._refs, self._keys, self._free, self._cached, self._duplicates):
             kept.clear()
+        if self.residency is not None:
+            self.residency.reset()
         return True
 
     def _never_used(self, count: int) -> list[int]:

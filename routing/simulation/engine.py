@@ -22,6 +22,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from routing.simulation.block_residency import BlockResidency
 from routing.simulation.blocks import BlockPool
 from routing.simulation.decoding import Decoding
 from routing.simulation.sequence import Sequence, State
@@ -48,6 +49,7 @@ class EngineConfig:
     max_running: int = 256  # sequences
     max_model_len: int = 131_072  # tokens
     reserve_output: bool = False
+    block_sample_ratio: float = 0.0  # share of the blocks whose life is observed, 0 to 1
 
 
 @dataclass(slots=True)
@@ -75,7 +77,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.blocks)
+        self.residency = BlockResidency(config.block_sample_ratio) if config.block_sample_ratio else None
+        self.pool = BlockPool(config.blocks, self.residency)
         self.statistics = Statistics(config.max_model_len)
         self.slowdown = 1.0  # factor on every step's time: a fault that a driver may inject
         self.waiting: deque[Sequence] = deque()
@@ -119,6 +122,8 @@ class Engine:
 
         Equal decode steps are taken at once as long as the one before the last ends before ``until_s``.
         """
+        if self.residency is not None:
+            self.residency.now_s = now_s
         preempted = self._grow()
         budget = self._continue_prefill(step := Step(now_s, now_s, len(self.decoding), 0))
         if not preempted:

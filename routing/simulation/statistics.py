@@ -5,10 +5,9 @@ Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``), as its ``/met
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from routing.simulation.histogram import Histogram
 from routing.simulation.sequence import Sequence
 
 TIME_TO_FIRST_TOKEN_S = (
@@ -37,24 +36,6 @@ def request_token_edges(max_model_len: int) -> tuple[float, ...]:
                 return tuple(edges)
             edges.append(float(step * scale))
         scale *= 10
-
-
-class Histogram:
-    """Counts by bucket. ``buckets[i]`` counts values <= ``edges[i]`` and above the edge before; the last is +Inf."""
-
-    __slots__ = ("buckets", "count", "edges", "total")
-
-    def __init__(self, edges: SequenceOf[float]) -> None:
-        self.edges = tuple(float(edge) for edge in edges)
-        self.buckets = [0] * (len(self.edges) + 1)
-        self.count = 0
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count ``value`` ``times`` times."""
-        self.buckets[bisect_left(self.edges, value)] += times
-        self.count += times
-        self.total += value * times
 
 
 @dataclass(slots=True)

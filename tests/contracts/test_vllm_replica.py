@@ -261,6 +261,24 @@ def test_the_families_come_in_vllms_order_and_there_are_no_others(shown: dict[st
     assert list(shown) == list(REAL)
 
 
+BLOCKS = exposed((DATA / "vllm-metrics-0.32.0-blocks-lora.txt").read_text())
+
+
+def test_with_vllms_option_the_life_of_sampled_blocks_is_told() -> None:
+    with replica_process(*SIZE, "--kv-cache-metrics", "--kv-cache-metrics-sample", "1") as replica:
+        ours = exposed(replica.send("GET", "/metrics").body.decode())
+
+    def own(families: dict[str, Exposed]) -> list[str]:
+        return [name for name in families if name.startswith("vllm:") and "lora" not in name]
+
+    assert own(ours) == own(BLOCKS)
+    for name in own(BLOCKS):
+        if "kv_block" in name:
+            real, shown = BLOCKS[name], ours[name]
+            assert (shown.kind, shown.help_text, shown.samples) == (real.kind, real.help_text, real.samples)
+            assert shown.edges == real.edges
+
+
 def test_the_cache_configuration_is_told_with_vllms_values() -> None:
     with replica_process(*SIZE) as replica:
         page = replica.send("GET", "/metrics").body.decode()

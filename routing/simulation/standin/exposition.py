@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from routing.simulation.statistics import Histogram
+from routing.simulation.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

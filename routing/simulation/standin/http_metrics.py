@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from routing.simulation.histogram import Histogram
 from routing.simulation.standin.exposition import Family
-from routing.simulation.statistics import Histogram
 
 NOT_COUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/standin/fault"})
 _FINE_S = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from routing.simulation.block_residency import BlockResidency
 from routing.simulation.engine import Engine
+from routing.simulation.histogram import Histogram
 from routing.simulation.standin.exposition import Family, Read
-from routing.simulation.statistics import Histogram
 
 _FLOPS = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
 _WAITING_BY_REASON = (
@@ -51,6 +52,8 @@ class EngineMetrics:
         self._add_token_counters(engine)
         self._add_outcomes(engine, rejections)
         self._add_histograms(engine)
+        if engine.residency is not None:
+            self._add_residency(engine.residency)
         self._add_config(engine)
 
     def _family(self, name: str, kind: str, help_text: str) -> Family:
@@ -169,6 +172,18 @@ class EngineMetrics:
             ("request_prefill_kv_computed_tokens", _COMPUTED, counted.request_computed),
         ):
             self._histogram(name, help_text, histogram)
+
+    def _add_residency(self, residency: BlockResidency) -> None:
+        sampled = "Sampled metrics (controlled by --kv-cache-metrics-sample)."
+        lifetime = f"Histogram of KV cache block lifetime from allocation to eviction. {sampled}"
+        self._histogram("kv_block_lifetime_seconds", lifetime, residency.lifetime)
+        idle = f"Histogram of idle time before KV cache block eviction. {sampled}"
+        self._histogram("kv_block_idle_before_evict_seconds", idle, residency.idle_before_evict)
+        gap = (
+            "Histogram of time gaps between consecutive KV cache block accesses. Only the most recent accesses are "
+            f"recorded (ring buffer). {sampled}"
+        )
+        self._histogram("kv_block_reuse_gap_seconds", gap, residency.reuse_gap)
 
     def _add_config(self, engine: Engine) -> None:
         family = self._family("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")

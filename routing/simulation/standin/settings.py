@@ -37,6 +37,8 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     if given.step_s < 0 or given.decode_s < 0:
         parser.error("--step-s and --decode-s must not be negative")
+    if not 0 < given.kv_cache_metrics_sample <= 1:
+        parser.error("--kv-cache-metrics-sample must be above 0 and at most 1")
     if not 1 < longest <= capacity:
         parser.error(f"--max-model-len {longest} does not fit: {capacity} tokens of KV cache (one block is never used)")
     engine = EngineConfig(
@@ -48,6 +50,7 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         chunk_tokens=given.chunk,
         max_running=given.max_running,
         max_model_len=longest,
+        block_sample_ratio=given.kv_cache_metrics_sample if given.kv_cache_metrics else 0.0,
     )
     return ReplicaSettings(
         host=given.host,
@@ -78,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-running", type=int, default=256, help="sequences in one step (default %(default)s)")
     add("--max-model-len", type=int, help="tokens of prompt and answer (default: what the cache holds, to 131072)")
     add("--max-num-queued-reqs", type=int, help="503 above this many running and waiting requests (default: no limit)")
+    add("--kv-cache-metrics", action="store_true", help="report how long sampled KV blocks live")
+    add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
     add("--api-key", help="ask for this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
     add("--seed", type=int, default=0, help="of the answers' pseudo-words (default %(default)s)")

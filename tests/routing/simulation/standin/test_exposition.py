@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from routing.simulation.histogram import Histogram
 from routing.simulation.standin.exposition import Family, label_text, number, render
-from routing.simulation.statistics import Histogram, request_token_edges
+from routing.simulation.statistics import request_token_edges
 
 
 @pytest.mark.parametrize(
