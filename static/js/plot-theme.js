@@ -25,8 +25,8 @@ function apart(layout, width) {
   });
 }
 
-// The clock of a chart's times, below the corner where its axes meet.
-const clock = (zone, color) => ({ text: zone, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "right", yanchor: "top", xshift: -4, yshift: -4, showarrow: false, font: { size: 10, color } });
+// The clock of a chart's times, at the left edge, where the label of a time at the axes' corner does not reach.
+const clock = (zone, color, margin) => ({ text: zone, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", xshift: -margin, yshift: -4, showarrow: false, font: { size: 10, color } });
 
 export function themed(layout, width, zone = "") {
   const ink = colour("--ink-2"), line = colour("--line"), surface = colour("--surface"), strong = colour("--ink");
@@ -39,6 +39,6 @@ export function themed(layout, width, zone = "") {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...apart(layout, width).map((one) => ({ ...one, font: { ...one.font, color: strong } })), ...(zone ? [clock(zone, ink)] : [])],
+    annotations: [...apart(layout, width).map((one) => ({ ...one, font: { ...one.font, color: strong } })), ...(zone ? [clock(zone, ink, layout.margin.l)] : [])],
   };
 }

@@ -30,7 +30,8 @@ def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdi
         "queried_tokens": verdict.figures.get("tokens"),
         "extra_recomputed_tokens": _extra_tokens(verdict),
     }
-    return known | (_places(rule.pool, window_s, now) if kind.is_drop else {})
+    group = rule.group.name if rule.group else ""
+    return known | (_places(rule.pool, group, window_s, now) if kind.is_drop else {})
 
 
 def _window_s(settings: RuleSettings, verdict: Verdict, now: datetime) -> float:
@@ -39,8 +40,11 @@ def _window_s(settings: RuleSettings, verdict: Verdict, now: datetime) -> float:
     return (now - datetime.fromisoformat(onset)).total_seconds() if onset else settings.step_s
 
 
-def _places(pool: Pool, window_s: float, now: datetime) -> dict[str, Any]:
-    """Where a hit rate could be better: the replicas and groups that compute the most anew. 5 queries."""
+def _places(pool: Pool, group: str, window_s: float, now: datetime) -> dict[str, Any]:
+    """Where a hit rate could be better: the replicas and groups that compute the most anew. 5 queries.
+
+    ``group``: the rule's task group, of which ``accounted_ratio`` is told, or "".
+    """
     window = Window(now - timedelta(seconds=window_s), now, window_s)
     replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
@@ -50,7 +54,13 @@ def _places(pool: Pool, window_s: float, now: datetime) -> dict[str, Any]:
         "reachable": reachable and reachable.as_json(),
         "top_replicas": _top([_replica_line(replicas[row.replica_id], row) for row in engines]),
         "top_groups": _top([_group_line(row) for row in groups]),
+        **_basis([row for row in groups if group and row.group == group]),
     }
+
+
+def _basis(rows: list[RouterSums]) -> dict[str, Any]:
+    """Of a rule of one task group: the share of the responses that its hit rate rests on."""
+    return {"accounted_ratio": rows[0].accounted_ratio} if rows else {}
 
 
 def _extra_tokens(verdict: Verdict) -> int | None:
@@ -70,7 +80,12 @@ def _replica_line(name: str, row: EngineSums) -> dict[str, Any]:
 def _group_line(row: RouterSums) -> dict[str, Any]:
     recomputed = max((row.prompt_tokens or 0) - (row.cached_tokens or 0), 0)
     rate = ratio(row.cached_tokens, row.prompt_tokens)
-    return {"name": row.group, "hit_rate_ratio": rate, "recomputed_tokens": recomputed}
+    return {
+        "name": row.group,
+        "hit_rate_ratio": rate,
+        "accounted_ratio": row.accounted_ratio,
+        "recomputed_tokens": recomputed,
+    }
 
 
 def _top(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from telemetry.metrics.rates import ACCOUNTED
+
 LONGEST = 500  # characters of one value
 MOST_CAUSES = 3
 _TAGS = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
@@ -37,9 +39,11 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "Rule", alert.get("rule")
     yield "Severity", labels.get("severity")
     unit = str(alert.get("unit") or "ratio")
-    for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline"), ("Reachable", "reachable")):
+    for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline")):
         yield label, figure(alert.get(name, alert.get(f"{name}_ratio")), unit)
     detail: Mapping[str, Any] = alert.get("detail") or {}
+    yield "Responses accounted for", figure(detail.get("accounted_ratio"), "ratio")
+    yield "Reachable", _reachable(detail.get("reachable"))
     yield from _places(detail)
     for place, cause in enumerate(list(alert.get("causes") or [])[:MOST_CAUSES], 1):
         yield f"Cause {place}" if place > 1 else "Cause", cause_line(cause)
@@ -56,8 +60,18 @@ def _places(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _place(line: Mapping[str, Any]) -> str:
-    rate = figure(line.get("hit_rate_ratio"), "ratio")
-    return f"{line['name']} ({rate})" if rate else str(line["name"])
+    rate, share = figure(line.get("hit_rate_ratio"), "ratio"), line.get("accounted_ratio")
+    basis = f" of {figure(share, 'ratio')} of responses" if share is not None and share < ACCOUNTED else ""
+    return f"{line['name']} ({rate}{basis})" if rate else str(line["name"])
+
+
+def _reachable(share: Mapping[str, Any] | None) -> str | None:
+    """The reachable share with its uncertainty (two standard errors) and its time range; None where it is unknown."""
+    if share is None:
+        return None
+    span = " to ".join(moment(share[edge]) or "" for edge in ("from", "to"))
+    points = 2 * share["standard_error"] * 100
+    return f"{figure(share['ratio'], 'ratio')} ± {points:.1f} points, {share['requests']:,} requests, {span}"
 
 
 def cause_line(cause: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from telemetry.metrics.counters import Mark, added_buckets, added_counters, is_new_epoch
 from telemetry.metrics.histograms import Buckets
 
+ACCOUNTED = 0.9995  # share of responses from which on a hit rate is shown as that of all
 GAP_INTERVALS = 1.5  # more than this between two marks: a scrape was missed
 SET_BACK_S = 120.0  # a mark this far in the past is no late scrape: somebody set the clock back
 

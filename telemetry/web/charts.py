@@ -17,6 +17,8 @@ FLEET, POOL, GROUP, REPLICA = Kind
 ALL = frozenset(Kind)
 ENGINES = frozenset({FLEET, POOL, REPLICA})  # of what engines know, and they know no task groups
 SEVERAL = frozenset({FLEET, POOL})
+UNTIMED = "no first token was timed"
+UNSAMPLED = "no sampled KV block was reported. vLLM samples KV blocks with --kv-cache-metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class View:
     query: Query
     kinds: frozenset[Kind] = ALL  # of subjects that it can be drawn for
     stacked: bool = False
+    empty: str = ""  # why nothing may be known although scrapes succeed; "": what the lines' states say
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ def _gauge(what: str, label: str, title: str, unit: str) -> View:
 
 def _within(objective_s: float, label: str) -> View:
     title = f"First token within {label}"
-    return View(f"{objective_s:g}", label, title, "ratio", partial(lines.share_within, objective_s=objective_s))
+    query = partial(lines.share_within, objective_s=objective_s)
+    return View(f"{objective_s:g}", label, title, "ratio", query, empty=UNTIMED)
 
 
 def _by_replica(*kinds: Kind) -> View:
@@ -69,7 +73,8 @@ HIT_RATE = Chart(
     "by",
     (
         _by_replica(FLEET),
-        View("whole", "Whole", "Hit rate and reachable share", "ratio", lines.hit_rate),
+        View("whole", "Whole", "Hit rate and reachable share", "ratio", lines.hit_rate, ALL - {REPLICA}),
+        View("whole", "Whole", "Hit rate", "ratio", lines.hit_rate, frozenset({REPLICA})),
         _by_replica(POOL, GROUP),
         View(
             "group",
@@ -105,9 +110,26 @@ TIERS = Chart(
             engine_details.prompt_sources,
             ENGINES,
             stacked=True,
+            empty="no engine reported prompt tokens by source",
         ),
-        View("media", "Multimodal", "Hit rate of the multimodal cache", "ratio", engine_details.mm_hit_rate, ENGINES),
-        View("blocks", "KV blocks", "Life of sampled KV blocks", "seconds", engine_details.block_times, ENGINES),
+        View(
+            "media",
+            "Multimodal",
+            "Hit rate of the multimodal cache",
+            "ratio",
+            engine_details.mm_hit_rate,
+            ENGINES,
+            empty="no engine reported multimodal items",
+        ),
+        View(
+            "blocks",
+            "KV blocks",
+            "Life of sampled KV blocks",
+            "seconds",
+            engine_details.block_times,
+            ENGINES,
+            empty=UNSAMPLED,
+        ),
         View(
             "evictions",
             "Evictions",
@@ -115,8 +137,17 @@ TIERS = Chart(
             "count",
             engine_details.sampled_evictions,
             ENGINES,
+            empty=UNSAMPLED,
         ),
-        View("churn", "Churn", "KV cache turnovers an hour", "count", engine_details.cache_churn, ENGINES),
+        View(
+            "churn",
+            "Churn",
+            "KV cache turnovers an hour",
+            "count",
+            engine_details.cache_churn,
+            ENGINES,
+            empty="no engine reported its tokens and the size of its KV cache",
+        ),
     ),
     "Each tier's share of the queried tokens, stacked; what is missing to 100 % was computed anew. Routing moves the "
     "device's share most. Prompt tokens: computed, cached or transferred, when the first token came. Multimodal: "
@@ -129,7 +160,7 @@ TTFT = Chart(
     "ttft",
     "clock",
     (
-        View("", "Routers", "Time to first token", "seconds", lines.ttft_by_router),
+        View("", "Routers", "Time to first token", "seconds", lines.ttft_by_router, empty=UNTIMED),
         View("engine", "Engines", "Time to first token, engines' clock", "seconds", lines.ttft_by_engine, ENGINES),
         View(
             "split",
@@ -139,6 +170,7 @@ TTFT = Chart(
             engine_details.queue_and_prefill,
             ENGINES,
             stacked=True,
+            empty="no engine reported time in queue or in prefill",
         ),
         View(
             "reuse",
@@ -147,8 +179,16 @@ TTFT = Chart(
             "seconds",
             lines.ttft_by_reuse,
             frozenset({FLEET, POOL, GROUP}),
+            empty="no streamed response reported its cached tokens",
         ),
-        View("plain", "Not streamed", "Latency of plain responses", "seconds", lines.plain_latency),
+        View(
+            "plain",
+            "Not streamed",
+            "Latency of responses that are not streamed",
+            "seconds",
+            lines.plain_latency,
+            empty="no response without streaming",
+        ),
     ),
     "From a request's arrival to its first token: p50 and p95 of all streamed responses together. The band is the "
     "histogram bucket that holds the value. By reuse: answers of which half of the prompt or more came from the cache, "
@@ -177,6 +217,7 @@ UTILIZATION = Chart(
             engine_details.waiting_by_reason,
             ENGINES,
             stacked=True,
+            empty="no engine reported waiting requests by reason",
         ),
         View("preemptions", "Preempted", "Preemptions a second", "count", lines.preemptions, ENGINES),
     ),

@@ -18,7 +18,7 @@ from telemetry.metrics.windows import Series, Window
 from telemetry.web import palette
 from telemetry.web.charts import View
 from telemetry.web.markers import Marker
-from telemetry.web.sentences import chart_sentence, why_empty
+from telemetry.web.sentences import chart_sentence, notes_of, why_empty
 
 MOST_LINES = 12
 AXES: dict[str, dict[str, Any]] = {
@@ -79,8 +79,8 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
         "title": view.title,
         "unit": view.unit,
         "sentence": chart_sentence(view, window, lines, sum(mark.count for mark in marks)),
-        "empty": "" if known else why_empty(lines),
-        "notes": sorted({line.note for line in lines if line.note}),
+        "empty": "" if known else why_empty(view, lines),
+        "notes": notes_of(lines),
     }
 
 

@@ -35,7 +35,7 @@ def chart_sentence(view: View, window: Window, lines: Sequence[Series], events: 
     span = f"{window.start:%H:%M} to {window.end:%H:%M} UTC"
     known = [(line.label, value) for line in lines if (value := last_value(line)) is not None]
     if not known:
-        return f"{view.title}, {span}: nothing was measured ({why_empty(lines)})."
+        return f"{view.title}, {span}: nothing was measured ({why_empty(view, lines)})."
     known.sort(key=lambda pair: -pair[1])
     named = ", ".join(f"{label} {figure_words(value, view.unit)}" for label, value in known[:NAMED])
     more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
@@ -48,9 +48,16 @@ def last_value(line: Series) -> float | None:
     return next((value for _, value in reversed(line.points) if value is not None), None)
 
 
-def why_empty(lines: Sequence[Series]) -> str:
-    """The most telling reason why a chart has no point: scrapes fail, then no traffic, then not reported."""
+def notes_of(lines: Sequence[Series]) -> list[str]:
+    """What readers of a chart must know of its lines, each note once."""
+    return sorted({line.note for line in lines if line.note})
+
+
+def why_empty(view: View, lines: Sequence[Series]) -> str:
+    """The most specific reason why a chart has no point: failed scrapes, the view's own, no traffic, not reported."""
     states = {state for line in lines for state in line.states}
+    if view.empty and PointState.STALE not in states:
+        return view.empty
     for state in (PointState.STALE, PointState.NO_TRAFFIC, PointState.NOT_REPORTED):
         if state in states:
             return absence(state)

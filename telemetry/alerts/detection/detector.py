@@ -341,7 +341,7 @@ class Detector:
             at=one.end,
             state=State.DOWN if is_down else State.STEADY,
             level=self._level,
-            ratio=self._level - _mean(parts),
+            ratio=min(max(self._level - _mean(parts), 0.0), 1.0),
             onset=self._steady_until if self._after else None,
             since=self._since,
             score=self._score / self.sensitivity.threshold,

@@ -47,21 +47,21 @@ def evidence_of(
     if not series and group is None:
         series = drops.engine_bins(replicas, before[0], now[1], step_s)
     return Evidence(
-        _side(pool, group, replicas, *now),
-        _side(pool, group, replicas, *before),
+        _side(pool, group, replicas, *now, until=now[1]),
+        _side(pool, group, replicas, *before, until=now[1]),
         _happenings(pool, now[0] - LOOK_BACK, now[1]),
         onset(series),
         group,
     )
 
 
-def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime) -> Ladder | None:
+def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime, until: datetime) -> Ladder | None:
     """All together of the bins that are mostly of this time; None where there is none. One query.
 
-    A term that is unknown in one of them is unknown.
+    A term that is unknown in one of them is unknown. Bins hold requests up to ``until``, ``end`` or later.
     """
     window = Window(bin_start(start), end, BIN.total_seconds())
-    bins = [ladder for at, ladder in ladders_over_time(pool, window, group) if _is_mostly_of(at, start, end)]
+    bins = [ladder for at, ladder in ladders_over_time(pool, window, group) if _is_mostly_of(at, start, end, until)]
     if not bins:
         return None
     terms = {name: [getattr(ladder, name) for ladder in bins] for name in TERMS}
@@ -74,13 +74,15 @@ def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime) -> La
     )
 
 
-def _is_mostly_of(at: datetime, start: datetime, end: datetime) -> bool:
-    """Whether most of a bin, as far as it has come by ``end``, is of the time from ``start`` on."""
-    elapsed_s = (min(at + BIN, end) - at).total_seconds()
-    return (min(at + BIN, end) - max(at, start)).total_seconds() >= MOSTLY * elapsed_s > 0
+def _is_mostly_of(at: datetime, start: datetime, end: datetime, until: datetime) -> bool:
+    """Whether most of a bin, as far as it is filled by ``until``, is of the time from ``start`` to ``end``."""
+    filled_s = (min(at + BIN, until) - at).total_seconds()
+    return (min(at + BIN, end) - max(at, start)).total_seconds() >= MOSTLY * filled_s > 0
 
 
-def _side(pool: Pool, group: str | None, replicas: dict[int, str], start: datetime, end: datetime) -> Side:
+def _side(
+    pool: Pool, group: str | None, replicas: dict[int, str], start: datetime, end: datetime, *, until: datetime
+) -> Side:
     seen = [
         Seen(name, at, opening)
         for name, at, document in drops.described(pool.name, group, start, end)
@@ -93,7 +95,7 @@ def _side(pool: Pool, group: str | None, replicas: dict[int, str], start: dateti
         prefixes=drops.prefixes(pool.name, group, start, end),
         engines=drops.engines(replicas, start, end) if group is None else [],
         openings=seen,
-        ladder=_ladder(pool, group, start, end),
+        ladder=_ladder(pool, group, start, end, until),
     )
 
 

@@ -17,7 +17,7 @@ from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import first_tokens, series
 from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
 from telemetry.services.figures.subjects import Kind, Subject
-from telemetry.services.figures.timed import timed_note
+from telemetry.services.figures.timed import share_of_responses, timed_note
 from telemetry.storage import sums
 from telemetry.storage.additions import (
     Added,
@@ -53,11 +53,13 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
         return _delivered(subject, window)
     starts = window.starts()
     rows = {starts[row.step]: row for row in sums.hit_sums_together([_ids(subject)], window)}
-    lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()})]
+    reachable = _reachable(subject, window)
+    note = _reachable_note(subject, reachable)
+    lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
     if any(row.external_hits for row in rows.values()):
         local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
         lines.append(line_of("Local cache alone", window, local))
-    return lines + _reachable(subject, window)
+    return lines + reachable
 
 
 def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
@@ -71,8 +73,9 @@ def _delivered(subject: Subject, window: Window) -> list[Series]:
     """Of a task group: cached / prompt tokens of the answers that reported both (H16)."""
     names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
     rows = _routed(subject, window, *names)
-    note = _accounted_note("Hit rate", rows)
-    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *_reachable(subject, window)]
+    reachable = _reachable(subject, window)
+    note = " ".join(filter(None, [_accounted_note("Hit rate", rows), _reachable_note(subject, reachable)]))
+    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *reachable]
 
 
 def _accounted_note(label: str, steps: Steps) -> str:
@@ -102,6 +105,10 @@ def _reachable(subject: Subject, window: Window) -> list[Series]:
         return []
     shares = reachable_over_time(subject.pool_names(), window, group=subject.group)
     return [series.reachable_line("Reachable", window, shares)] if shares else []
+
+
+def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
+    return "" if reachable or subject.kind is Kind.REPLICA else series.NO_REACHABLE
 
 
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
@@ -191,11 +198,20 @@ def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, no
 
 def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
     """p50 and p95 of answers of which half or more came from the cache, and of the others; by the routers' clock."""
+    merged = {reuse: first_tokens.by_reuse(subject, window, reuse) for reuse in REUSES}
+    note = _of_known_reuse(subject, window, [part for steps in merged.values() for part in steps.values()])
     return [
-        series.quantile_line(f"p{q * 100:g}, {words}", q, first_tokens.by_reuse(subject, window, reuse), window)
+        series.quantile_line(f"p{q * 100:g}, {words}", q, merged[reuse], window, note)
         for reuse, words in REUSES.items()
         for q in QUANTILES
     ]
+
+
+def _of_known_reuse(subject: Subject, window: Window, known: list[Merged]) -> str:
+    """Of what share of responses: those that were streamed and reported their cached tokens. Two queries."""
+    timed = first_tokens.by_router(subject, window, whole=True)
+    plain = first_tokens.plain_latency(subject, window, whole=True)
+    return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *plain.values()]))
 
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, total_known
+from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of
 from telemetry.services.figures.timed import timed_note
@@ -23,11 +23,11 @@ from telemetry.storage.rollups.cover import readable
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"
 REACHABLE = "Reachable: share of prompt tokens that one unbounded cache would have reused, over at least 30 minutes."
+NO_REACHABLE = "Reachable share: too few requests replayed yet."
 WORDS_OF_REUSE = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
 NOTHING: Point = (None, PointState.UNKNOWN)
-ACCOUNTED = 0.9995  # share of responses from which on a hit rate is shown as that of all
 
 
 def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:

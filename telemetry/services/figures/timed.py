@@ -20,6 +20,13 @@ def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
     return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
 
 
+def share_of_responses(some: Iterable[Merged], every: Iterable[Merged]) -> float | None:
+    """Responses counted in some histograms / in all of them, at most 1; None where there are none."""
+    part, whole = sums.remerged(some), sums.remerged(every)
+    total = whole.buckets.total if whole else 0
+    return min(1.0, (part.buckets.total if part else 0) / total) if total else None
+
+
 def quantile_s(merged: Merged | None, q: float) -> float | None:
     """A quantile in seconds; None for no observations."""
     found = quantile(merged.buckets, q) if merged else None

@@ -18,7 +18,7 @@ from telemetry.web.asking import Asked, asked
 from telemetry.web.charts import CHARTS, Chart, View
 from telemetry.web.figures import build_figure
 from telemetry.web.markers import markers
-from telemetry.web.sentences import absence, figure_words
+from telemetry.web.sentences import absence, figure_words, notes_of, why_empty
 
 
 @require_GET
@@ -44,6 +44,8 @@ def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
         "view": view,
         "asked": state,
         "labels": [line.label for line in lines],
+        "notes": notes_of(lines),
+        "empty": why_empty(view, lines),
         "rows": [(at, [_cell(line, number, view) for line in lines]) for number, at in _steps(lines)],
     }
     return render(request, "telemetry/chart_table.html", context)
@@ -51,14 +53,16 @@ def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_GET
 def chart_csv(request: HttpRequest, slug: str) -> HttpResponse:
-    """The data as CSV: a column per line, empty where nothing is known."""
+    """The data as CSV: a column per line, empty where nothing is known, and the notes of the lines in the last one."""
     _, view, lines = _lines(asked(request), slug)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{slug}.csv"'
     writer = csv.writer(response)
-    writer.writerow(["time", *(spreadsheet_safe(f"{line.label} ({view.unit})") for line in lines)])
+    notes = [spreadsheet_safe(" ".join(found))] if (found := notes_of(lines)) else []
+    names = (spreadsheet_safe(f"{line.label} ({view.unit})") for line in lines)
+    writer.writerow(["time", *names, *(["notes"] if notes else [])])
     for number, at in _steps(lines):
-        writer.writerow([at.isoformat(), *(line.points[number][1] for line in lines)])
+        writer.writerow([at.isoformat(), *(line.points[number][1] for line in lines), *notes])
     return response
 
 

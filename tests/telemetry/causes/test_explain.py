@@ -7,10 +7,11 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import CauseKind
-from telemetry.services.alerts.causes import explain_drop
+from telemetry.services.alerts.causes import evidence_of, explain_drop
 from telemetry.services.lab.replays import replay_pool
 from tests.telemetry.causes.dramas import DRAMAS, LONG_S, Drama, play
 from tests.telemetry.causes.fleet import SCRAPE_S, T0
+from tests.telemetry.ladder_bins import PROMPT, ladder_bin
 
 pytestmark = pytest.mark.django_db
 ONE_OF_EACH = {drama.kind: drama for drama in DRAMAS}  # where there is one: with something else that happens as well
@@ -52,3 +53,14 @@ def test_where_nothing_is_known_nothing_is_said(pool, django_assert_max_num_quer
     hour = timedelta(hours=1)
     with django_assert_max_num_queries(16):
         assert explain_drop(pool, start=T0, end=T0 + hour, baseline_start=T0 - hour, baseline_end=T0) == []
+
+
+def test_a_ladder_s_bin_that_the_drop_fills_is_not_of_the_time_before(pool) -> None:
+    """The drop began 30 s after a bin did: that bin is of the drop, though its first requests are of before."""
+    ladder_bin(pool, T0, requests=400, reachable=0.9, delivered=400 * PROMPT * 0.4)
+    onset, end = T0 + timedelta(seconds=30), T0 + timedelta(minutes=3)
+
+    evidence = evidence_of(pool, None, (T0 - timedelta(minutes=2), onset), (onset, end))
+
+    assert evidence.before.ladder is None
+    assert evidence.now.ladder is not None

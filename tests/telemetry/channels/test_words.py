@@ -15,10 +15,12 @@ SITE = "https://warmpath.example"
 PLACES = [{"name": f"place-{number}", "hit_rate_ratio": number / 10, "recomputed_tokens": 1} for number in range(1, 7)]
 FULL = {
     "labels": {"pool": "chat", "group": "coding", "replica": "r9", "severity": "critical"},
-    "value": 0.201, "limit": 0.64, "baseline": 0.79, "reachable_ratio": 0.985, "unit": "ratio",
+    "value": 0.201, "limit": 0.64, "baseline": 0.79, "unit": "ratio",
     "detail": {
-        "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3], "top_groups": PLACES[3:],
-        "onset": ISO,
+        "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3],
+        "top_groups": [*PLACES[3:5], PLACES[5] | {"accounted_ratio": 0.25}],
+        "onset": ISO, "accounted_ratio": 0.5,
+        "reachable": {"ratio": 0.985, "standard_error": 0.012, "requests": 4321, "from": ISO, "to": ISO},
     },
     "causes": [
         {"kind": kind, "confidence": sure, "summary": f"It is {kind}.", "advice": f"Mend {kind}."}
@@ -30,8 +32,9 @@ FULL = {
     },
 }  # fmt: skip
 NEEDED = [
-    "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 %", "532,580 tokens",
-    *(f"place-{number} ({number}0.0 %)" for number in range(1, 7)), "Began",
+    "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 % ± 2.4 points, 4,321 requests, ",
+    "50.0 %", "532,580 tokens",
+    *(f"place-{number} ({number}0.0 %)" for number in range(1, 6)), "place-6 (60.0 % of 25.0 % of responses)", "Began",
     "It is revision. (90 % sure) Mend revision.", "It is capacity. (40 % sure) Mend capacity.",
     "It is index_stale. (10 % sure) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
 ]  # fmt: skip

@@ -1,9 +1,14 @@
+import re
+
 import pytest
+from django.db.models import F
 
 from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.kinds import KINDS
-from telemetry.models import Alert, AlertRule, AlertState, Silence
+from telemetry.alerts.message import describe
+from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.web.views import alerts as views
 from tests.alert_history import alerts_of_every_state
@@ -21,6 +26,22 @@ def test_an_open_alert_says_how_far_and_where(visitor, fleet, noon):
     assert ">gpu-1</a>:" in text
     assert "summaries:" in text
     assert '<span class="badge bad">firing</span>' in text
+
+
+def test_an_alert_says_which_share_of_the_responses_the_hit_rate_of_a_group_rests_on(visitor, fleet, noon):
+    RouterReading.objects.filter(usage_reported__gt=0).update(ok_requests=F("usage_reported") * 4)
+    drop_alert(fleet, noon)
+
+    assert "of 25.0 % of responses" in visitor.get("/alerts/").text
+
+    alert = Alert.objects.select_related("rule").get()
+    rule, kind = alert.rule, KINDS[alert.rule.kind]
+    rule.group = fleet.groups.get(name="coding")
+    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures={})
+    detail = describe(rule, kind, kind.read(rule.settings), verdict, noon)
+    assert detail["accounted_ratio"] == pytest.approx(0.25)
+    Alert.objects.update(detail=detail)
+    assert re.search(r"Responses accounted for</dt><dd>25.0 %", visitor.get(f"/alerts/{alert.pk}/").text)
 
 
 def test_every_page_counts_what_fires(visitor, fleet, noon):

@@ -85,5 +85,29 @@ def test_a_chart_that_does_not_exist_is_not_found(visitor, path):
 def test_an_empty_chart_says_why(visitor):
     figure = visitor.get("/charts/ttft/figure/").json()
 
-    assert figure["meta"]["empty"] == "no reading yet"
+    assert figure["meta"]["empty"] == "no first token was timed"
     assert "nothing was measured" in figure["meta"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("chart", "reason"),
+    [
+        ("ttft/figure/?clock=plain", "no response without streaming"),
+        ("ttft/figure/?clock=split", "no engine reported time in queue or in prefill"),
+        ("tiers/figure/?tier=media", "no engine reported multimodal items"),
+        ("tiers/figure/?tier=blocks", "--kv-cache-metrics"),
+        ("utilization/figure/?util=reason", "no engine reported waiting requests by reason"),
+    ],
+)
+def test_a_chart_of_what_engines_may_not_report_says_what_is_missing(visitor, fleet, chart, reason):
+    assert reason in visitor.get(f"/charts/{chart}&replica=gpu-1").json()["meta"]["empty"]
+
+
+def test_only_charts_that_may_have_a_reachable_share_are_titled_so(visitor, fleet):
+    def meta(query):
+        return visitor.get(f"/charts/hit-rate/figure/?by=whole&{query}").json()["meta"]
+
+    assert (meta("replica=gpu-1")["title"], meta("replica=gpu-1")["notes"]) == ("Hit rate", [])
+    pool = meta("pool=chat")
+    assert pool["title"] == "Hit rate and reachable share"
+    assert "Reachable share: too few requests replayed yet." in " ".join(pool["notes"])

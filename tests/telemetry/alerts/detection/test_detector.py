@@ -135,3 +135,11 @@ def test_an_empty_bin_and_one_of_no_tokens_change_nothing() -> None:
 
     assert found[-1].state is State.STEADY
     assert found[-1].level == pytest.approx(found[-3].level, abs=1e-3)
+
+
+def test_a_hit_rate_at_the_usual_mix_is_never_above_all_of_the_tokens() -> None:
+    """A group that rises from a low level adds more than there is room for, until the level follows."""
+    ratios = {"chat": 0.9, "coding": 0.9, "support": 0.1}
+    found = detections(bins([Stretch(600, ratios), Stretch(120, 0.999, mix={"chat": 0.05, "support": 0.95})]))
+
+    assert max(one.ratio for one in found if one.ratio is not None) <= 1.0

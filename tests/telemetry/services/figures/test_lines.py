@@ -142,3 +142,15 @@ def test_a_strip_joins_cells_that_look_the_same_and_keeps_gaps(pool, replicas):
 
     assert [(run.cells, run.look) for run in strip.runs] == [(18, "h5"), (1, "stale"), (17, "unknown")]
     assert (strip.lowest_ratio, strip.highest_ratio) == (0.55, 0.55)
+
+
+def test_ttft_by_reuse_of_a_group_says_of_what_share_of_the_responses_it_is(pool, router):
+    at = START + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, group="coding", ttft={10: 6}, plain={10: 4})
+    for reuse, count in (("hit", 2), ("miss", 3)):
+        route_reading(router, at, group="coding", ttft={10: count}, reuse=reuse)
+
+    found = lines.ttft_by_reuse(Subject.of_pool(pool, "coding"), WINDOW)
+
+    assert {line.note for line in found} == {"TTFT by reuse rests on 50.0 % of the responses."}
