@@ -68,6 +68,18 @@ def test_a_real_engine_splits_the_first_token_s_time_and_the_prompt_s_tokens():
     assert not [name for name in after.counters if name.startswith("block_")], "without --kv-cache-metrics unknown"
 
 
+def test_multimodal_items_are_read_apart_and_reasons_add_up():
+    labels = 'engine="0",model_name="tiny"'
+    reasons = [
+        f'vllm:num_requests_waiting_by_reason{{{labels},lane="{lane}",reason="capacity"}} 2\n' for lane in ("a", "b")
+    ]
+    media = f"vllm:mm_cache_queries_total{{{labels}}} 8\nvllm:mm_cache_hits_total{{{labels}}} 6\n"
+    _, engine = only_engine(replica_text(1, 0) + media + "".join(reasons))
+
+    assert (engine.counters["mm_cache_queries"], engine.counters["mm_cache_hits"]) == (8, 6)
+    assert engine.gauges["waiting_capacity"] == 4
+
+
 def test_a_real_engine_that_samples_blocks_tells_of_their_life():
     _, engine = only_engine(capture("0.32.0-blocks-lora"))
 
