@@ -23,11 +23,12 @@ from controlplane.services.rollouts import steering
 from controlplane.services.routers import announce
 from telemetry.alerts import pipeline, telling
 from telemetry.collecting import collect
-from telemetry.models import AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
+from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
 from telemetry.scraping import metrics_servers, record
 from telemetry.scraping.fold import Failure
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
 from telemetry.services import guards
+from telemetry.services.alerts import explanations
 from telemetry.services.alerts.evaluation import evaluate_alerts
 from telemetry.services.lab import curves, replays
 from telemetry.services.notifications import outbox
@@ -73,7 +74,9 @@ def breaks(monkeypatch) -> Callable[..., list[str]]:
     return apply
 
 
-def assert_isolated(task: PeriodicTask, taken: list[str], run: Callable[[], object], caplog: Any) -> None:
+def assert_isolated(
+    task: PeriodicTask, taken: list[str], run: Callable[[], object], caplog: Any, *, item: str = "broken"
+) -> None:
     """Both runs take the step for what is whole; the failure is stored and logged once."""
     with caplog.at_level(logging.ERROR, logger="controlplane.isolation"):
         run()
@@ -81,7 +84,7 @@ def assert_isolated(task: PeriodicTask, taken: list[str], run: Callable[[], obje
         taken.clear()
         run()
     failure = ItemFailure.objects.get(task=task)
-    assert "broken" in failure.item
+    assert item in failure.item
     assert (failure.error, failure.failures) == ("ZeroDivisionError", 2)
     assert len([record for record in caplog.records if record.name == "controlplane.isolation"]) == 1
 
@@ -93,6 +96,18 @@ def test_a_short_prompt_to_a_fresh_pool_stops_no_ladder(pools):
     replays.replay_pools(NOW)
     assert ItemFailure.objects.count() == 0
     assert sorted({row.pool.name for row in replays.LadderBin.objects.all()}) == ["broken", "whole"]
+
+
+def test_causes_of_alerts(pools, breaks, caplog):
+    for pool in pools.values():  # the broken one comes first
+        rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
+        Alert.objects.create(rule=rule, pool=pool, state="firing", started_at=T0, last_breach_at=T0, fired_at=T0)
+    taken = breaks(explanations, "explain", lambda alert, *_, **__: alert.pool.name)
+    moments = iter((NOW, NOW + timedelta(hours=1)))
+    broken = f"alert {Alert.objects.get(pool=pools['broken']).pk}"
+    assert_isolated(
+        PeriodicTask.ALERT_CAUSES, taken, lambda: explanations.explain_drops(next(moments)), caplog, item=broken
+    )
 
 
 def test_ladders(pools, breaks, caplog):

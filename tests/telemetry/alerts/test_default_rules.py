@@ -24,8 +24,8 @@ from tests.telemetry.readings import engine_reading, gap, route_reading, router_
 pytestmark = pytest.mark.django_db
 STEP_S = 15  # between two evaluations and two readings
 QUIET_S = 900
-# Positions of the buckets that end at 0.2 s and at 10 s.
-EARLY, LATE = (next(at for at, edge in enumerate(ROUTER_EDGES) if edge > limit_s) for limit_s in (0.2, 10.0))
+# Positions of the buckets that end at 0.2 s, 4 s and 10 s.
+EARLY, SLOW, LATE = (next(at for at, edge in enumerate(ROUTER_EDGES) if edge > limit_s) for limit_s in (0.2, 4.0, 10.0))
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Fleet:
     failed_ratio: float = 0.0
     late_ratio: float = 0.0
     kv_usage_ratio: float = 0.6
+    in_time: int = EARLY  # bucket of the first tokens that are not late
     share: tuple[float, ...] = (1.0, 1.1, 0.9)
     waiting: tuple[float, ...] = (0.0, 1.0, 0.0)
 
@@ -62,7 +63,9 @@ class Fleet:
         counters = {"requests": 180, "ok_requests": 180 - failed, "replica_error_requests": failed, **told}
         router_scraped(self.router, self.now)
         route_reading(self.router, self.now, group="support", replica="gpu-0", **counters)
-        route_reading(self.router, self.now, group="support", replica="gpu-0", ttft={EARLY: 180 - late, LATE: late})
+        route_reading(
+            self.router, self.now, group="support", replica="gpu-0", ttft={self.in_time: 180 - late, LATE: late}
+        )
 
     def run(self, seconds: int) -> set[str]:
         """Let time pass; the kinds of the alerts that fired meanwhile."""
@@ -132,6 +135,12 @@ def test_the_migration_gives_pools_of_before_the_kinds_that_they_have_no_rule_of
 def test_a_healthy_fleet_raises_no_alert(fleet):
     assert fleet.run(QUIET_S) == set()
     assert not Alert.objects.exclude(state=AlertState.PENDING).exists()
+
+
+def test_a_healthy_fleet_with_long_prompts_and_affinity_raises_no_alert(fleet):
+    """Prefill of a long prompt takes seconds, and affinity skews a pool in which nothing waits."""
+    fleet.in_time, fleet.share, fleet.waiting = SLOW, (2.2, 0.4, 0.4), (0.0, 0.0, 0.0)
+    assert fleet.run(QUIET_S) == set()
 
 
 def _fails(fleet):
