@@ -135,6 +135,16 @@ async def test_a_process_that_ended_between_two_bodies_costs_none(replica: FakeR
         assert process_of(harness).pid != first.pid
 
 
+async def test_the_process_ends_with_its_router(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        await harness.chat(large())
+        process, streams = process_of(harness), harness.router.large_bodies._streams
+        assert streams is not None
+        streams[1].transport.abort()  # as the kernel does with those of a process that is killed
+        assert await asyncio.to_thread(process.wait, 10) == 0
+
+
 async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
