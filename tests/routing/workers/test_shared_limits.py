@@ -79,12 +79,10 @@ async def test_a_killed_worker_gives_back_its_place(replica: FakeReplica, tmp_pa
 
 def holder(router: Process, replica: FakeReplica) -> int:
     """The process id of the worker whose connection to the replica is in use."""
-    peer = replica.calls[0].writer.get_extra_info("peername")[1]
-    inode = next(
-        line.split()[9]
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[1].endswith(f":{peer:04X}")
-    )
+    ends = [replica.calls[0].writer.get_extra_info(end)[1] for end in ("peername", "sockname")]
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # Both ports: connections to other servers may use the same local port.
+    inode = next(line[9] for line in lines if [int(end.split(":")[1], 16) for end in line[1:3]] == ends)
     for pid in router.workers:
         links = (str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
         if f"socket:[{inode}]" in links:
