@@ -30,9 +30,22 @@ TTL_S: Final = 1200.0  # since last used
 class Match:
     """How much of a prompt each replica holds, by its longest known prefix."""
 
-    __slots__ = ("block_tokens", "branch_tokens", "levels", "reuse_ratio", "tail_mask", "tail_tokens")
+    __slots__ = (
+        "_branches",
+        "_chain",
+        "block_tokens",
+        "branch_tokens",
+        "levels",
+        "reuse_ratio",
+        "tail_mask",
+        "tail_tokens",
+    )
 
-    def __init__(self, levels: list[tuple[int, int]], block_tokens: int, reuse_ratio: float) -> None:
+    def __init__(
+        self, chain: Chain, levels: list[tuple[int, int]], branches: Branches, block_tokens: int, reuse_ratio: float
+    ) -> None:
+        self._chain = chain
+        self._branches = branches
         self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # the residency's
@@ -51,7 +64,8 @@ class Match:
             return self.longest_tokens(bit, prompt_tokens)
         for blocks, mask in reversed(levels):
             if mask & bit:
-                return min(blocks * self.block_tokens, prompt_tokens)
+                behind = self._branches.tokens(self._chain[blocks - 1])
+                return min(blocks * self.block_tokens + behind, prompt_tokens)
         return 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
@@ -124,7 +138,7 @@ class Residency:
         ``block_tokens``: estimated tokens of this prompt's blocks; None where all blocks have as many.
         """
         levels = self._runs.levels(chain)
-        match = Match(levels, block_tokens or self._block_tokens, self.reuse.ratio)
+        match = Match(chain, levels, self.branches, block_tokens or self._block_tokens, self.reuse.ratio)
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
             tail = self._runs.starting_with(tail_key(chain, blocks))

@@ -129,6 +129,17 @@ def test_a_prefix_that_was_evicted_or_is_longer_than_believed_says_nothing_of_wh
     assert residency.match([*chain(1), 5, 6]).tokens(residency.holding(A).bit, 65) == 10
 
 
+def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> None:
+    residency = residency_of(2000)
+    turn(residency, 4, 0.0, cached=0, generated=0)
+    residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens behind the second block
+    residency.insert(B, [*chain(2), *chain(3, salt=2)], 2.0, 55)
+
+    asked = residency.match(chain(4))
+    assert asked.tokens(residency.holding(A).bit, 40) == 40
+    assert asked.tokens(residency.holding(B).bit, 40) == 27
+
+
 def test_the_room_in_blocks_follows_the_tokens_of_a_block() -> None:
     residency = residency_of(400)
     for number in range(10):
