@@ -57,7 +57,8 @@ class Mock(asyncio.Protocol):
 
     def __init__(self, beat: Beat) -> None:
         self._beat = beat
-        self._data = b""
+        self._data = bytearray()
+        self._length = 0  # of the request that comes, once its head is there
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -66,16 +67,20 @@ class Mock(asyncio.Protocol):
         self._beat.left.pop(self._transport, None)
 
     def data_received(self, data: bytes) -> None:
-        self._data = data = self._data + data if self._data else data
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        at = data.lower().find(b"content-length:", 0, end)
-        length = int(data[at + 15 : data.index(b"\r\n", at)]) if at > 0 else 0
-        if len(data) < end + 4 + length:
-            return
-        self._data = b""
-        if data.find(b'"stream": true', end, end + 64) > 0 or data.find(b'"stream":true', end) > 0:  # or re-encoded
+        self._data += data
+        if not self._length:
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = bytes(self._data[:end]).lower() + b"\r\n"
+            at = head.find(b"content-length:")
+            self._length = end + 4 + (int(head[at + 15 : head.index(b"\r\n", at)]) if at > 0 else 0)
+        if len(self._data) >= self._length:
+            self._answer(bytes(self._data))
+            self._data, self._length = bytearray(), 0
+
+    def _answer(self, request: bytes) -> None:
+        if b'"stream":true' in request or b'"stream": true' in request:  # the first where it was re-encoded
             self._transport.write(STREAM_HEAD)
             self._beat.left[self._transport] = EVENTS
         else:

@@ -32,6 +32,7 @@ from routing.core.prompt.rendering import rendering_of
 from routing.core.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
 MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes
+MAX_IDS: Final = 1 << 21  # token ids in one body: 8 MiB of canonical bytes, which a body of as many bytes may exceed
 
 MESSAGE: Final = b"\xff"
 CONTENT: Final = b"\xfe"
@@ -95,7 +96,7 @@ class CanonicalPrompt:
 
 
 def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
-    """The canonical prompt of a parsed body; BodyError if it is nested too deeply or has more than ``MAX_PARTS``."""
+    """The canonical prompt of a parsed body; BodyError if it is nested too deeply or has too many parts or ids."""
     writer = _Writer()
     try:
         _write(body, writer)
@@ -258,8 +259,10 @@ class _Writer:
         data = words.tobytes()
         if END_OF_IDS in data:
             return False
-        self._segment(MESSAGE + CONTENT + IDS + data + END_OF_IDS)
         self._ids += len(words)
+        if self._ids > MAX_IDS:
+            raise BodyError(None, f"more than {MAX_IDS:,} token ids in one request")
+        self._segment(MESSAGE + CONTENT + IDS + data + END_OF_IDS)
         return True
 
     def _content(self, content: Any, role: str) -> bytes:

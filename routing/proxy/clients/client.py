@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _RESET: Final = struct.pack("ii", 1, 0)  # an answer that lingers for no time
 LINGER_S: Final = 2.0  # how long a refused client may go on sending before the connection is cut
 AHEAD_BYTES: Final = 256 << 10  # read of later requests, while an answer is made or waits to be taken
+READ_BYTES: Final = 128 << 10  # in one read, after which other connections are read first; uvloop would read 32 times
 ANSWERS_A_TURN: Final = 64  # of the router's own, to one client, before others have their turn
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -119,6 +120,9 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader, router = self._reader, self._router
+        if len(data) >= READ_BYTES:
+            self.transport.pause_reading()
+            router.loop.call_soon(self._resume_reading)
         if reader.is_deaf:
             return
         is_free = self._exchange is None and not (reader.in_message or reader.queue or self.is_full)
@@ -248,6 +252,11 @@ class Client(asyncio.Protocol):
                 self._reading_paused = False
                 self._reader.start_over()
                 self.transport.resume_reading()
+
+    def _resume_reading(self) -> None:
+        """Read on, after a large read."""
+        if not (self._reading_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _await_next(self) -> None:
         limits, deadlines, reader = self._router.limits, self._router.deadlines, self._reader

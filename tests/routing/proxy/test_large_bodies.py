@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from routing.core.prompt.bodies import BODIES
 from routing.core.prompt.nesting import LARGE_BYTES
 from routing.core.reading import read_body
+from routing.proxy.clients.client import READ_BYTES, Client
 from routing.proxy.large_bodies import reader
 from routing.proxy.large_bodies.process import answered, unpacked
 from routing.schema import Caps, LowestCostSettings
@@ -72,6 +74,33 @@ async def test_a_large_body_reaches_a_replica_byte_by_byte_and_is_placed_by_its_
     assert bodies == [large(user="somebody")] * 3
     assert len({answer.replica for answer in answers}) == 1
     assert [one["hit_tokens"] > 0 for one in placed] == [False, True, True]
+
+
+async def test_other_connections_are_read_after_each_large_read(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.script = answering(USAGE)
+    loop, read = asyncio.get_running_loop(), Client.data_received
+    turns, reads = [0], Counter[int]()
+
+    def count_turn() -> None:
+        turns[0] += 1
+        ticks.append(loop.call_soon(count_turn))
+
+    def count_read(self: Client, data: bytes) -> None:
+        reads[turns[0]] += len(data) >= READ_BYTES
+        read(self, data)
+
+    monkeypatch.setattr(Client, "data_received", count_read)
+    ticks: deque[asyncio.Handle] = deque(maxlen=1)
+    async with routed(config([replica])) as harness:
+        count_turn()
+        answer = await harness.chat(large("text ", 6 << 20))
+        ticks[-1].cancel()
+
+    assert answer.status == 200
+    assert reads.total() >= 20
+    assert max(reads.values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.core.prompt.canonical import MAX_PARTS
+from routing.core.prompt.canonical import MAX_IDS, MAX_PARTS
 from routing.core.types import BodyError
 from tests.routing.building import canonical, chat
 
@@ -301,6 +301,13 @@ def test_a_body_of_nothing_but_parts_is_refused_before_they_are_read(path: str, 
     parts += parts[:2]
     with pytest.raises(BodyError, match="more than 65,536"):
         canonical(path, body)
+
+
+def test_a_body_of_more_token_ids_than_it_has_room_for_is_refused() -> None:
+    ids = [1] * (MAX_IDS // 2)
+    assert canonical(COMPLETIONS, {"prompt": [ids, ids]}).ids == MAX_IDS
+    with pytest.raises(BodyError, match="more than 2,097,152 token ids"):
+        canonical(COMPLETIONS, {"prompt": [ids, ids, [1]]})
 
 
 def test_the_salt_is_kept_beside_the_text() -> None:
