@@ -13,6 +13,7 @@ from routing.core.limits.caps import PROMPTS_IN, media_urls, prompts_in
 from routing.core.prompt.bodies import Message, ParsedBody
 from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.core.prompt.parsing import parse_body, session_key
+from routing.core.prompt.splice import Layout
 from routing.core.prompt.usage_request import omits_usage
 
 # What ``caps.py`` looks at as numbers, and nothing larger than this many characters of a text.
@@ -34,7 +35,7 @@ _ODD: Final = "odd"  # which is no number
 class BodyReading:
     """What was read of one body."""
 
-    __slots__ = ("body", "is_plain", "omits_usage", "prompt", "session_key")
+    __slots__ = ("body", "is_plain", "layout", "omits_usage", "prompt", "session_key")
 
     def __init__(
         self, body: ParsedBody, prompt: CanonicalPrompt, session: str | None, *, is_plain: bool, omits_usage: bool
@@ -44,6 +45,7 @@ class BodyReading:
         self.session_key = session  # that the body names
         self.is_plain = is_plain  # asks for no stream
         self.omits_usage = omits_usage  # of a stream, and may be asked for it
+        self.layout: Layout | None = None  # where another process read it
 
 
 def read_body(path: str, data: bytes) -> BodyReading:

@@ -27,6 +27,8 @@ BYTES = Limits().max_body_bytes
 GOAL_MS = 10.0
 CHAT, COMPLETION = b"/v1/chat/completions", b"/v1/completions"
 _TEXT = b'{"model":"m","messages":[{"role":"user","content":"'
+_STREAM = _TEXT.replace(b"{", b'{"stream":true,', 1)
+_OPTIONS = _STREAM.replace(b"{", b'{"stream_options":{"include_usage":false},', 1)
 _END = b'"}]}'
 # Path, beginning, what is repeated, end. The first five may be anybody's; nobody has a use for the others.
 KINDS: dict[str, tuple[bytes, bytes, bytes, bytes]] = {
@@ -37,6 +39,8 @@ KINDS: dict[str, tuple[bytes, bytes, bytes, bytes]] = {
     "token ids": (COMPLETION, b'{"model":"m","prompt":[1', b",12345", b"]}"),
     "escaped quotes": (CHAT, _TEXT, rb"\"", _END),
     "escaped letters": (CHAT, _TEXT, rb"\u00e9", _END),
+    "a stream": (CHAT, _STREAM, rb"\u00e9", _END),
+    "its options": (CHAT, _OPTIONS, rb"\u00e9", _END),
     "brackets in a text": (CHAT, _TEXT, b"[", _END),
     "numbers": (COMPLETION, b'{"model":"m","prompt":[1', b",1", b"]}"),
     "empty texts": (COMPLETION, b'{"model":"m","x":[""', b',""', b"]}"),

@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 
 from routing.core.prompt.bodies import ChatBody, CompletionBody, ParsedBody
-from routing.core.prompt.splice import member, with_member
+from routing.core.prompt.splice import Layout, member, with_member, with_members
 from routing.core.types import BodyError
 
 _OPTIONS: Final = "stream_options"
+_LONGEST_BYTES: Final = 4096  # of stream options in a large body
 _ASKED: Final = msgspec.Raw(b'{"include_usage":true}')
 
 
@@ -34,12 +35,24 @@ def omits_usage(body: ParsedBody) -> bool:
     return asked is None or asked is False
 
 
-def with_usage_requested(body: bytes) -> bytes:
-    """``body``, of which ``omits_usage`` is true, with ``include_usage``; itself where its members cannot be read."""
+def with_usage_requested(body: bytes, layout: Layout | None = None) -> bytes:
+    """``body``, of which ``omits_usage`` is true, with ``include_usage``; itself where its members cannot be read.
+
+    With a layout, also itself where its stream options are longer than anybody's.
+    """
     try:
-        options = member(body, _OPTIONS)
-        if options is None or bytes(options) == b"null":
-            return with_member(body, _OPTIONS, _ASKED)
-        return with_member(body, _OPTIONS, msgspec.Raw(with_member(bytes(options), "include_usage", True)))
+        if layout is None:
+            return with_member(body, _OPTIONS, _with_usage(member(body, _OPTIONS)))
+        start, end = layout.spans.get(_OPTIONS, (0, 0))
+        if end - start > _LONGEST_BYTES:
+            return body
+        options = msgspec.Raw(body[start:end]) if end else None
+        return with_members(body, {_OPTIONS: _with_usage(options)}, layout)[0]
     except BodyError:
         return body
+
+
+def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
+    if options is None or bytes(options) == b"null":
+        return _ASKED
+    return msgspec.Raw(with_member(bytes(options), "include_usage", True))

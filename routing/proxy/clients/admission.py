@@ -12,7 +12,7 @@ from routing.core.groups.matching import Matcher
 from routing.core.limits.caps import check_caps, length_to_add
 from routing.core.models import Models
 from routing.core.prompt.bodies import ParsedBody
-from routing.core.prompt.splice import with_member
+from routing.core.prompt.splice import with_member, with_members
 from routing.core.request import PlacementRequest
 from routing.core.types import UnknownModelError
 from routing.proxy.http.errors import RefusalError
@@ -63,12 +63,15 @@ class Admission:
             return placement_request
         caps = self._caps[served.pool.name, group.name if group else ""]
         check_caps(parsed, caps)
+        values: dict[str, str | int] = {}
         if caps.max_tokens is not None and (length := length_to_add(parsed, caps.max_tokens)):
-            request.body = with_member(request.body, *length)
+            values[length[0]] = length[1]
         if placement_request.model is not None and placement_request.model != served.name:
-            request.body = with_member(request.body, "model", served.name)
+            values["model"] = served.name
         if placement_request.tenant:
-            request.body = with_member(request.body, "cache_salt", placement_request.tenant)
+            values["cache_salt"] = placement_request.tenant
+        if values:
+            _put_in(request, values)
         return placement_request
 
     def _check_model(self, grant: Grant, model: str | None) -> None:
@@ -83,6 +86,15 @@ class Admission:
             return None if model is None else self._models.served(model).name
         except UnknownModelError:
             return None
+
+
+def _put_in(request: Request, values: dict[str, str | int]) -> None:
+    """Let the request's body have these members."""
+    if request.layout is not None:
+        request.body, request.layout = with_members(request.body, values, request.layout)
+        return
+    for name, value in values.items():
+        request.body = with_member(request.body, name, value)
 
 
 def _with_key(grant: Grant, placement_request: PlacementRequest) -> PlacementRequest:

@@ -281,7 +281,7 @@ class Exchange:
             and not self._resends_as_sent
             and link.takes_usage_requests
         )
-        return with_usage_requested(request.body) if self._hides_usage else request.body
+        return with_usage_requested(request.body, request.layout) if self._hides_usage else request.body
 
     @never_raises
     def connect_failed(self, reason: str, *, ours: bool) -> None:

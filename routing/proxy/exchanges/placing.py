@@ -34,7 +34,7 @@ def admitted_request(request: Request, admission: Admission, reading: BodyReadin
     if reading is None:
         reading = read_body(prompt_path, request.body)
     parsed = reading.body
-    request.omits_usage = reading.omits_usage
+    request.omits_usage, request.layout = reading.omits_usage, reading.layout
     named = parsed.model, head.task_group, head.session_id or reading.session_key
     placement_request = PlacementRequest(*named, reading.prompt, is_plain=reading.is_plain)
     if admission.is_idle and not may_exceed_defaults(parsed):

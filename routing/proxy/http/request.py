@@ -16,6 +16,7 @@ from routing.proxy.http.headers import HOP_BY_HOP, Header, template_of, without_
 from routing.schema import Limits
 
 if TYPE_CHECKING:
+    from routing.core.prompt.splice import Layout
     from routing.proxy.clients.access import AccessControl, Grant
 
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # ours go instead
@@ -125,7 +126,7 @@ def _is_credential(line: bytes) -> bool:
 class Request:
     """One whole request."""
 
-    __slots__ = ("arrived_at", "body", "grant", "head", "omits_usage", "request_id", "values")
+    __slots__ = ("arrived_at", "body", "grant", "head", "layout", "omits_usage", "request_id", "values")
 
     def __init__(self, head: Head, body: bytes, request_id: str, values: list[bytes] | None = None) -> None:
         self.head = head
@@ -134,6 +135,7 @@ class Request:
         self.values = values  # of its own, where another request's head was parsed; None: its own was
         self.grant: Grant | None = None  # of its key, where keys are asked for
         self.omits_usage = False  # a stream whose client did not ask for usage
+        self.layout: Layout | None = None  # of a large body
         self.arrived_at = monotonic()
 
 

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 
 from routing.core.prompt.bodies import BODIES
 from routing.core.prompt.canonical import CanonicalPrompt
+from routing.core.prompt.splice import Layout, layout_of
 from routing.core.reading import BodyReading, read_body, reduced
 from routing.core.types import BodyError
 
@@ -34,12 +35,13 @@ def answered(path: str, body: bytes) -> tuple[bytes, bytes]:
     """What was read, in two pieces: a rest, and the canonical prompt."""
     try:
         reading = read_body(path, body)
+        layout = layout_of(body)
     except BodyError as error:
         return pickle.dumps((error.param, error.reason)), b""
     prompt = reading.prompt
     facts = prompt.tools_end, prompt.system_end, prompt.message_ends, prompt.ids, prompt.salt, prompt.rendering
-    rest = facts, prompt.is_text, reduced(reading.body), reading.session_key, reading.is_plain, reading.omits_usage
-    return pickle.dumps(rest), prompt.data
+    asks = reading.session_key, reading.is_plain, reading.omits_usage
+    return pickle.dumps((facts, prompt.is_text, reduced(reading.body), asks, layout.spans, layout.end)), prompt.data
 
 
 def unpacked(rest: bytes, data: bytes) -> BodyReading:
@@ -47,9 +49,11 @@ def unpacked(rest: bytes, data: bytes) -> BodyReading:
     found = pickle.loads(rest)  # noqa: S301 - of a process of our own
     if len(found) == 2:
         raise BodyError(*found)
-    facts, is_text, body, session, is_plain, omits_usage = found
+    facts, is_text, body, (session, is_plain, omits_usage), *layout = found
     prompt = CanonicalPrompt(data, *facts, is_text=is_text)
-    return BodyReading(body, prompt, session, is_plain=is_plain, omits_usage=omits_usage)
+    reading = BodyReading(body, prompt, session, is_plain=is_plain, omits_usage=omits_usage)
+    reading.layout = Layout(*layout)
+    return reading
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

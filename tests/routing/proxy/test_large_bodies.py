@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from routing.core.prompt import splice
 from routing.core.prompt.bodies import BODIES
 from routing.core.prompt.nesting import LARGE_BYTES
 from routing.core.reading import read_body
 from routing.proxy.clients.client import READ_BYTES, Client
 from routing.proxy.large_bodies import reader
 from routing.proxy.large_bodies.process import answered, unpacked
-from routing.schema import Caps, LowestCostSettings
+from routing.schema import Alias, Caps, LowestCostSettings
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
+from tests.routing.proxy.api_keys import api_key, bearer, guarded
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
 from tests.routing.proxy.records import told
 
@@ -136,6 +138,40 @@ async def test_lengths_are_added_to_large_bodies_too(replica: FakeReplica) -> No
         assert (await harness.chat(large())).status == 200
         assert (await harness.chat(large(max_tokens=8))).status == 400
     assert [body["max_tokens"] for body in bodies] == [7]
+
+
+async def test_the_event_loop_decodes_no_large_body_to_put_members_in(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = guarded([replica], api_key(tenant="a"))
+    pool = msgspec.structs.replace(whole.pools[0], aliases=(Alias("gpt", "tiny"),), caps=Caps(max_tokens=7))
+    bodies: list[dict[str, Any]] = []
+    sizes: list[int] = []
+    decoded = splice._decoded
+
+    async def script(call: Call) -> None:
+        bodies.append(json.loads(call.body))
+        await call.send(plain_answer(USAGE))
+
+    def sized(body: bytes) -> dict[str, msgspec.Raw]:
+        sizes.append(len(body))
+        return decoded(body)
+
+    monkeypatch.setattr(splice, "_decoded", sized)
+    replica.script = script
+    members = {"model": "gpt", "stream": True, "stream_options": {"include_obfuscation": False}, "cache_salt": "mine"}
+    sent = large(**members)
+    async with routed(msgspec.structs.replace(whole, pools=(pool,))) as harness:
+        assert (await harness.chat(sent, [bearer()])).status == 200
+        twice = await harness.chat(b'{"model":"gpt",' + sent[1:], [bearer()])
+        assert (twice.status, "named twice" in twice.error["message"]) == (400, True)
+
+    (body,) = bodies
+    assert len(body.pop("cache_salt")) == 32
+    assert body.pop("stream_options") == {"include_obfuscation": False, "include_usage": True}
+    rest = {name: value for name, value in json.loads(sent).items() if name not in {"cache_salt", "stream_options"}}
+    assert body == rest | {"model": "tiny", "max_tokens": 7}
+    assert max(sizes, default=0) < 100
 
 
 async def test_a_process_that_is_killed_costs_one_body_and_is_replaced(replica: FakeReplica) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.core.prompt.parsing import parse_body
-from routing.core.prompt.splice import with_member
+from routing.core.prompt.splice import REPLACEABLE, layout_of, with_member, with_members
 from routing.core.types import BodyError
 
 SALT = "cache_salt"
@@ -21,7 +21,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
-names = texts | st.just(SALT)
+names = texts | st.sampled_from([SALT, "model", "max_tokens"])
 
 
 def spelled(name: str, *, escaped: bool) -> str:
@@ -96,3 +96,51 @@ def test_names_that_are_no_text_are_the_clients_fault() -> None:
 
 def test_numbers_go_in_as_numbers() -> None:
     assert with_member(b'{"max_tokens":null}', "max_tokens", 16) == b'{"max_tokens":16}'
+
+
+@given(objects(), st.dictionaries(st.sampled_from(sorted(REPLACEABLE)), st.integers() | st.text(max_size=8)))
+def test_members_put_in_by_a_layout_are_found_and_all_others_stay_as_they_were(
+    body: bytes, new: dict[str, Any]
+) -> None:
+    try:
+        parse_body("/v1/completions", body)
+    except Exception:  # noqa: BLE001 - as above
+        return
+    pairs = json.loads(body, object_pairs_hook=list)
+    if len({name for name, _ in pairs}) < len(pairs):
+        with pytest.raises(BodyError, match="named twice"):
+            layout_of(body)
+        return
+    changed, layout = with_members(body, new, layout_of(body))
+
+    assert json.loads(changed) == json.loads(body) | new
+    assert layout.spans == layout_of(changed).spans
+    assert layout.end == layout_of(changed).end
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b" { } ", b' {"model":"new","max_tokens":7 } '),
+        (b'{"a":1 }\n', b'{"a":1,"model":"new","max_tokens":7 }\n'),
+        (b'{ "max_tokens" : null , "a":"\\"" ,"model":"m"}', b'{ "max_tokens" : 7 , "a":"\\"" ,"model":"new"}'),
+        (b'{"\\u006dodel":{"model":"m"},"a":[ ]}', b'{"\\u006dodel":"new","a":[ ],"max_tokens":7}'),
+    ],
+)
+def test_a_layout_keeps_every_byte_around_what_is_put_in(body: bytes, expected: bytes) -> None:
+    assert with_members(body, {"model": "new", "max_tokens": 7}, layout_of(body))[0] == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":1,"b":2,"a":{"x":3,"b":2}}',
+        b'{"a":1,"a":12,"b":1}',
+        b'{"a":1,"a":1,"b":1}',
+        b'{"model":"m","mod\\u0065l":"m"}',
+    ],
+)
+def test_a_name_that_comes_twice_has_no_layout(body: bytes) -> None:
+    with pytest.raises(BodyError, match="named twice"):
+        layout_of(body)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from routing.core.prompt.parsing import parse_body
+from routing.core.prompt.splice import layout_of
 from routing.core.prompt.usage_request import omits_usage, with_usage_requested
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -68,6 +69,12 @@ def test_streams_of_the_responses_api_are_left_alone() -> None:
 )
 def test_other_members_stay_as_they_stand(given: bytes, sent: bytes) -> None:
     assert with_usage_requested(given) == sent
+    assert json.loads(with_usage_requested(given, layout_of(given))) == json.loads(sent)
+
+
+def test_by_a_layout_options_of_an_unusual_length_stay_as_they_are() -> None:
+    body = json.dumps({"stream_options": {"x": "y" * 5000}}).encode()
+    assert with_usage_requested(body, layout_of(body)) is body
 
 
 def test_a_body_whose_names_are_no_text_goes_as_it_is() -> None:
