@@ -20,7 +20,7 @@ from kombu.transport import redis
 from kombu.transport.virtual import Message
 from redis import exceptions
 
-from controlplane.absence import Absence
+from controlplane.dependency_state import Absence
 
 LONGEST_PAUSE_S = 3.0  # between two tries to reach a broker that is away
 

@@ -14,8 +14,8 @@ from django.db import InterfaceError, connection, transaction
 from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
 
-from controlplane.absence import Absence
 from controlplane.database.connection import is_away, is_full
+from controlplane.dependency_state import Absence
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 

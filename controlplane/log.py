@@ -6,7 +6,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from controlplane.origin import present_origin
+from controlplane.request_origin import present_origin
 
 
 class JsonFormatter(logging.Formatter):

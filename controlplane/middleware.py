@@ -10,8 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import Counter
 
-from controlplane.client_address import client_address
-from controlplane.origin import Origin, set_origin
+from controlplane.request_origin import Origin, client_address, set_origin
 
 Handler = Callable[[HttpRequest], HttpResponse]
 REQUESTS = Counter(

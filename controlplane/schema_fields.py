@@ -3,6 +3,8 @@
 Nothing about a setting is written here twice: ranges, defaults, units and help all come from the schema's own
 annotations. A row keeps such a part as JSON with every default written out, so that a release which changes a default
 does not change what runs; ``None`` stays None, for "not set: as the routers do by themselves". Pure: no query.
+
+Which parts of the routers' schema each row keeps, under the schema's own names and by its types.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import msgspec
 from msgspec import inspect as described
 
 from controlplane.errors import Fault, InvalidError
+from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
 
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _MAX_REASON = 200  # characters; msgspec quotes a name that nobody knows, however long it is
@@ -153,3 +156,25 @@ def _unwrapped(kind: described.Type) -> tuple[str, str, bool, described.Type]:
                 kind = next(one for one in types if not isinstance(one, described.NoneType))
             case _:
                 return unit, text, nullable, kind
+
+
+POOL = kinds_of(
+    PoolConfig,
+    "models",
+    "aliases",
+    "adapters",
+    "health",
+    "breaker",
+    "caps",
+    "concurrency",
+    "tier1",
+    "share_half_life",
+    "stream_usage",
+    "warm_up",
+)
+GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
+REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")
+CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")
+FLEET = kinds_of(RouterConfig, "limits")
+API_KEY = kinds_of(ReplicaConfig, "api_key")["api_key"]
+TIER1_HASHES = kinds_of(GroupMatch, "tier1_hashes")["tier1_hashes"]

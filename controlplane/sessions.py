@@ -11,9 +11,9 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.client_address import client_address
-from controlplane.sealing import seal, unseal
-from controlplane.services.access.sessions import note_session
+from controlplane.encryption import seal, unseal
+from controlplane.request_origin import client_address
+from controlplane.services.access.people import note_session
 
 Handler = Callable[[HttpRequest], HttpResponse]
 NOTED_EVERY_S = 300  # seconds between writes of a session that is in use

@@ -18,12 +18,9 @@ from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.dispatch import receiver
 from django.http import HttpRequest
 
-from controlplane.accounts.proof import note_proof
+from controlplane.accounts.sign_in_methods import note_proof, note_way
 from controlplane.accounts.single_sign_on import authenticated_at, groups_of
-from controlplane.accounts.ways import note_way
-from controlplane.services.access.group_roles import note_connection, sync_group_roles
-from controlplane.services.access.second_factors import note_second_factor
-from controlplane.services.access.sessions import end_sessions
+from controlplane.services.access.people import end_sessions, note_connection, note_second_factor, sync_group_roles
 from controlplane.services.access.sign_ins import note_refusal, note_sign_in
 from controlplane.sessions import begin_session, note_presence
 

@@ -21,15 +21,14 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable
-from controlplane.push.delivery import deliver
-from controlplane.push.signing import sign
-from controlplane.services.access.sessions import forget_ended_sessions
-from controlplane.services.audit.checks import check_audit_daily
-from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
-from controlplane.services.discovery.settling import settle
-from controlplane.services.feed import adopt_foreign_events
-from controlplane.services.kept_answers import forget_answers
-from controlplane.services.rollouts.steering import advance_rollouts
+from controlplane.push.delivery import deliver, sign
+from controlplane.services.access.people import forget_ended_sessions
+from controlplane.services.audit_checks import check_audit_daily
+from controlplane.services.discovery.adoption import claim_looks, record_failure, record_found
+from controlplane.services.discovery.reconcile import settle
+from controlplane.services.events import adopt_foreign_events
+from controlplane.services.idempotency import forget_answers
+from controlplane.services.rollouts.controller import advance_rollouts
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,

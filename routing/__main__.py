@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from routing import signals
+from routing import process
 
 COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
-    "replica": ("routing.simulation.standin.server", "pretend to be a vLLM replica"),
-    "play": ("routing.workload.command", "send traffic through a router and measure what a client sees"),
-    "simulate": ("routing.simulation.whatif.command", "replay a trace over modelled replicas under a policy"),
+    "replica": ("routing.standin.server", "pretend to be a vLLM replica"),
+    "play": ("routing.traffic.command", "send traffic through a router and measure what a client sees"),
+    "simulate": ("routing.replay.command", "replay a trace over modelled replicas under a policy"),
 }
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
     if name == "serve":
-        signals.hold()  # what serves them takes half a second to import
+        process.hold()  # what serves them takes half a second to import
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0
 

@@ -19,23 +19,20 @@ from typing import Any, Protocol
 
 import uvloop
 
-from routing import __version__, build
-from routing.proxy.admin.port import AdminPort
-from routing.proxy.admin.view import View
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import NackError, NotNowError
-from routing.proxy.control_plane.announce import Announcement, keep_announcing
-from routing.proxy.control_plane.observer import Observer
-from routing.proxy.control_plane.spool import Spool
-from routing.proxy.log import event, log_to_stderr
-from routing.proxy.loop.background import Background, keep_going
-from routing.proxy.memory import give_back_large_blocks, spare_the_collector
+from routing import __version__
+from routing.admin import api
+from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.api import AdminPort, View
+from routing.admin.events import EventSpool, StateObserver
+from routing.http.tasks import Background, run_until_cancelled
+from routing.http.tls import Tls
+from routing.log import event, log_to_stderr
+from routing.process import give_back_large_blocks, heeded, spare_the_collector
+from routing.proxy.config_store import NackError, NotNowError
+from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.router import Router
-from routing.proxy.single_process import SingleProcess
-from routing.proxy.sockets.tls import Tls
 from routing.settings import ServeSettings, SettingsError, read_settings
-from routing.signals import heeded
+from routing.singleprocess import SingleProcess
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +92,10 @@ class Server:
         """Begin to announce what runs and what happens here."""
         view, token = self.data.view, self.settings.admin_token
         what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
-        spool = Spool(self.settings.state_dir, view.boot)
+        spool = EventSpool(self.settings.state_dir, view.boot)
         loops = (
-            keep_going(Background.EVENTS, Observer(view, spool, __version__).keep_looking),
-            keep_going(Background.ANNOUNCING, partial(keep_announcing, view, what, spool)),
+            run_until_cancelled(Background.EVENTS, StateObserver(view, spool, __version__).keep_looking),
+            run_until_cancelled(Background.ANNOUNCING, partial(keep_announcing, view, what, spool)),
         )
         self._telling = set(map(asyncio.create_task, loops))
 
@@ -154,7 +151,7 @@ def _data_side(settings: ServeSettings) -> DataSide:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
         return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
-    from routing.workers.several_processes import SeveralProcesses  # noqa: PLC0415 - most routers need nothing of it
+    from routing.workers.multiprocess import SeveralProcesses  # noqa: PLC0415 - most routers need nothing of it
 
     return SeveralProcesses(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
@@ -172,7 +169,7 @@ async def serve(settings: ServeSettings) -> None:
             if await _finished(server.open(), unless=stop):
                 give_back_large_blocks()
                 spare_the_collector()
-                event(logger, "serving", **build.facts(__version__))
+                event(logger, "serving", **api.facts(__version__))
                 _say_ready(server)
                 await stop.wait()
                 await _finished(server.drain(), unless=stop_now)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from routing.proxy.sockets.loopback import is_loopback
-from routing.proxy.sockets.tls import TlsFiles
+from routing.http.sockets import is_loopback
+from routing.http.tls import TlsFiles
 from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url
 
 MAX_WORKERS = 64

@@ -9,32 +9,30 @@ from django.utils import timezone
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
-from telemetry.collecting import collect
-from telemetry.scraping import metrics_servers, tick, versions
-from telemetry.scraping.shards import Shard
+from telemetry.scraping import collect, cycle, metrics_servers, versions
+from telemetry.scraping.cycle import Shard
 from telemetry.services import guards
-from telemetry.services.alerts import evaluation, refreshing
-from telemetry.services.lab import curves, replays
+from telemetry.services.alerts import explanations, refreshing
+from telemetry.services.lab import replays
 from telemetry.services.notifications import heartbeats, outbox
-from telemetry.storage import partitions
-from telemetry.storage.rollups import roll
+from telemetry.storage import partitions, rollup
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_fleet() -> None:
     """Scrape a fleet of one shard; have each shard of a larger one scraped by whichever worker, when it is due."""
-    shards = tick.fleet_shards()
+    shards = cycle.fleet_shards()
     if len(shards) == 1:
-        tick.scrape_shard(shards[0])
+        cycle.scrape_shard(shards[0])
         return
-    for shard, due, over in tick.dues(shards, timezone.now()):
+    for shard, due, over in cycle.dues(shards, timezone.now()):
         scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=over)
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_shard(number: int, of: int) -> None:
     """Store one reading or one gap per replica and router of a shard. One that was told twice scrapes once."""
-    tick.scrape_shard(Shard(number, of))
+    cycle.scrape_shard(Shard(number, of))
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -62,13 +60,13 @@ def compute_ladders() -> None:
         with item("ladders"):
             replays.replay_pools(timezone.now())
         with item("capacity curves"):
-            curves.update_curves(timezone.now())
+            replays.update_curves(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def evaluate_alerts() -> None:
     """Evaluate every rule, and put into the outbox what is to be told."""
-    evaluation.evaluate_alerts(timezone.now())
+    explanations.evaluate_alerts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -109,4 +107,4 @@ def maintain_partitions() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def roll_up_readings() -> None:
     """Roll up the minutes, 5 minutes and hours that are over, and repair those that were marked."""
-    roll.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)
+    rollup.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)

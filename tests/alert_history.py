@@ -8,11 +8,11 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from controlplane.models import Pool
-from telemetry.alerts.labels import labels_of
+from telemetry.alerts.message import labels_of
+from telemetry.alerts.notifications import tell_due
 from telemetry.alerts.pipeline import note, resolve
-from telemetry.alerts.telling import tell_due
 from telemetry.models import Alert, AlertMove, AlertRule, RuleKind
-from telemetry.services.alerts.acknowledgements import acknowledge
+from telemetry.services.alerts.alerts import acknowledge
 from telemetry.services.alerts.rules import create_rule
 from telemetry.services.alerts.silences import create_silence
 

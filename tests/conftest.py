@@ -12,9 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from controlplane.stack.child import Child
-from controlplane.stack.postgres import EmbeddedPostgres
-from controlplane.stack.valkey import valkey_child
+from controlplane.stack.paths import Child
+from controlplane.stack.servers import EmbeddedPostgres, valkey_child
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,

@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 
 from controlplane.models import Pool, Router
 from telemetry.models import Decision
-from telemetry.services.lab.curves import update_curve
-from telemetry.services.lab.replays import replay_pools
+from telemetry.services.lab.replays import replay_pools, update_curve
 from tests.fleet_history import GROUPS
 from tests.telemetry.lab.traces import HASH_TOKENS, traffic
 from tests.telemetry.stored_decisions import decided

@@ -34,14 +34,13 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.rollouts.controller import Verdict as Judgement
+from controlplane.services.rollouts.controller import advance_rollouts, judge_stage, pause_rollout
 from controlplane.services.rollouts.plans import make_plan
-from controlplane.services.rollouts.steering import Verdict as Judgement
-from controlplane.services.rollouts.steering import advance_rollouts, judge_stage, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.labels import labels_of, where_of
-from telemetry.alerts.message import describe
-from telemetry.alerts.telling import tell_due
+from telemetry.alerts.message import describe, labels_of, where_of
+from telemetry.alerts.notifications import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
 from telemetry.models import Alert, BucketLayout, Reading, RouterReading, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules

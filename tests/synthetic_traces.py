@@ -15,8 +15,8 @@ import random
 from array import array
 from collections.abc import Iterator
 
-from routing.workload.columns import Columns
-from routing.workload.trace import BLOCK_TOKENS
+from routing.traffic.columns import Columns
+from routing.traffic.trace import BLOCK_TOKENS
 
 CHAT_RATE = 3.18  # requests/s
 CHAT_OPENINGS = 0.645  # of the requests

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from controlplane.access.asker import Asker
+from controlplane.access.actor import Asker
 from controlplane.models import Role
 
 VIEWER, OPERATOR, EDITOR, APPROVER, ADMIN = Role

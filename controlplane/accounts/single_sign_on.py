@@ -21,7 +21,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from controlplane.egress import guarded_session, provider_rules
-from controlplane.services.access.group_roles import note_newcomer, roles_of_groups
+from controlplane.services.access.people import note_newcomer, roles_of_groups
 from controlplane.services.access.sign_ins import note_refusal
 
 

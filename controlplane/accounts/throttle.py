@@ -14,7 +14,7 @@ from allauth.core import ratelimit
 from allauth.core.internal.ratelimit import RateLimitUsage, consume
 from django.http import HttpRequest
 
-from controlplane.client_address import neighbourhood
+from controlplane.request_origin import neighbourhood
 
 NEW_DEVICES = "new devices"  # in place of an address
 NAME_ACTION = "login_failed_name"  # in ACCOUNT_RATE_LIMITS

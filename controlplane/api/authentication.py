@@ -12,7 +12,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from controlplane.models import ApiToken
-from controlplane.origin import present_origin, set_origin
+from controlplane.request_origin import present_origin, set_origin
 from controlplane.services.access.tokens import find_token, note_use
 
 _SCHEME = "Bearer"

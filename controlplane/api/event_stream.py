@@ -24,15 +24,13 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.utils.encoders import JSONEncoder
 
-from controlplane.access.asker import asker_now
+from controlplane.access.actor import asker_now, visible
 from controlplane.access.rules import opens
-from controlplane.access.scope import visible
+from controlplane.api.exceptions import TooManyWaiting
+from controlplane.api.serializers.routers import EventSerializer
 from controlplane.models import ApiToken, Event, Role
-from controlplane.services import feed
+from controlplane.services import events
 from controlplane.services.access.tokens import token_in_force
-
-from .exceptions import TooManyWaiting
-from .serializers.events import EventSerializer
 
 SEATS = 64  # of one process
 BEAT_S = 15.0  # between two signs of life
@@ -43,7 +41,7 @@ AT_ONCE = 100  # events in one piece
 Rows = Callable[[], "QuerySet[Event] | None"]  # what may be seen now; None for nothing any more
 log = logging.getLogger(__name__)
 _seats = threading.BoundedSemaphore(SEATS)
-_pulse = feed.Pulse()
+_pulse = events.Pulse()
 
 
 class EventStreamRenderer(JSONRenderer):
@@ -53,9 +51,9 @@ class EventStreamRenderer(JSONRenderer):
     format = "event-stream"
 
 
-def wait_for_events(place: feed.Place, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
+def wait_for_events(place: events.Place, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
     """What follows a place, as soon as there is anything, or [] after ``wait_s`` seconds. TooManyWaiting."""
-    found = feed.events_after(place, rows, limit)
+    found = events.events_after(place, rows, limit)
     if found or wait_s <= 0:
         return found
     take_seat()
@@ -71,7 +69,7 @@ def take_seat() -> None:
         raise TooManyWaiting
 
 
-def event_stream(request: Request, place: feed.Place, rows: Rows) -> StreamingHttpResponse:
+def event_stream(request: Request, place: events.Place, rows: Rows) -> StreamingHttpResponse:
     """Server-sent events from a place on, for as long as ``rows`` lets anything be seen."""
     follower = Follower(place, rows)
     pieces = AsyncPieces(follower) if isinstance(request._request, ASGIRequest) else Pieces(follower)  # noqa: SLF001 - the request of the server
@@ -101,10 +99,10 @@ def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySe
 class Follower:
     """One client's way through the events: what to send next, step by step."""
 
-    def __init__(self, place: feed.Place, rows: Rows) -> None:
+    def __init__(self, place: events.Place, rows: Rows) -> None:
         take_seat()
         self._place, self._rows = place, rows
-        self._seen: feed.Place | None = None  # the newest event when we last looked
+        self._seen: events.Place | None = None  # the newest event when we last looked
         self._begun = self._beat = self._looked = time.monotonic()
         self._seated = threading.Lock()
 
@@ -116,7 +114,7 @@ class Follower:
             log.warning("a stream of events ends: %s", type(error).__name__)
             return None
         finally:
-            feed.let_go()
+            events.let_go()
 
     def close(self) -> None:
         """Leave the seat, once."""
@@ -135,11 +133,11 @@ class Follower:
                 return None
         return self._sign_of_life(now)
 
-    def _news(self, newest: feed.Place) -> bytes | None:
+    def _news(self, newest: events.Place) -> bytes | None:
         rows = self._rows()
         if rows is None:
             return None
-        found = feed.events_after(self._place, rows, AT_ONCE)
+        found = events.events_after(self._place, rows, AT_ONCE)
         if found:
             self._place = (found[-1].xact, found[-1].pk)
         if len(found) < AT_ONCE:
@@ -166,7 +164,7 @@ class Pieces:
             if piece:
                 yield piece
             else:
-                time.sleep(feed.EVERY_S)
+                time.sleep(events.EVERY_S)
 
 
 class AsyncPieces:
@@ -183,21 +181,21 @@ class AsyncPieces:
             if piece:
                 yield piece
             else:
-                await asyncio.sleep(feed.EVERY_S)
+                await asyncio.sleep(events.EVERY_S)
 
 
 HELLO = b"retry: 2000\n\n"  # milliseconds until a client that was cut off connects anew
 
 
-def _waited_for(place: feed.Place, rows: QuerySet[Event], limit: int, deadline: float) -> list[Event]:
-    seen: feed.Place | None = None
+def _waited_for(place: events.Place, rows: QuerySet[Event], limit: int, deadline: float) -> list[Event]:
+    seen: events.Place | None = None
     while (left := deadline - time.monotonic()) > 0:
         newest = _pulse.read()
-        if newest != seen and newest > place and (found := feed.events_after(place, rows, limit)):
+        if newest != seen and newest > place and (found := events.events_after(place, rows, limit)):
             return found
         seen = newest
-        feed.let_go()
-        time.sleep(min(feed.EVERY_S, left))
+        events.let_go()
+        time.sleep(min(events.EVERY_S, left))
     return []
 
 

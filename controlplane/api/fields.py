@@ -1,17 +1,25 @@
-"""Other objects that a body names."""
+"""Other objects that a body names.
+
+Fields that hold a part of the routers' schema: their rules are the schema's, and so is their documentation.
+
+What serializers share.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from django.db.models import Manager, Model, QuerySet
+from drf_spectacular.extensions import OpenApiSerializerFieldExtension
+from drf_spectacular.plumbing import ResolvedComponent
 from rest_framework import serializers
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
-from controlplane.access.scope import project_id_of, visible
-
-from .permissions import asker, role_needed
+from controlplane.access.actor import project_id_of, visible
+from controlplane.api.permissions import asker, role_needed
+from controlplane.schema_fields import json_schemas
 
 
 class ByName(serializers.SlugRelatedField[Any]):
@@ -62,3 +70,35 @@ def check_allowed(request: Request, row: Model) -> None:
     needed = role_needed(request)
     if needed is None or not asker(request).may(needed, project_id_of(row)):
         raise PermissionDenied
+
+
+class SchemaField(serializers.JSONField):
+    """JSON of a type of ``routing.schema``. The services check it, so that pages and REST refuse in the same words."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        self.kind, self.options = kind, options
+        super().__init__(**options)
+
+    def __deepcopy__(self, memo: Mapping[Any, Any]) -> Self:
+        """As DRF copies a field, without the type: that is not to be copied, and never changes."""
+        return type(self)(self.kind, **self.options)
+
+
+class SchemaFieldScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
+    """The JSON schema that msgspec makes of the type, its structs as components."""
+
+    target_class = SchemaField
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
+        """What the document says of the field."""
+        (shown,), components = json_schemas([self.target.kind], "#/components/schemas/{name}")
+        for name, body in components.items():
+            kind = ResolvedComponent.SCHEMA
+            found = ResolvedComponent(name, kind, body, name)  # type: ignore[no-untyped-call]  # spectacular's
+            auto_schema.registry.register_on_missing(found)
+        return shown
+
+
+def by_username(source: str) -> serializers.CharField:
+    """A person, shown by the name they sign in with; null where the system acted by itself."""
+    return serializers.CharField(source=f"{source}.username", default=None, read_only=True, allow_null=True)

@@ -1,6 +1,6 @@
 """What the OpenAPI document says of every operation: versions, rehearsals, repeats and refusals.
 
-Read from the views' own attributes (``viewsets/doors.py``), so that the document cannot say anything else.
+Read from the views' own attributes (``viewsets/fields.py``), so that the document cannot say anything else.
 """
 
 from __future__ import annotations

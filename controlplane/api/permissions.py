@@ -10,10 +10,9 @@ from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from controlplane.access.asker import Asker, asker_of
-from controlplane.access.proof import lacks_second_factor, must_prove
+from controlplane.access.actor import Asker, asker_of, project_id_of
+from controlplane.access.middleware import lacks_second_factor, must_prove
 from controlplane.access.rules import needed_role, opens
-from controlplane.access.scope import project_id_of
 from controlplane.models import ApiToken, Role
 
 

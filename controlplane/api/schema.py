@@ -9,11 +9,11 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularJSONAPIView
 
-from .authentication import RouterAuthentication, TokenAuthentication
-from .deprecations import mark
-from .exchange import Exchange
-from .operations import PROBLEM_JSON, refusal_components
-from .permissions import HasRole
+from controlplane.api.authentication import RouterAuthentication, TokenAuthentication
+from controlplane.api.deprecations import mark
+from controlplane.api.middleware import Exchange
+from controlplane.api.operations import PROBLEM_JSON, refusal_components
+from controlplane.api.permissions import HasRole
 
 PROBLEM = {
     "type": "object",

@@ -10,10 +10,7 @@ from typing import Any
 import click
 import yaml
 
-from .context import Context, pass_context
-from .documents import Document
-from .output import COLUMNS, Output, text
-from .watching import DONE, watch
+from controlplane.cli.context import COLUMNS, DONE, Context, Document, Output, pass_context, text, watch
 
 PLAN_HAS_CHANGES = 3
 NOT_COMPLETE = 4

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.backends.postgresql import base
 from psycopg import IsolationLevel
 
-from .connection import PatientConnection
+from controlplane.database.connection import PatientConnection
 
 
 class DatabaseWrapper(base.DatabaseWrapper):

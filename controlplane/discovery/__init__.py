@@ -2,9 +2,8 @@
 them become replicas is for the services to say.
 """
 
-from .kinds import KINDS, SourceKind, canonical_settings, kind_named
-from .look import look_at
-from .targets import Found, LookError, Target
+from controlplane.discovery.poll import KINDS, SourceKind, canonical_settings, kind_named, look_at
+from controlplane.discovery.targets import Found, LookError, Target
 
 __all__ = [
     "KINDS",

@@ -13,8 +13,19 @@ import dns.rdata
 import dns.resolver
 from msgspec import Meta
 
-from .settings import Port, Scheme, SchemeChoice, SourceSettings
-from .targets import Bounds, Found, LookError, Target, base_url, gather, shown
+from controlplane.discovery.targets import (
+    Bounds,
+    Found,
+    LookError,
+    Port,
+    Scheme,
+    SchemeChoice,
+    SourceSettings,
+    Target,
+    base_url,
+    gather,
+    shown,
+)
 
 
 class Record(StrEnum):

@@ -14,8 +14,17 @@ import yaml
 from django.conf import settings as django_settings
 from msgspec import Meta
 
-from .settings import Scheme, SchemeChoice, SourceSettings
-from .targets import Bounds, Found, LookError, Target, gather, shown
+from controlplane.discovery.targets import (
+    Bounds,
+    Found,
+    LookError,
+    Scheme,
+    SchemeChoice,
+    SourceSettings,
+    Target,
+    gather,
+    shown,
+)
 
 LONGEST_FILE = 1 << 20  # bytes
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")

@@ -20,11 +20,20 @@ import httpx
 import msgspec
 from msgspec import Meta, Struct, field
 
+from controlplane.discovery.targets import (
+    Bounds,
+    Found,
+    LookError,
+    Scheme,
+    SchemeChoice,
+    SourceSettings,
+    Target,
+    base_url,
+    gather,
+    shown,
+)
 from controlplane.egress import Answer, fetch, guarded_client
 from controlplane.models import TargetCondition
-
-from .settings import Scheme, SchemeChoice, SourceSettings
-from .targets import Bounds, Found, LookError, Target, base_url, gather, shown
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 250  # slices asked for at once; each holds at most 100 endpoints unless somebody set more

@@ -1,14 +1,38 @@
-"""What a look finds: targets that were checked, in a fixed order, no engine twice, and never too many. Pure."""
+"""What the settings of every kind share.
+
+What a look finds: targets that were checked, in a fixed order, no engine twice, and never too many. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from msgspec import Meta, Struct
 
 from controlplane.egress import Rules, written_addresses
 from controlplane.models import TargetCondition
 from routing.schema import ConfigError, check_base_url
+
+Port = Annotated[int, Meta(ge=1, le=65_535, description="The port at which every engine listens.")]
+
+
+class Scheme(StrEnum):
+    """How engines are spoken to."""
+
+    HTTP = "http"
+    HTTPS = "https"
+
+
+SchemeChoice = Annotated[Scheme, Meta(description="How engines are spoken to.")]
+
+
+class SourceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of a kind's settings: a field nobody knows is an error rather than a silent no-op."""
+
 
 LONGEST_KEY = 253  # characters: the longest name that DNS and Kubernetes know
 MOST_LABELS = 32

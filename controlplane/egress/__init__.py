@@ -5,11 +5,17 @@ has is checked, and the connection is made to an address that was checked, with 
 No redirect is followed, no proxy is taken from the environment, and no answer is longer than it may be.
 """
 
-from .addresses import Rules, fleet_rules, mail_rules, provider_rules, webhook_rules
-from .client import Answer, AnswerTooLargeError, fetch, fetch_async, guarded_async_client, guarded_client
-from .sessions import guarded_session
-from .sockets import guarded_socket
-from .transport import EgressRefusedError, resolve, system_tls, written_addresses
+from controlplane.egress.addresses import Rules, fleet_rules, mail_rules, provider_rules, webhook_rules
+from controlplane.egress.client import (
+    Answer,
+    AnswerTooLargeError,
+    fetch,
+    fetch_async,
+    guarded_async_client,
+    guarded_client,
+    guarded_session,
+)
+from controlplane.egress.transport import EgressRefusedError, guarded_socket, resolve, system_tls, written_addresses
 
 __all__ = [
     "Answer",

@@ -4,6 +4,8 @@ Theory of operation. httpx asks its connection pool, and the pool asks a network
 resolves that host once, judges every address, and hands the stock backend a bare address, so that nothing is
 resolved again between the check and the connection. The pool still knows the host by its name: a kept connection
 is reused for that name alone, and TLS verifies that name.
+
+The same way out for libraries that bring a protocol of their own and only need a connection.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from .addresses import Rules
+from controlplane.egress.addresses import Rules
 
 Resolver = Callable[[str, int], list[str]]
 
@@ -235,3 +237,30 @@ def verifying(authorities: str | None) -> ssl.SSLContext:
     if authorities is not None:
         context.load_verify_locations(cafile=authorities)
     return context
+
+
+def guarded_socket(
+    host: str, port: int, rules: Rules, *, timeout_s: float, resolver: Resolver = resolve
+) -> socket.socket:
+    """A connection to an address of the host that was checked, within ``timeout_s``.
+
+    EgressRefusedError where any of its addresses is not allowed, OSError for every other way to fail.
+    """
+    ends = time.monotonic() + timeout_s
+    try:
+        found = checked(host, lookup(resolver, host, port).result(timeout_s), rules, port)
+    except FutureTimeoutError:
+        raise TimeoutError("resolving took too long") from None
+    except UnicodeError:
+        raise OSError("it cannot be resolved") from None
+    except EgressRefusedError:
+        raise
+    except httpcore.ConnectError as error:
+        raise OSError(str(error)) from None
+    failure = OSError("no address")
+    for address in found:
+        try:
+            return socket.create_connection((address, port), max(ends - time.monotonic(), 0.01))
+        except OSError as error:
+            failure = error
+    raise failure

@@ -1,29 +1,37 @@
 """What the control plane knows, one noun per file. Only ``services`` write these rows."""
 
-from .api_token import ApiToken, Scope
-from .audit_check import AuditCheck
-from .audit_entry import AuditEntry
-from .client_key import ClientKey
-from .config_snapshot import ConfigSnapshot
-from .discovered_replica import DiscoveredReplica, DiscoveredState, TargetCondition
-from .event import Event, EventKind
-from .fleet_secret import FleetSecret
-from .fleet_settings import FleetSettings
-from .item_failure import ItemFailure, PeriodicTask
-from .kept_answer import KeptAnswer
-from .person_session import PersonSession
-from .policy import PolicyRevision, RevisionState, RoutingPolicy
-from .pool import Pool
-from .project import Project
-from .replica import Replica, ReplicaState
-from .role import Role, RoleAssignment
-from .rollout import OPEN_ROLLOUTS, HeldBy, Rollout, RolloutState, RolloutStep
-from .router import Router
-from .router_report import RouterReport
-from .sign_in_lock import SignInLock
-from .source import Adoption, ReplicaSource, SourceStatus
-from .task_group import TaskGroup
-from .worker_liveness import WorkerLiveness
+from controlplane.models.access import ApiToken, KeptAnswer, PersonSession, Role, RoleAssignment, Scope, SignInLock
+from controlplane.models.audit import AuditCheck, AuditEntry, Event, EventKind
+from controlplane.models.discovery import (
+    Adoption,
+    DiscoveredReplica,
+    DiscoveredState,
+    ReplicaSource,
+    SourceStatus,
+    TargetCondition,
+)
+from controlplane.models.fleet import (
+    ClientKey,
+    FleetSecret,
+    FleetSettings,
+    Pool,
+    Project,
+    Replica,
+    ReplicaState,
+    TaskGroup,
+)
+from controlplane.models.policy import (
+    OPEN_ROLLOUTS,
+    ConfigSnapshot,
+    HeldBy,
+    PolicyRevision,
+    RevisionState,
+    Rollout,
+    RolloutState,
+    RolloutStep,
+    RoutingPolicy,
+)
+from controlplane.models.router import ItemFailure, PeriodicTask, Router, RouterReport, WorkerLiveness
 
 __all__ = [
     "OPEN_ROLLOUTS",

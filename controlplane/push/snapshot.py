@@ -1,14 +1,23 @@
-"""Rows to the configuration that routers run. Equal rows give equal bytes: everything is ordered by name."""
+"""Client keys as routers are told of them.
+
+A key is of one project: it is good for that project's models alone, its tenant is none of another project's, and
+routers know it as ``project.name``. What a key names and is there no longer is left out, and a key for nothing is not
+let in: nobody's change can be refused for what a key names.
+
+Rows to the configuration that routers run. Equal rows give equal bytes: everything is ordered by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from django.conf import settings
 from django.db.models import Prefetch
 
-from controlplane import router_fields
+from controlplane import schema_fields
+from controlplane.encryption import unseal
 from controlplane.models import (
     OPEN_ROLLOUTS,
     ClientKey,
@@ -22,10 +31,79 @@ from controlplane.models import (
     RoutingPolicy,
     TaskGroup,
 )
-from controlplane.push.access import access_of, claiming
 from controlplane.schema_fields import revived
-from controlplane.sealing import unseal
 from routing import schema
+
+
+def access_of(keys: Iterable[ClientKey], pools: Sequence[Pool]) -> schema.Access:
+    """Those that are let in, by name; ``pools`` with their groups at hand."""
+    told = (_told(key, pools) for key in keys)
+    return schema.Access(tuple(sorted((key for key in told if key), key=lambda key: key.name)))
+
+
+def api_key(key: ClientKey) -> schema.ApiKey:
+    """A key as its row says it."""
+    return schema.ApiKey(
+        name=key.full_name,
+        digest=key.digest,
+        models=_tuple(key.models),
+        groups=_tuple(key.groups),
+        tenant=f"{key.project.name}.{key.tenant}" if key.tenant else None,
+        requests_per_s=key.requests_per_s,
+        burst=key.burst,
+        tokens_per_min=key.tokens_per_min,
+        expires_at=None if key.expires_at is None else int(key.expires_at.timestamp()),
+    )
+
+
+def names_of(pools: Iterable[Pool]) -> set[str] | None:
+    """Every name of a model, alias or adapter of some pools; None where one of them takes any model."""
+    names: set[str] = set()
+    for pool in pools:
+        if not pool.models:
+            return None
+        named: list[dict[str, Any]] = [*pool.aliases, *pool.adapters]
+        names |= {*pool.models, *(one["name"] for one in named)}
+    return names
+
+
+def claiming(group: schema.TaskGroupConfig, project: str, keys: Collection[str]) -> schema.TaskGroupConfig:
+    """The group with the keys that it claims by their full names, those that are let in alone."""
+    match = group.match
+    if not match.api_keys and not match.api_key_prefixes:
+        return group
+    names = tuple(name for name in (f"{project}.{short}" for short in match.api_keys) if name in keys)
+    prefixes = tuple(f"{project}.{prefix}" for prefix in match.api_key_prefixes)
+    told = msgspec.structs.replace(match, api_keys=names, api_key_prefixes=prefixes)
+    return msgspec.structs.replace(group, match=told)
+
+
+def _told(key: ClientKey, pools: Sequence[Pool]) -> schema.ApiKey | None:
+    """The key within what its project has; None where that is nothing."""
+    own = [pool for pool in pools if pool.project_id == key.project_id]
+    said = api_key(key)
+    models = _models(said.models, names_of(own), is_alone=len(own) == len(pools))
+    groups = _those(said.groups, {group.name for pool in own for group in pool.groups.all()})
+    if not own or models == () or groups == ():
+        return None
+    return msgspec.structs.replace(said, models=models, groups=groups)
+
+
+def _models(said: tuple[str, ...] | None, known: Collection[str] | None, *, is_alone: bool) -> tuple[str, ...] | None:
+    """Its project's alone, unless there is no other project's; a project that takes any model cannot be told apart."""
+    if known is None:
+        return said
+    if said is None:
+        return None if is_alone else tuple(sorted(known))
+    return _those(said, known)
+
+
+def _those(said: tuple[str, ...] | None, known: Collection[str]) -> tuple[str, ...] | None:
+    return None if said is None else tuple(name for name in said if name in known)
+
+
+def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
 
 
 def build_config(hash_secret: str) -> schema.RouterConfig:
@@ -34,7 +112,7 @@ def build_config(hash_secret: str) -> schema.RouterConfig:
     access = _access(rows) if fleet and fleet.needs_key else None
     keys = frozenset(key.name for key in access.keys) if access else frozenset()
     pools = tuple(_pool(pool, trials, keys) for pool in rows)
-    said = revived(router_fields.FLEET, fleet) if fleet else {}
+    said = revived(schema_fields.FLEET, fleet) if fleet else {}
     networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
     return schema.RouterConfig(hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **said)
 
@@ -77,7 +155,7 @@ def _pool(pool: Pool, trials: Mapping[int, Rollout], keys: Collection[str]) -> s
         policy=policy,
         replicas=tuple(_replica(replica) for replica in pool.replicas.all()),
         groups=groups,
-        **revived(router_fields.POOL, pool),
+        **revived(schema_fields.POOL, pool),
     )
 
 
@@ -90,7 +168,7 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
         block_tokens=replica.block_tokens,
         capacity_blocks=(replica.capacity_blocks or 0) // replica.data_parallel_size or None,  # of each rank
         api_key=None if replica.api_key_sealed is None else unseal(replica.api_key_sealed).decode(),
-        **revived(router_fields.REPLICA, replica),
+        **revived(schema_fields.REPLICA, replica),
     )
 
 
@@ -101,7 +179,7 @@ def _group(group: TaskGroup, trials: Mapping[int, Rollout]) -> schema.TaskGroupC
         name=group.name,
         policy=_policy(policy, trials) if policy else None,
         replicas=names or None,
-        **revived(router_fields.GROUP, group),
+        **revived(schema_fields.GROUP, group),
     )
 
 

@@ -18,10 +18,9 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import BinaryField, Model
 
+from controlplane.encryption import reseal
 from controlplane.models import EventKind
-from controlplane.sealing import reseal
-
-from .events import record_event
+from controlplane.services.events import record_event
 
 FACTOR_SECRETS = ("secret", "seed")  # in Authenticator.data
 

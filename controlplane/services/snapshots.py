@@ -10,12 +10,12 @@ from contextvars import ContextVar
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 
-from controlplane.access.asker import roles_of
+from controlplane.access.actor import roles_of
 from controlplane.celery import wake
+from controlplane.encryption import seal, unseal
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ConfigSnapshot, FleetSecret, Pool
 from controlplane.push.snapshot import build_config
-from controlplane.sealing import seal, unseal
 from routing.schema import ConfigError, dump_snapshot, without_secrets
 
 TURN = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless

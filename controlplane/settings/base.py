@@ -4,9 +4,8 @@ from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
-from . import env
-from .oidc import *  # noqa: F403 - a part of this file
-from .sign_in import *  # noqa: F403 - a part of this file
+from controlplane.settings import env
+from controlplane.settings.sign_in import *  # noqa: F403 - a part of this file  # noqa: F403 - a part of this file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = Path(env.text("DATA_DIR", str(ROOT / ".warmpath"))).resolve()
@@ -47,7 +46,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",  # deny first: a view opens itself, or asks for sign-in
-    "controlplane.access.gate.AccessMiddleware",  # and what it may do is in one table
+    "controlplane.access.middleware.AccessMiddleware",  # and what it may do is in one table
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -106,7 +105,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.permissions.HasRole"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.ShallowJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.api.pagination.ShallowJSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.Pages",
     "PAGE_SIZE": 100,
@@ -132,7 +131,7 @@ SPECTACULAR_SETTINGS = {
         "ReplicaState": "controlplane.models.ReplicaState",
         "RevisionState": "controlplane.models.RevisionState",
         "RolloutState": "controlplane.models.RolloutState",
-        "SourceKind": "controlplane.api.serializers.sources.KIND_CHOICES",
+        "SourceKind": "controlplane.api.serializers.discovery.KIND_CHOICES",
         "SourceStatus": "controlplane.models.SourceStatus",
         "AlertState": "telemetry.models.AlertState",
         "NotificationKind": "telemetry.models.NotificationKind",
@@ -186,7 +185,7 @@ CELERY_BEAT_SCHEDULE = {
     "discover": _every("controlplane.tasks.look_at_sources", 5),
 }
 
-WATCHDOG = "telemetry.services.own.watchdog.start"  # by its name: nothing here imports telemetry
+WATCHDOG = "telemetry.services.self_monitoring.start"  # by its name: nothing here imports telemetry
 
 # --- Warmpath -------------------------------------------------------------------------------------------
 

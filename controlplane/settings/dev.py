@@ -2,16 +2,15 @@
 
 from django.core.exceptions import ImproperlyConfigured
 
-from controlplane.stack import places
-
-from . import env
-from .base import *  # noqa: F403 - this file is base plus differences
-from .base import DATA_DIR
+from controlplane.settings import env
+from controlplane.settings.base import *  # noqa: F403 - this file is base plus differences
+from controlplane.settings.base import DATA_DIR
+from controlplane.stack import paths
 
 DEBUG = env.flag("DEBUG", default=False)
-SECRET_KEY = env.text("SECRET_KEY", "") or places.secret(DATA_DIR, "secret_key")
-ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(DATA_DIR, "router_admin_token")
-CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "") or places.secret(DATA_DIR, "config_signing_key")
+SECRET_KEY = env.text("SECRET_KEY", "") or paths.secret(DATA_DIR, "secret_key")
+ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or paths.secret(DATA_DIR, "router_admin_token")
+CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "") or paths.secret(DATA_DIR, "config_signing_key")
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 if DEBUG and (strangers := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost", "[::1]"})):
     raise ImproperlyConfigured(
@@ -19,11 +18,11 @@ if DEBUG and (strangers := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost"
         f"WARMPATH_ALLOWED_HOSTS names {', '.join(strangers)}"
     )
 
-DATABASES = {"default": env.database(env.text("DATABASE_URL", places.postgres_url(DATA_DIR)), pool=8)}
-_embedded_owner = "" if env.text("DATABASE_URL", "") else places.postgres_url(DATA_DIR, "postgres")
+DATABASES = {"default": env.database(env.text("DATABASE_URL", paths.postgres_url(DATA_DIR)), pool=8)}
+_embedded_owner = "" if env.text("DATABASE_URL", "") else paths.postgres_url(DATA_DIR, "postgres")
 if owner := env.text("DATABASE_OWNER_URL", _embedded_owner):
     DATABASE_OWNER = env.database(owner)
-CELERY_BROKER_URL = env.text("REDIS_URL", places.valkey_url(DATA_DIR))
+CELERY_BROKER_URL = env.text("REDIS_URL", paths.valkey_url(DATA_DIR))
 
 STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to be there
 WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop

@@ -2,9 +2,9 @@
 
 from django.core.exceptions import ImproperlyConfigured
 
-from . import env
-from .base import *  # noqa: F403 - this file is base plus differences
-from .base import CONFIG_SIGNING_KEY
+from controlplane.settings import env
+from controlplane.settings.base import *  # noqa: F403 - this file is base plus differences
+from controlplane.settings.base import CONFIG_SIGNING_KEY
 
 DEBUG = False
 SECRET_KEY = env.text("SECRET_KEY")

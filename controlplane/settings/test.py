@@ -4,8 +4,8 @@ import os
 
 os.environ.setdefault("WARMPATH_DATA_DIR", "/nonexistent")
 
-from . import env
-from .base import *  # noqa: F403 - this file is base plus differences
+from controlplane.settings import env
+from controlplane.settings.base import *  # noqa: F403 - this file is base plus differences
 
 SECRET_KEY = "a-key-for-tests-only-" * 3
 ROUTER_ADMIN_TOKEN = "router-token-for-tests"  # noqa: S105 - no secret

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
+from controlplane.encryption import public_key
 from controlplane.settings import env
-from controlplane.signing_keys import public_key
-
-from . import places
-from .child import Child
-from .postgres import EmbeddedPostgres
-from .valkey import valkey_child
+from controlplane.stack import paths
+from controlplane.stack.paths import Child
+from controlplane.stack.servers import EmbeddedPostgres, valkey_child
 
 TRACE_BLOCKS = 128_001  # of a stand-in that serves a real trace: 2 million tokens, one block never used
 STANDIN_PREFILL_RATE = 8000  # tokens/s of one stand-in
@@ -88,12 +86,12 @@ def servers(settings: StackSettings) -> list[Child]:
     """The embedded servers that no URL in the environment replaces."""
     children = []
     if not env.text("DATABASE_URL", ""):
-        home = places.server_home(settings.data_dir, "postgres")
-        postgres = EmbeddedPostgres(home, places.socket_dir(settings.data_dir, "postgres"))
+        home = paths.server_home(settings.data_dir, "postgres")
+        postgres = EmbeddedPostgres(home, paths.socket_dir(settings.data_dir, "postgres"))
         postgres.prepare()
         children.append(postgres.child())
     if not env.text("REDIS_URL", ""):
-        children.append(valkey_child(places.valkey_socket(settings.data_dir)))
+        children.append(valkey_child(paths.valkey_socket(settings.data_dir)))
     return children
 
 
@@ -182,11 +180,11 @@ def player(settings: StackSettings) -> list[Child]:
 
 
 def _admin_token(settings: StackSettings) -> str:
-    return env.text("ROUTER_ADMIN_TOKEN", "") or places.secret(settings.data_dir, "router_admin_token")
+    return env.text("ROUTER_ADMIN_TOKEN", "") or paths.secret(settings.data_dir, "router_admin_token")
 
 
 def _signing_secret(settings: StackSettings) -> str:
-    return env.text("CONFIG_SIGNING_KEY", "") or places.secret(settings.data_dir, "config_signing_key")
+    return env.text("CONFIG_SIGNING_KEY", "") or paths.secret(settings.data_dir, "config_signing_key")
 
 
 def _celery(program: str) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import IO
 
-from .child import Child
+from controlplane.stack.paths import Child
 
 GRACE_S = 8.0  # between the polite signal and the kill
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # before a restart, growing while a child keeps ending

@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from controlplane.access.asker import asker_of
+from controlplane.access.actor import asker_of
 from controlplane.access.rules import needed_role, opens
 
 

@@ -15,9 +15,9 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from controlplane.access.asker import asker_of
+from controlplane.access.actor import asker_of
 from controlplane.access.rules import needed_role, opens
-from controlplane.accounts.ways import is_connected, provider_name, sign_in_url
+from controlplane.accounts.sign_in_methods import is_connected, provider_name, sign_in_url
 
 register = template.Library()
 NOTHING = "\u2013"  # an en dash

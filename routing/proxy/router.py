@@ -3,70 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Iterator
 from typing import Final
 
-from routing.core.health.book import HealthBook
-from routing.core.health.breaker import Breakers
-from routing.core.health.slow_start import SlowStarts
-from routing.core.limits.retry_budget import RetryBudget
-from routing.core.limits.shared import SharedLimits
-from routing.core.loads.book import LoadBook
-from routing.core.prompt.canonical import CanonicalPrompt
-from routing.core.residency.residency import Residency
-from routing.core.token_ratio import TokenRatios, models_of
-from routing.core.types import NoReplicaError, ReplicaId
-from routing.placement.decision import Decision
-from routing.placement.placement import Placement
-from routing.proxy import stopping
-from routing.proxy.clients.access import AccessControl
-from routing.proxy.clients.admission import Admission
-from routing.proxy.clients.client import Client
-from routing.proxy.clients.connection_limit import ConnectionLimit
-from routing.proxy.clients.models import models_answer
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import ConfigStore, Swap
-from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.ring import DecisionRing
-from routing.proxy.decisions.shapes import ShapeSampler
-from routing.proxy.exchanges.exchange import Exchange
-from routing.proxy.exchanges.gates import Gates
-from routing.proxy.exchanges.placing import PROMPT_PATHS, RETRY_AFTER_S
-from routing.proxy.http.answer import AnswerHead
-from routing.proxy.http.errors import RefusalError
-from routing.proxy.http.local_answer import LocalAnswer
-from routing.proxy.http.request import Head, Request
-from routing.proxy.known_heads import ANSWER_NAMES, REQUEST_NAMES, KnownHeads
-from routing.proxy.large_bodies.reader import LargeBodies
-from routing.proxy.log import event
-from routing.proxy.loop.deadlines import Deadlines
-from routing.proxy.loop.outbox import Outbox
-from routing.proxy.loop.turns import in_turns
-from routing.proxy.metrics.configured import ConfiguredSeries
-from routing.proxy.metrics.metrics import Metrics, Outcome, SeriesKey
-from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.health import HealthChecks
-from routing.proxy.replicas.link import ReplicaLink
-from routing.proxy.replicas.upstream import Failure
-from routing.proxy.replicas.watch import Watch
-from routing.proxy.serving import Serving, checked_replicas, joined_names, target_ids, usage_pools
-from routing.proxy.sockets.tls import Tls
-from routing.proxy.upkeep import Upkeep
-from routing.proxy.warming.warm_ups import WarmUps
+from routing.balancing.placement import Placement
+from routing.balancing.rates import models_of
+from routing.health.balancer import ActiveFleet, Balancer, joined_replicas
+from routing.http.auth import AccessControl
+from routing.http.errors import RefusalError
+from routing.http.headers import ANSWER_NAMES, REQUEST_NAMES, HeaderCache
+from routing.http.loop import Deadlines, WriteBuffer
+from routing.http.request import Request, RequestHead
+from routing.http.response import LocalResponse, ResponseHead
+from routing.http.tasks import Background, Periodic, run_in_slices
+from routing.http.tls import Tls
+from routing.limits.concurrency import SharedLimits
+from routing.observability.metrics import ConfiguredSeries, SeriesKey
+from routing.proxy.active_configuration import ActiveConfiguration, checked_replicas, target_ids, usage_pools
+from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, Admission, models_answer
+from routing.proxy.config_store import ConfigStore, Swap
+from routing.proxy.connection_limit import ConnectionLimit
+from routing.proxy.exchange import Exchange
+from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.response_relay import Downstream
+from routing.proxy.services import Services
 from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
+from routing.types import ReplicaId
+from routing.upstream.address import Address
+from routing.upstream.pool import ConnectionPool
 
-logger = logging.getLogger(__name__)
-
+HOUSEKEEPING_S: Final = 0.25
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 _METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
 
 
 class Router:
-    """One router process, apart from its listening sockets."""
+    """One router process, apart from its listening sockets: the active configuration, and the parts that use it."""
 
     def __init__(
         self,
@@ -80,50 +54,32 @@ class Router:
         self.boot = secrets.token_hex(8)  # tells one life of the process from the next
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
-        self.outbox = Outbox(self.loop)
-        self.request_heads = KnownHeads[Head](REQUEST_NAMES)
-        self.answer_heads = KnownHeads[AnswerHead](ANSWER_NAMES)
-        self.loads = LoadBook()
-        self.residency = Residency()
-        self.token_ratios = TokenRatios()
+        self.write_buffer = WriteBuffer(self.loop)
+        self.request_head_cache = HeaderCache[RequestHead](REQUEST_NAMES)
+        self.response_head_cache = HeaderCache[ResponseHead](ANSWER_NAMES)
         self.limits = Limits()
         self.shared_limits: SharedLimits | None = None  # with other processes; None: there are none
-        self.health = HealthBook()
-        self.slow_starts = SlowStarts(self.health)
-        self.breakers = Breakers(self.health, self.loop.time, self._returned)
-        self.checks = HealthChecks(self.health, self._came_up, self.progress_at)
-        self.retry_budget = RetryBudget(self.limits.retry_ratio, self.limits.retry_floor_per_s)
-        self.all_gates = Gates()
-        self.gates: Gates | None = None  # None: no limit is configured
-        self.all_warm_ups = WarmUps(self)
-        self.warm_ups: WarmUps | None = None  # None: no pool warms up
-        self.watch = Watch(self)
-        self._upkeep = Upkeep(self)
-        self.metrics = Metrics()
-        self.decisions = DecisionRing()
-        self.shape_sampler = ShapeSampler()
+        self.balancer = Balancer(self.loop)
+        self.services = Services(self.balancer, self.boot)
         self.store = ConfigStore(self.prepare, files, signatures)
-        self.serving: Serving | None = None
-        self.large_bodies = LargeBodies()
-        self.clients: set[Client] = set()
+        self.serving: ActiveConfiguration | None = None
+        self.clients: set[Downstream] = set()
         self.connection_limit = ConnectionLimit()
         self.unfinished_bytes = 0  # of bodies that are still coming
-        self.is_draining = False
         self.requests = 0  # taken, ever
-        self._in_flight = 0
         self.in_flight_elsewhere = 0  # in other processes that share the port
-        self._idle = asyncio.Event()  # set by the last request of a draining router
-        self._retired: set[ReplicaLink] = set()
+        self._retired: set[ConnectionPool] = set()
         self._named = 0  # requests whose clients gave them no id
+        self._housekeeping = Periodic(Background.UPKEEP, HOUSEKEEPING_S, self._run_housekeeping)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the router takes no new connections, and answers what it has."""
+        return self.services.is_draining
 
     # --- requests ---
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that have not ended."""
-        return self._in_flight
-
-    def request(self, head: Head, body: bytes, values: list[bytes] | None = None) -> Request:
+    def request(self, head: RequestHead, body: bytes, values: list[bytes] | None = None) -> Request:
         """A request that is here whole. One whose client gave it no id gets one.
 
         ``values``: of its head, where that was recognised.
@@ -134,7 +90,7 @@ class Router:
             name = f"{self.boot}-{self._named}"
         return Request(head, body, name, values)
 
-    def body_refusal(self, head: Head) -> RefusalError | None:
+    def body_refusal(self, head: RequestHead) -> RefusalError | None:
         """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
         try:
             if self.serving is not None and self.serving.access is not None:
@@ -144,7 +100,7 @@ class Router:
             return refusal
         return None
 
-    def open(self, client: Client, request: Request) -> Exchange | LocalAnswer:
+    def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
         """Take a request: for a replica, or answered here. RefusalError for what no path or limit allows."""
         head = request.head
         methods = _METHODS.get(head.path)
@@ -161,69 +117,11 @@ class Router:
             request.grant = serving.access.admit(head)
         if head.path == MODELS and (models := models_answer(serving.config, request.grant)) is not None:
             return models
-        if self._in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
+        if self.services.in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
             raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
-        self._in_flight += 1
+        self.services.in_flight += 1
         self.requests += 1
-        return Exchange(self, serving, client, request)
-
-    def placed(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
-        """A request goes to its first replica: tell those who count by prompts."""
-        if request.grant is not None:
-            request.grant.began(decision.keys.prompt_tokens)
-        if self.warm_ups is not None:
-            self.warm_ups.met(decision, request, prompt)
-
-    def ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
-        """Account for a request that went through ``open``, exactly once."""
-        self._in_flight -= 1
-        if self.is_draining and not self._in_flight:
-            self._idle.set()
-        if record is None:
-            self.metrics.unplaced_ended(outcome, pool, group)
-        else:
-            self.metrics.placed_ended(record, outcome)
-            self.decisions.add(record)
-
-    # --- what becomes of replicas ---
-
-    def failed(self, replica: str, reason: str, *, was_probe: bool) -> None:
-        """A replica failed a request in a way that its health check does not see."""
-        if self.breakers.failed(ReplicaId(replica), reason, was_probe=was_probe):
-            event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
-
-    def response_failed(self, replica: str, failure: Failure, *, was_probe: bool) -> None:
-        """A response, or its rest, will not come. A timeout counts only where the engine shows no progress either."""
-        if failure is Failure.TIMEOUT:
-            self.watch.timed_out(replica, was_probe=was_probe)
-        else:
-            self.failed(replica, failure, was_probe=was_probe)
-
-    def _returned(self, replica: ReplicaId) -> None:
-        event(logger, "replica_back", replica=replica)
-        self.start_slowly(replica)
-
-    def _came_up(self, replica: ReplicaId) -> None:
-        self.breakers.came_up(replica)
-        self._join(replica)
-
-    def progress_at(self, replica: str) -> float:
-        """When a replica's latest body byte came, in loop time; 0 if none ever did."""
-        link = self.serving.links.get(replica) if self.serving else None
-        return link.progress_at if link else 0.0
-
-    def _join(self, replica: ReplicaId) -> None:
-        """Its cache is empty: warm it up where the pool says so, else let it start slowly as it is."""
-        if self.warm_ups is None or not self.warm_ups.begin(replica):
-            self.start_slowly(replica)
-
-    def cuts_warm_ups_short(self, missing: NoReplicaError) -> bool:
-        """Whether a replica that can serve what no other can was to warm up first, and takes traffic now."""
-        return self.warm_ups is not None and self.warm_ups.cut_short(missing)
-
-    def start_slowly(self, replica: ReplicaId) -> None:
-        """Let a replica take traffic, a part of its share at first."""
-        self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
+        return Exchange(self.services, serving, client, request)
 
     # --- configuration ---
 
@@ -246,16 +144,19 @@ class Router:
         serving = await asyncio.to_thread(self._build, snapshot.config)
 
         async def swap() -> None:
-            await in_turns(serving.placement.prepare(self.health))
+            await run_in_slices(serving.placement.prepare(self.balancer.health))
             self._swap(serving)
-            await in_turns(serving.placement.prepare(self.health))  # anew where replicas joined, else nothing is left
+            await run_in_slices(
+                serving.placement.prepare(self.balancer.health)
+            )  # anew where replicas joined, else nothing is left
 
         return swap
 
-    def _build(self, config: RouterConfig) -> Serving:
-        placement = Placement(config, self.loads, int(self.boot, 16), self.residency, self.name, self.token_ratios)
-        before = self.serving.links if self.serving else {}
-        links = {
+    def _build(self, config: RouterConfig) -> ActiveConfiguration:
+        state = self.balancer
+        placement = Placement(config, state.loads, int(self.boot, 16), state.residency, self.name, state.token_ratios)
+        before = self.serving.connection_pools if self.serving else {}
+        connection_pools = {
             replica.name: old
             if (old := before.get(replica.name)) and old.address == address
             else self._link(replica.name, address)
@@ -263,16 +164,16 @@ class Router:
         }
         access = AccessControl(config, self.shared_limits) if config.access is not None else None
         admission = Admission(config, placement.models, placement.matcher)
-        return Serving(
+        return ActiveConfiguration(
             config,
             placement,
-            links,
+            connection_pools,
             access,
             admission,
             ConfiguredSeries(config),
             config.limits,
             targets=frozenset(target_ids(config)),
-            checked=[one for pool in config.pools for one in checked_replicas(pool, links)],
+            checked=[one for pool in config.pools for one in checked_replicas(pool, connection_pools)],
             usage_pools=usage_pools(config),
         )
 
@@ -286,74 +187,91 @@ class Router:
                     Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys, tls=tls, networks=networks),
                 )
 
-    def _link(self, name: str, address: Address) -> ReplicaLink:
-        return ReplicaLink(
+    def _link(self, name: str, address: Address) -> ConnectionPool:
+        return ConnectionPool(
             name,
             address,
             deadlines=self.deadlines,
-            outbox=self.outbox,
-            known_heads=self.answer_heads,
+            write_buffer=self.write_buffer,
+            header_cache=self.response_head_cache,
             loop=self.loop,
         )
 
-    def _swap(self, serving: Serving) -> None:
+    def _swap(self, serving: ActiveConfiguration) -> None:
         before, self.serving, self.limits = self.serving, serving, serving.limits
+        self.balancer.fleet = ActiveFleet(serving.config, serving.placement, serving.connection_pools)
         self.connection_limit.limit(serving.limits.max_connections_per_address, self.clients)
+        self.request_head_cache.forget(serving.limits.max_header_bytes)  # they were read by the limits before
         if before is not None:
-            serving.placement.carry_over(before.placement)
-        self.request_heads.forget(serving.limits.max_header_bytes)  # they were read by the limits before
-        if before is not None and before.access is not None and serving.access is not None:
+            self._carry_over(before, serving)
+        self._configure_balancer(serving)
+        self._configure_services(serving)
+        for name in joined_replicas(serving.config, before.config) if before is not None else ():
+            self.services.join(name)
+        self._housekeeping.start()
+
+    def _carry_over(self, before: ActiveConfiguration, serving: ActiveConfiguration) -> None:
+        """Keep what the configuration before had learned, and close its connections as they become idle."""
+        serving.placement.carry_over(before.placement)
+        if before.access is not None and serving.access is not None:
             serving.access.carry_over(before.access)
-        kept = set(serving.links.values())
-        for link in set(before.links.values()) - kept if before else ():
+        for link in set(before.connection_pools.values()) - set(serving.connection_pools.values()):
             link.retire()
             self._retired.add(link)
         self._retired = {link for link in self._retired if link.is_in_use}
-        self.metrics.prune(self.knows)  # at each scrape too, but there may be none
-        self.loads.forget_all_but(serving.targets)
-        self.residency.forget_all_but(serving.targets)
-        self.token_ratios.forget_all_but(
-            (pool.name, model) for pool in serving.config.pools for model in models_of(pool)
+
+    def _configure_balancer(self, serving: ActiveConfiguration) -> None:
+        state, pools = self.balancer, serving.config.pools
+        state.loads.forget_all_but(serving.targets)
+        state.residency.forget_all_but(serving.targets)
+        state.token_ratios.forget_all_but((pool.name, model) for pool in pools for model in models_of(pool))
+        state.breakers.configure(pools)
+        state.slow_starts.forget_all_but({ReplicaId(name) for name in serving.connection_pools})
+        state.retry_budget.ratio = serving.limits.retry_ratio
+        state.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
+
+    def _configure_services(self, serving: ActiveConfiguration) -> None:
+        services, config = self.services, serving.config
+        services.metrics.prune(self.knows)  # at each scrape too, but there may be none
+        services.checks.check_only(serving.checked)
+        services.warm_ups = services.all_warm_ups if services.all_warm_ups.configure(config) else None
+        services.admission_queues = (
+            services.all_admission_queues
+            if services.all_admission_queues.configure(config, self.shared_limits)
+            else None
         )
-        self.checks.check_only(serving.checked)
-        self.breakers.configure(serving.config.pools)
-        self.slow_starts.forget_all_but({ReplicaId(name) for name in serving.links})
-        self.retry_budget.ratio = serving.limits.retry_ratio
-        self.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
-        self.warm_ups = self.all_warm_ups if self.all_warm_ups.configure(serving.config) else None
-        self.gates = self.all_gates if self.all_gates.configure(serving.config, self.shared_limits) else None
-        if before:
-            for name in joined_names(serving.config, before.config):
-                self._join(name)
-        self._upkeep.start()
+
+    def _run_housekeeping(self) -> None:
+        """Refill the retry budget, advance breakers, slow starts and warm-ups, and look for stalled replicas."""
+        now, state, services = self.loop.time(), self.balancer, self.services
+        state.retry_budget.tick(now, self.requests)
+        state.breakers.advance()
+        state.loads.advance(state.loads.clock())
+        state.slow_starts.advance(now)
+        if services.warm_ups is not None:
+            services.warm_ups.tick(now)
+        if services.admission_queues is not None:
+            services.admission_queues.expire()
+        if state.fleet is not None:
+            services.stall_detector.look(state.fleet, now)
 
     # --- the end ---
 
-    async def drain(self, *, linger_s: float = 0.0) -> None:
-        """Answer what is here or was begun, up to the configured limit: ``stopping.py``."""
-        self.is_draining = True
-        await stopping.drain(self, linger_s)
-
-    async def no_requests(self) -> None:
-        """Wait until no request is under way, of a router that is draining."""
-        while self._in_flight:
-            self._idle.clear()
-            await self._idle.wait()
+    def begin_draining(self) -> None:
+        """Take no more requests than what has come; ``shutdown.drain`` waits for the responses."""
+        self.services.is_draining = self.services.all_warm_ups.is_draining = True
 
     def close(self) -> None:
         """End everything at once."""
-        self.is_draining = True
+        self.begin_draining()
         for client in list(self.clients):
-            client.cut()
-        self.checks.close()
-        self._upkeep.close()
-        self.watch.close()
-        self.large_bodies.close()
-        self.all_warm_ups.close()
-        for link in {*self._retired, *(self.serving.links.values() if self.serving else ())}:
+            client.reset()
+        self.services.close()
+        self._housekeeping.stop()
+        for link in {*self._retired, *(self.serving.connection_pools.values() if self.serving else ())}:
             link.close()
         self.deadlines.close()
 
-    def _health_answer(self) -> LocalAnswer:
+    def _health_answer(self) -> LocalResponse:
         reason = self.not_ready_reason
-        return LocalAnswer(200 if reason is None else 503)
+        return LocalResponse(200 if reason is None else 503)

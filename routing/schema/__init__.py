@@ -4,46 +4,74 @@ The control plane builds it, a file may hold it, the router checks and runs it. 
 that others import, so it depends on msgspec alone and does no I/O. README.md says what stands in which file.
 """
 
-from routing.schema.access import Access, ApiKey, check_access
-from routing.schema.addresses import (
+from routing.schema.access import (
+    LEAST_URGENT,
+    PRIORITIES,
+    Access,
+    ApiKey,
+    Caps,
+    ConcurrencyConfig,
+    GroupCaps,
+    check_access,
+)
+from routing.schema.fields import (
     FORBIDDEN_NETWORKS,
+    HIDDEN,
+    NAME,
+    SECRET_FIELDS,
     AddressRules,
+    ConfigError,
+    Frozen,
+    Hex,
     IpAddress,
     IpNetwork,
+    Model,
+    Name,
     ReplicaNetworks,
     all_faces,
+    check_base_url,
     is_within,
+    without_secrets,
 )
-from routing.schema.base import HIDDEN, NAME, SECRET_FIELDS, ConfigError, Frozen, Hex, Model, Name, without_secrets
-from routing.schema.caps import Caps, GroupCaps
-from routing.schema.checks import check_config
-from routing.schema.concurrency import LEAST_URGENT, PRIORITIES, ConcurrencyConfig
-from routing.schema.failures import BreakerConfig, HealthCheck
-from routing.schema.fleet import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig, StreamUsage
+from routing.schema.fleet import (
+    Adapter,
+    Alias,
+    ModelNames,
+    PoolConfig,
+    ReplicaConfig,
+    ReplicaState,
+    RouterConfig,
+    StreamUsage,
+    WarmUp,
+)
 from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
-from routing.schema.limits import RETRY_CAUSES, UNSAFE_CAUSES, Limits
-from routing.schema.models import Adapter, Alias, ModelNames
-from routing.schema.policies import PolicyConfig, Trial
+from routing.schema.limits import RETRY_CAUSES, UNSAFE_CAUSES, BreakerConfig, HealthCheck, Limits
 from routing.schema.ring import moved_by_chance, moved_ratio, points_of
-from routing.schema.signatures import KEY_HEX, Signature, key_id, signed_text
 from routing.schema.snapshot import (
+    KEY_HEX,
     OLDEST_SCHEMA,
     SCHEMA_VERSION,
     LoadedSnapshot,
+    Signature,
     Snapshot,
+    check_config,
     dump_snapshot,
     encode_config,
+    key_id,
     load_snapshot,
     sign_document,
+    signed_text,
 )
 from routing.schema.strategies import (
     AffinityGroupsSettings,
+    Boundary,
     BoundedLoad,
     CacheAwareSettings,
     CostSettings,
     LeastLoadSettings,
     LeastTtftSettings,
     LowestCostSettings,
+    PolicyConfig,
     PolicySettings,
     PowerOfTwoSettings,
     PrefixHashSettings,
@@ -52,13 +80,12 @@ from routing.schema.strategies import (
     RoundRobinSettings,
     SessionAffinitySettings,
     Settings,
+    Tier1,
     Tier1Settings,
     TieredSettings,
+    Trial,
     load_settings,
 )
-from routing.schema.tier1 import Boundary, Tier1
-from routing.schema.urls import check_base_url
-from routing.schema.warm_up import WarmUp
 
 __all__ = [
     "FORBIDDEN_NETWORKS",

@@ -2,6 +2,12 @@
 
 Without ``access`` a router takes requests from anybody and passes ``Authorization`` on; with it, only those that carry
 a key named here.
+
+The most that one request may ask for. It holds for everybody, with keys or without.
+
+What a pool or a task group does about more requests than its replicas can do.
+
+Why each default is what it is stands in ``limits.md``.
 """
 
 from __future__ import annotations
@@ -9,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
-from routing.schema.base import ConfigError, Frozen, Model, Name, of_form
+from routing.schema.fields import ConfigError, Frozen, Model, Name, of_form
 
 # The key itself is never in a snapshot. Keys are 256 random bits, so nobody can search for the key of a digest, and a
 # fast hash without salt is enough; slow hashes are for what people make up.
@@ -114,3 +121,68 @@ def _check_scope(scope: tuple[str, ...] | None, known: Collection[str] | None, p
     for position, name in enumerate(scope or ()):
         if known is not None and name not in known:
             raise ConfigError(f"{path}[{position}]", f"no pool has a {noun} {name!r}")
+
+
+Host = Annotated[str, of_form(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
+Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+Choices = Annotated[Amount | None, Meta(description="Choices a prompt, best_of included.", extra={"unit": "choices"})]
+Length = Annotated[
+    Amount | None,
+    Meta(
+        description="Generated a choice, under every name that says so; put in where a request says none.",
+        extra={"unit": "tokens"},
+    ),
+]
+Alternatives = Annotated[
+    Amount | None,
+    Meta(description="Alternatives a token: logprobs, top_logprobs, prompt_logprobs.", extra={"unit": "alternatives"}),
+]
+Prompts = Annotated[Amount | None, Meta(description="In one completion or embedding.", extra={"unit": "prompts"})]
+MediaHosts = Annotated[
+    tuple[Host, ...] | None,
+    Meta(description="Hosts that the engine may load media from; none of them: data URLs alone."),
+]
+
+
+class Caps(Frozen, frozen=True):
+    """The most that one request may ask for. None: whatever the engine allows."""
+
+    n: Choices = 128  # OpenAI's own limit, where vLLM would take 16,384
+    max_tokens: Length = None
+    logprobs: Alternatives = None
+    prompts: Prompts = None
+    media_hosts: MediaHosts = None
+
+
+class GroupCaps(Frozen, frozen=True):
+    """A task group's own caps, be they less or more than its pool's. None: what the pool says."""
+
+    n: Choices = None
+    max_tokens: Length = None
+    logprobs: Alternatives = None
+    prompts: Prompts = None
+    media_hosts: MediaHosts = None
+
+    def over(self, pool: Caps) -> Caps:
+        """What holds for the group's requests: each cap its own where it has one, else the pool's."""
+        own = {name: cap for name in self.__struct_fields__ if (cap := getattr(self, name)) is not None}
+        return msgspec.structs.replace(pool, **own)
+
+
+PRIORITIES = 10  # 0 is the most urgent
+LEAST_URGENT = PRIORITIES - 1
+
+
+class ConcurrencyConfig(Frozen, frozen=True):
+    """How many requests may run at once; the others wait in the router, for a while and up to a number."""
+
+    max_running: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Requests at replicas at once.", extra={"unit": "requests"})
+    ]
+    max_waiting: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Requests in line; 0 refuses at once.", extra={"unit": "requests"})
+    ] = 256
+    max_wait_s: Annotated[
+        float, Meta(gt=0, le=3600, description="How long a request waits in line.", extra={"unit": "seconds"})
+    ] = 10.0

@@ -1,24 +1,153 @@
-"""What there is: replicas, the pools that they stand in, and everything that a router needs to place requests."""
+"""What there is: replicas, the pools that they stand in, and everything that a router needs to place requests.
+
+The names that clients use for models: served names, aliases of them, and LoRA adapters.
+
+What a pool does for a replica that joins with an empty cache, before it takes traffic.
+
+Why each default is what it is stands in ``limits.md``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.access import Access
-from routing.schema.addresses import ReplicaNetworks
-from routing.schema.base import Frozen, Hex, Model, Name, of_form
-from routing.schema.caps import Caps
-from routing.schema.concurrency import ConcurrencyConfig
-from routing.schema.failures import BreakerConfig, HealthCheck
+from routing.schema.access import Access, Caps, ConcurrencyConfig
+from routing.schema.fields import ConfigError, Frozen, Hex, Model, Name, ReplicaNetworks, of_form
 from routing.schema.groups import TaskGroupConfig
-from routing.schema.limits import Limits
-from routing.schema.models import Adapter, Alias, ModelNames
-from routing.schema.policies import PolicyConfig
-from routing.schema.tier1 import Tier1
-from routing.schema.warm_up import WarmUp
+from routing.schema.limits import BreakerConfig, HealthCheck, Limits
+from routing.schema.strategies import PolicyConfig, Tier1
+
+
+class Alias(Frozen, frozen=True):
+    """Another name for a model or an adapter of the same pool; engines are sent the name that it stands for."""
+
+    name: Model
+    model: Model
+
+
+class Adapter(Frozen, frozen=True):
+    """A LoRA adapter that clients name as their model. Its KV blocks are its own, not its model's."""
+
+    name: Model
+    model: Model  # that it adapts
+
+
+class ModelNames(Frozen, frozen=True):
+    """Every name that one pool answers to."""
+
+    models: tuple[Model, ...]
+    aliases: tuple[Alias, ...]
+    adapters: tuple[Adapter, ...]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Each name, and the path where it stands in its pool."""
+        for index, model in enumerate(self.models):
+            yield model, f"models[{index}]"
+        for index, alias in enumerate(self.aliases):
+            yield alias.name, f"aliases[{index}].name"
+        for index, adapter in enumerate(self.adapters):
+            yield adapter.name, f"adapters[{index}].name"
+
+
+def check_names(names: ModelNames, pool: str, path: str, owners: dict[str, str]) -> None:
+    """Names that nobody has yet, and that stand for something there; ConfigError otherwise. Adds them to ``owners``."""
+    for name, where in names:
+        if name in owners:
+            raise ConfigError(f"{path}.{where}", f"model {name!r} is already served by pool {owners[name]!r}")
+        owners[name] = pool
+    adapters = {adapter.name for adapter in names.adapters}
+    for index, adapter in enumerate(names.adapters):
+        _check_known(adapter.model, names.models, f"{path}.adapters[{index}].model")
+    for index, alias in enumerate(names.aliases):
+        if alias.model not in adapters:
+            _check_known(alias.model, names.models, f"{path}.aliases[{index}].model")
+
+
+def check_held(held: tuple[str, ...] | None, adapters: Collection[str], path: str) -> None:
+    """A replica holds adapters of its pool, or nobody says which (None); ConfigError otherwise."""
+    for position, name in enumerate(held or ()):
+        if name not in adapters:
+            raise ConfigError(f"{path}[{position}]", f"the pool has no adapter {name!r}")
+
+
+def _check_known(model: str, models: Collection[str], path: str) -> None:
+    """A pool without models takes any, so any may be meant."""
+    if models and model not in models:
+        raise ConfigError(path, f"the pool has no model {model!r}")
+
+
+class WarmUp(Frozen, frozen=True):
+    """Send a joining replica the openings that it will own, once each, before it takes traffic."""
+
+    max_prefixes: Annotated[
+        int,
+        Meta(ge=1, le=10_000, description="Openings that one replica is sent at most.", extra={"unit": "prefixes"}),
+    ] = 64
+    max_tokens: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=1_000_000_000,
+            description="Tokens of all openings together that one replica is sent at most.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 200_000
+    concurrency: Annotated[
+        int, Meta(ge=1, le=64, description="Openings that one replica prefills at once.", extra={"unit": "requests"})
+    ] = 2
+    time_limit_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="After this a replica takes traffic, however far its warm-up is.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 30.0
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1_000_000,
+            description="Length from which on an opening is worth a request of its own.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 128
+    half_life_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="After which a request counts half in how often an opening comes.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 600.0
+    memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 16,
+            le=1 << 34,
+            description="Openings that a router keeps in memory for the pool.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 16 << 20
+    priority: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=2**31 - 1,
+                description="vLLM's priority of these requests, where a higher number is served later; an engine that "
+                "refuses it is asked without; null: none is sent.",
+                extra={"unit": "-"},
+            ),
+        ]
+        | None
+    ) = 1000
 
 
 class ReplicaState(StrEnum):

@@ -12,11 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.base import ConfigError, Frozen, Model, Name, of_form
-from routing.schema.caps import GroupCaps
-from routing.schema.concurrency import LEAST_URGENT, ConcurrencyConfig
-from routing.schema.policies import PolicyConfig
-from routing.schema.tier1 import Tier1
+from routing.schema.access import LEAST_URGENT, ConcurrencyConfig, GroupCaps
+from routing.schema.fields import ConfigError, Frozen, Model, Name, of_form
+from routing.schema.strategies import PolicyConfig, Tier1
 
 Tier1Hash = Annotated[str, of_form(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
 NamePrefix = Annotated[str, of_form(r"[a-z0-9][a-z0-9._-]{0,62}")]

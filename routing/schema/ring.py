@@ -1,6 +1,6 @@
 """What weights come to on a hash ring, so that whoever reads a configuration can say which keys a change moves.
 
-The ring itself is the router's (``routing.core.homes.ring``): it puts a replica's first ``points_of`` points on the
+The ring itself is the router's (``routing.balancing.hash_ring``): it puts a replica's first ``points_of`` points on the
 circle. So a replica that joins, leaves or changes its weight adds or takes away points of its own and no others.
 """
 

@@ -1,22 +1,63 @@
-"""The settings of every strategy, by the name that a policy gives it."""
+"""Where the tier-1 prefix of a prompt ends: one rule for pools, task groups and policies.
+
+The settings of every strategy, by the name that a policy gives it.
+
+Policies: a policy's revision in force, and the next one that is tried beside it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from enum import StrEnum
+from inspect import cleandoc
 from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from routing.schema.base import Frozen
-from routing.schema.decoding import decoded
-from routing.schema.tier1 import (
-    Boundary,
-    BoundaryBytes,
-    BoundaryKind,
-    BoundaryMarker,
-    BoundaryMessages,
-    Tier1,
-)
+from routing.schema.fields import ConfigError, Frozen, Name, decoded
+
+
+class Boundary(StrEnum):
+    """Where the tier-1 prefix ends: the part of the prompt whose hash names a home."""
+
+    AUTO = "auto"  # the end of tools and system prompt if that is at least one block, else the first boundary_bytes
+    SYSTEM = "system"  # the end of tools and system prompt
+    BYTES = "bytes"  # the first boundary_bytes of the canonical prompt
+    MESSAGES = "messages"  # the end of message number boundary_messages
+    MARKER = "marker"  # where boundary_marker first stands; as auto in a prompt without it
+
+
+BoundaryKind = Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))]
+BoundaryBytes = Annotated[
+    int,
+    Meta(ge=64, le=524_288, description="Length of the opening, for bytes and auto.", extra={"unit": "bytes"}),
+]  # of the canonical prompt
+BoundaryMessages = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=64,
+        description="Length of the opening, for messages; the system message counts.",
+        extra={"unit": "messages"},
+    ),
+]
+BoundaryMarker = Annotated[
+    str, Meta(max_length=256, description="Text that ends the opening, for marker; it is no part of it.")
+]
+
+
+class Tier1(Frozen, frozen=True):
+    """The boundary of a pool or a task group, in the words of a policy's settings."""
+
+    boundary: BoundaryKind = Boundary.AUTO
+    boundary_bytes: BoundaryBytes = 1024
+    boundary_messages: BoundaryMessages = 1
+    boundary_marker: BoundaryMarker = ""
+
+    def __post_init__(self) -> None:
+        if self.boundary is Boundary.MARKER and not self.boundary_marker:
+            raise ValueError("boundary marker: say which text in boundary_marker")
 
 
 class PolicySettings(Frozen, tag_field="strategy", frozen=True):
@@ -194,3 +235,60 @@ _policies: msgspec.json.Decoder[Settings] = msgspec.json.Decoder(Settings)
 def load_settings(document: bytes) -> Settings:
     """Read a policy file, ``{"strategy": NAME, ...its settings}``; ConfigError names what is wrong."""
     return decoded(_policies, document)
+
+
+Revision = Annotated[int, Meta(ge=1)]  # 1, 2, 3 ... within the policy
+
+
+class Trial(Frozen, frozen=True):
+    """A policy's next revision, tried on some of its requests before it replaces the revision in force.
+
+    A request's place in the prefix space decides, so that one prefix's requests stay together; a request without a
+    prompt is never tried. Who is in stays in when ``share`` grows.
+    """
+
+    revision: Revision
+    settings: Settings
+    share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Part of the prefix space that is tried.", extra={"unit": "ratio"}),
+    ] = 1.0
+    routers: tuple[Name, ...] | None = None  # on these routers only; None: on all
+    groups: tuple[Name, ...] | None = None  # for these task groups only; None: for all that the policy places
+
+
+class PolicyConfig(Frozen, frozen=True, omit_defaults=True):
+    """A policy's revision in force. ``name`` and ``revision`` label every figure that it produces.
+
+    A trial that there is not is left out of what is written, so that routers which know no trials read it all the same.
+    """
+
+    name: Name
+    revision: Revision
+    settings: Settings
+    trial: Trial | None = None
+
+
+def check_trial(policy: PolicyConfig, path: str, groups: Collection[str] | None) -> None:
+    """A trial of another revision, for somebody; ConfigError otherwise.
+
+    ``groups`` are the task groups that a pool's policy places; None: the policy is a task group's own.
+    """
+    trial = policy.trial
+    if trial is None:
+        return
+    if trial.revision == policy.revision:
+        raise ConfigError(f"{path}.trial.revision", f"revision {trial.revision} is in force; only another can be tried")
+    if trial.routers == ():
+        raise ConfigError(f"{path}.trial.routers", "a trial on no router tries nothing; use null for all")
+    if trial.groups is None:
+        return
+    if groups is None:
+        reason = "only a pool's policy places several task groups; leave groups out of a task group's own"
+        raise ConfigError(f"{path}.trial.groups", reason)
+    if trial.groups == ():
+        raise ConfigError(f"{path}.trial.groups", "a trial for no task group tries nothing; use null for all")
+    for at, name in enumerate(trial.groups):
+        if name not in groups:
+            reason = f"the pool's policy places no task group {name!r}: the pool has none, or it has its own policy"
+            raise ConfigError(f"{path}.trial.groups[{at}]", reason)

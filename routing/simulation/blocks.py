@@ -1,4 +1,10 @@
-"""A replica's KV blocks: which are held, which are cached, and which goes next.
+"""A histogram as Prometheus counts one.
+
+Life of sampled KV blocks, as vLLM's ``--kv-cache-metrics`` observes it (``v1/core/kv_cache_metrics.py``).
+
+A block is sampled when it is allocated. Its eviction is its next allocation, whether or not it cached anything.
+
+A replica's KV blocks: which are held, which are cached, and which goes next.
 
 Theory of operation, as vLLM's block pool does it. A physical block is *held* by one or more running requests
 (reference count > 0) or *free*. A free block keeps what it cached until it is taken for something else: the free
@@ -12,10 +18,84 @@ which is the order that vLLM's queue starts in.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import random
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from routing.simulation.block_residency import BlockResidency
+
+class Histogram:
+    """Counts by bucket. ``buckets[i]`` counts values <= ``edges[i]`` and above the edge before; the last is +Inf."""
+
+    __slots__ = ("buckets", "count", "edges", "total")
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = tuple(float(edge) for edge in edges)
+        self.buckets = [0] * (len(self.edges) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value`` ``times`` times."""
+        self.buckets[bisect_left(self.edges, value)] += times
+        self.count += times
+        self.total += value * times
+
+
+RESIDENCY_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    1200.0, 1800.0,
+)  # fmt: skip
+ACCESSES = 4  # newest ones of a block that are kept
+
+
+@dataclass(slots=True)
+class _Life:
+    allocated_s: float
+    accesses_s: deque[float] = field(default_factory=lambda: deque(maxlen=ACCESSES))
+
+
+class BlockResidency:
+    """Histograms of seconds, of a share ``sample_ratio`` of the blocks, above 0 and at most 1."""
+
+    def __init__(self, sample_ratio: float, seed: int = 0) -> None:
+        if not 0 < sample_ratio <= 1:
+            raise ValueError(f"the sampled share of blocks is above 0 and at most 1, not {sample_ratio}")
+        self.now_s = 0.0  # set by the engine at each step
+        self.lifetime = Histogram(RESIDENCY_S)
+        self.idle_before_evict = Histogram(RESIDENCY_S)
+        self.reuse_gap = Histogram(RESIDENCY_S)
+        self._sample_ratio = sample_ratio
+        self._random = random.Random(seed)  # noqa: S311 - a sample, no secret
+        self._lives: dict[int, _Life] = {}  # by block: at most one each
+
+    def on_allocated(self, blocks: Iterable[int]) -> None:
+        """Observe the end of what was in these blocks, and sample them anew."""
+        for block in blocks:
+            if (life := self._lives.pop(block, None)) is not None:
+                self._observe(life)
+            if self._random.random() < self._sample_ratio:
+                self._lives[block] = _Life(self.now_s)
+
+    def on_accessed(self, blocks: Iterable[int]) -> None:
+        """Note a cache hit on these blocks."""
+        for block in blocks:
+            if (life := self._lives.get(block)) is not None:
+                life.accesses_s.append(self.now_s)
+
+    def reset(self) -> None:
+        """Forget blocks without observing them, as a reset of the cache does."""
+        self._lives.clear()
+
+    def _observe(self, life: _Life) -> None:
+        newest_s = life.accesses_s[-1] if life.accesses_s else life.allocated_s
+        self.lifetime.observe(self.now_s - life.allocated_s)
+        self.idle_before_evict.observe(self.now_s - newest_s)
+        for earlier_s, later_s in pairwise(life.accesses_s):
+            self.reuse_gap.observe(later_s - earlier_s)
+
 
 BlockKey = int | None  # >= 0; None: full, but no prompt can ever match it
 

@@ -12,7 +12,7 @@ preempted: its blocks go back, it returns to the head of the queue and later com
 ``reserve_output`` the whole output is reserved at admission instead and nothing is ever preempted; that is the model
 of the reference results in the traces' notes.
 
-Decoding costs nothing per token here (``decoding.py``), so a driver in virtual time may take many equal steps at once
+Decoding costs nothing per token here (``sequence.py``), so a driver in virtual time may take many equal steps at once
 (``Step.repeat``).
 """
 
@@ -22,10 +22,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from routing.simulation.block_residency import BlockResidency
-from routing.simulation.blocks import BlockPool
-from routing.simulation.decoding import Decoding
-from routing.simulation.sequence import Sequence, State
+from routing.simulation.blocks import BlockPool, BlockResidency
+from routing.simulation.sequence import Decoding, Sequence, State
 from routing.simulation.statistics import Statistics
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from routing.simulation.histogram import Histogram
+from routing.simulation.blocks import Histogram
 from routing.simulation.sequence import Sequence
 
 TIME_TO_FIRST_TOKEN_S = (

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from routing.proxy.decisions.ring import MAX_BYTES, MAX_RECORDS
-from routing.proxy.decisions.sampling import thinned
+from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS
+from routing.observability.decision_record import thinned
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode

@@ -9,18 +9,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.configuration.store import ConfigStore, NackError, NotNowError, Swap
-from routing.proxy.metrics.configured import ConfiguredSeries
-from routing.proxy.metrics.metrics import SeriesKey
-from routing.proxy.serving import target_ids
+from routing.observability.metrics import ConfiguredSeries, SeriesKey
+from routing.proxy.active_configuration import target_ids
+from routing.proxy.config_store import ConfigStore, NackError, NotNowError, Swap
+from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.schema import Limits, LoadedSnapshot
-from routing.workers.board import Board, assign_columns
-from routing.workers.channel import DeclinedError
-from routing.workers.messages import Preparation
+from routing.workers.messages import DeclinedError, Preparation
 from routing.workers.process import WorkerProcess, or_kill
-from routing.workers.shared_limits import assign_gates, assign_rates
+from routing.workers.shared_state import SharedBoard, assign_columns, assign_gates, assign_rates
 
 NO_WORKER = "no worker is running"
 
@@ -31,7 +27,7 @@ class SharedConfiguration:
     def __init__(
         self,
         ready: Callable[[], list[WorkerProcess]],
-        board: Board,
+        board: SharedBoard,
         files: LastKnownGood,
         signatures: Signatures | None,
     ) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from routing.core.types import TargetId
-from routing.proxy.loop.background import Background
-from routing.proxy.loop.periodic import Periodic
+from routing.http.tasks import Background, Periodic
 from routing.proxy.router import Router
-from routing.workers.board import Board, first_cell
+from routing.types import TargetId
+from routing.workers.shared_state import SharedBoard, first_cell
 
 PERIOD_S = 0.005
 
@@ -21,7 +20,7 @@ PERIOD_S = 0.005
 class SharedLoads:
     """One worker's part of the exchange."""
 
-    def __init__(self, router: Router, board: Board, row: int) -> None:
+    def __init__(self, router: Router, board: SharedBoard, row: int) -> None:
         self._router = router
         self._mine = board.row(row)
         self._others = [board.row(number) for number in range(board.rows) if number != row]
@@ -39,7 +38,7 @@ class SharedLoads:
         for target, column in self._columns.items():
             if columns.get(target) != column:
                 self._mine[first_cell(column)] = self._mine[first_cell(column) + 1] = 0
-                self._router.loads.tell_elsewhere(target, 0, 0)
+                self._router.balancer.loads.set_remote_load(target, 0, 0)
         self._columns = {TargetId(name): column for name, column in columns.items()}
         self._names = {column: name for name, column in self._columns.items()}
         width = first_cell(1 + max(self._names, default=-1))
@@ -60,10 +59,10 @@ class SharedLoads:
         """Write what changed here, and read what changed elsewhere."""
         self._write()
         self._read()
-        self._position = self._router.loads.position  # what was just read is no change of ours
+        self._position = self._router.balancer.loads.position  # what was just read is no change of ours
 
     def _write(self) -> None:
-        book, cells = self._router.loads, self._mine
+        book, cells = self._router.balancer.loads, self._mine
         now_s = book.clock()
         book.advance(now_s)
         changed = self._changed()
@@ -73,14 +72,14 @@ class SharedLoads:
             if column is None:
                 continue
             load, place = book.load(target), first_cell(column)
-            cells[place] = load.running - load.elsewhere_running
-            cells[place + 1] = int(load.remaining_tokens(now_s)) - load.elsewhere_tokens
+            cells[place] = load.running - load.remote_running
+            cells[place + 1] = int(load.remaining_tokens(now_s)) - load.remote_tokens
             if load.waiting:
                 self._waiting.add(target)
-        cells[0] = self._router.in_flight
+        cells[0] = self._router.services.in_flight
 
     def _changed(self) -> set[TargetId]:
-        changes = None if self._position is None else self._router.loads.changes_since(self._position)
+        changes = None if self._position is None else self._router.balancer.loads.changes_since(self._position)
         return set(self._columns) if changes is None else self._waiting | {load.target for load in changes}
 
     def _read(self) -> None:
@@ -105,4 +104,4 @@ class SharedLoads:
             target = self._names.get(column)
             if target is not None:
                 place = first_cell(column)
-                self._router.loads.tell_elsewhere(target, max(0, sums[place]), max(0, sums[place + 1]))
+                self._router.balancer.loads.set_remote_load(target, max(0, sums[place]), max(0, sums[place + 1]))

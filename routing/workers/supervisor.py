@@ -18,21 +18,18 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.signatures import Signatures
-from routing.proxy.log import defect, event
-from routing.proxy.loop.background import Background, keep_going
-from routing.proxy.sockets.listening import BACKLOG, leave, send_newcomers_to_others
-from routing.proxy.sockets.tls import TlsFiles
-from routing.proxy.stopping import LINGER_S
-from routing.workers.board import Board
-from routing.workers.channel import DeclinedError
-from routing.workers.counts import Counts
-from routing.workers.messages import Orders
-from routing.workers.polling import WorkerPoller
-from routing.workers.process import ANSWER_S, GONE, WorkerProcess, or_kill
+from routing.http.sockets import BACKLOG, leave, send_newcomers_to_others
+from routing.http.tasks import Background, run_until_cancelled
+from routing.http.tls import TlsFiles
+from routing.log import defect, event
+from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.shutdown import LINGER_S
+from routing.workers.messages import DeclinedError, WorkerOrders
+from routing.workers.metrics import Counts
+from routing.workers.process import ANSWER_S, GONE, WorkerPoller, WorkerProcess, or_kill
 from routing.workers.sequence import DecisionSequence
 from routing.workers.shared_configuration import SharedConfiguration
+from routing.workers.shared_state import SharedBoard
 
 LEAVE_S = 1.0  # in which the port closes when all are to accept nothing more, whoever does not answer
 FIRST_PAUSE_S = 0.1  # before a second attempt to start a worker, doubled up to LAST_PAUSE_S
@@ -56,7 +53,7 @@ class Supervisor:
     ) -> None:
         self.name = name
         self._tls = tls or TlsFiles()
-        self._board = Board.create(2 * workers)  # each slot may have a worker that drains beside its present one
+        self._board = SharedBoard.create(2 * workers)  # each slot may have a worker that drains beside its present one
         self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
         self.store = self.configuration.store
         self.counts = Counts()
@@ -124,7 +121,7 @@ class Supervisor:
         self._is_open = True
         await self._note_change()
         await self._share_sockets()
-        self._spawn(keep_going(Background.WORKERS, self.poller.keep_polling))
+        self._spawn(run_until_cancelled(Background.WORKERS, self.poller.keep_polling))
         self._begin_to_roll()
 
     def roll(self) -> None:
@@ -255,9 +252,9 @@ class Supervisor:
         if self.is_draining:
             raise OSError("the router accepts nothing more")
 
-    def _orders(self, slot: int, row: int, channel_fd: int) -> Orders:
+    def _orders(self, slot: int, row: int, channel_fd: int) -> WorkerOrders:
         listening = [[listening.fileno() for listening in sockets] for sockets in self._sockets]
-        return Orders(
+        return WorkerOrders(
             self.name, slot, self.workers, channel_fd, self._board.fd, self._board.rows, row, listening, self._tls
         )
 
@@ -265,7 +262,7 @@ class Supervisor:
         """Wait for a worker's end, and see to it that another takes its place if it was not asked for."""
         born_at = asyncio.get_running_loop().time()
         status = await worker.process.wait()
-        await keep_going(Background.WORKERS, partial(self._let_go, worker))
+        await run_until_cancelled(Background.WORKERS, partial(self._let_go, worker))
         if self._slots[slot] is not worker or self.is_draining:
             return
         self._slots[slot] = None
@@ -273,8 +270,8 @@ class Supervisor:
         event(logger, "worker_died", level=logging.ERROR, worker=slot, pid=worker.process.pid, status=status)
         lived_s = asyncio.get_running_loop().time() - born_at
         pause_s = 0.0 if lived_s > STABLE_S else self._pauses_s[slot]
-        await keep_going(Background.WORKERS, self._share_sockets)
-        await keep_going(Background.WORKERS, partial(self._refill, slot, pause_s))
+        await run_until_cancelled(Background.WORKERS, self._share_sockets)
+        await run_until_cancelled(Background.WORKERS, partial(self._refill, slot, pause_s))
 
     async def _let_go(self, worker: WorkerProcess) -> None:
         """Keep what an ended worker counted, and let its row be used again."""
@@ -282,7 +279,7 @@ class Supervisor:
         if worker in self._processes:
             self._processes.discard(worker)
             present = [it.figures for it in self.processes]
-            self.counts.bury(worker.figures, present, self.configuration.knows)
+            self.counts.add_exited(worker.figures, present, self.configuration.knows)
             self.sequence.replace(worker, None)
         await self._free(worker.row)
 

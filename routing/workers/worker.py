@@ -18,25 +18,22 @@ from typing import Any
 import msgspec
 import uvloop
 
-from routing.proxy.admin.router_view import RouterView
-from routing.proxy.clients.client import Client
-from routing.proxy.configuration.store import Swap
-from routing.proxy.decisions.ring import MAX_BYTES, MAX_RECORDS, DecisionRing
-from routing.proxy.http.errors import RefusalError
-from routing.proxy.log import event, log_to_stderr
-from routing.proxy.loop.background import Background
-from routing.proxy.loop.periodic import Periodic
-from routing.proxy.loop.turns import in_turns
-from routing.proxy.memory import give_back_large_blocks, spare_the_collector
+from routing.admin.views import RouterView
+from routing.http.errors import RefusalError
+from routing.http.sockets import BACKLOG
+from routing.http.tasks import Background, Periodic, run_in_slices
+from routing.http.tls import Tls
+from routing.log import event, log_to_stderr
+from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS, DecisionRing
+from routing.process import give_back_large_blocks, spare_the_collector
+from routing.proxy.client_connection import ClientConnection
+from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
-from routing.proxy.sockets.listening import BACKLOG
-from routing.proxy.sockets.tls import Tls
+from routing.proxy.shutdown import drain
 from routing.schema import ConfigError, load_snapshot
-from routing.workers.board import Board
-from routing.workers.channel import Channel, DeclinedError
-from routing.workers.messages import Orders, Preparation, WorkerStatus, as_plain
-from routing.workers.shared_limits import WorkerLimits
+from routing.workers.messages import Channel, DeclinedError, Preparation, WorkerOrders, WorkerStatus, as_plain
 from routing.workers.shared_loads import PERIOD_S, SharedLoads
+from routing.workers.shared_state import SharedBoard, WorkerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +43,14 @@ Answer = Callable[[Any], Awaitable[Any]]
 class Worker:
     """What a worker answers its parent."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: WorkerOrders) -> None:
         self.router = Router(orders.name, tls=Tls(orders.tls))
-        self.router.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
-        self.router.all_gates.share = 1 / orders.workers
-        self.router.all_warm_ups.part, self.router.all_warm_ups.parts = orders.number, orders.workers
+        self.router.services.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
+        self.router.services.all_admission_queues.share = 1 / orders.workers
+        self.router.services.all_warm_ups.part, self.router.services.all_warm_ups.parts = orders.number, orders.workers
         self._orders = orders
         self._view = RouterView(self.router, "")
-        board = Board(orders.board_fd, orders.rows)
+        board = SharedBoard(orders.board_fd, orders.rows)
         self._loads = SharedLoads(self.router, board, orders.row)
         self._limits = self.router.shared_limits = WorkerLimits(board.limits, orders.row)
         self._ticks = Periodic(Background.LIMITS, PERIOD_S, self._tick)
@@ -81,7 +78,7 @@ class Worker:
         spare_the_collector()
         await channel.run()
         if not self.router.is_draining:
-            event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.in_flight)
+            event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.services.in_flight)
         await self._drain(0.0)
         self._loads.stop()
         self._ticks.stop()
@@ -90,8 +87,8 @@ class Worker:
     def _tick(self) -> None:
         """Go on with limits that are shared."""
         self._limits.tick()
-        if self.router.gates is not None:
-            self.router.gates.admit()
+        if self.router.services.admission_queues is not None:
+            self.router.services.admission_queues.admit()
 
     async def answer(self, question: str, content: Any) -> Any:
         """The answer to one question; DeclinedError where there is none."""
@@ -133,7 +130,7 @@ class Worker:
         copy = socket.socket(fileno=os.dup(fd))
         router, tls = self.router, self.router.tls
         return await router.loop.create_server(
-            lambda: Client(router),
+            lambda: ClientConnection(router),
             sock=copy,
             backlog=BACKLOG,
             ssl=tls.listening,
@@ -143,9 +140,9 @@ class Worker:
     async def _poll(self, _: Any) -> Any:
         """What there is to see."""
         rows = await self._view.replicas()
-        text = "\n".join(await in_turns(self._view.figures(rows, is_fine=True)))
-        ring = self.router.decisions
-        return as_plain(WorkerStatus(text, rows, self.router.in_flight, ring.first, ring.last))
+        text = "\n".join(await run_in_slices(self._view.figures(rows, is_fine=True)))
+        ring = self.router.services.decisions
+        return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, ring.first, ring.last))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """Those from one number to another that are still there, or the first of them: a page."""
@@ -170,19 +167,19 @@ class Worker:
     async def _drain(self, linger_s: float) -> None:
         """The same, and let what runs finish; ``linger_s``: meanwhile idle connections may bring another request."""
         await self._leave(None)
-        await self.router.drain(linger_s=linger_s)
+        await drain(self.router, linger_s)
 
 
 def main() -> None:
     """Begin as the parent says; signals are the parent's business."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    orders = msgspec.json.decode(sys.argv[1], type=Orders)
+    orders = msgspec.json.decode(sys.argv[1], type=WorkerOrders)
     log_to_stderr(worker=orders.number)
     uvloop.run(_run(orders))
 
 
-async def _run(orders: Orders) -> None:
+async def _run(orders: WorkerOrders) -> None:
     await Worker(orders).run()
 
 

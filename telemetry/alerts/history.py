@@ -1,4 +1,7 @@
-"""Loads what rules look at: the pasts of several pools at once, with the fewest queries."""
+"""Loads what routers reported of failures: failed requests of task groups, and ejections of replicas.
+
+Loads what rules look at: the pasts of several pools at once, with the fewest queries.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from django.db.models import Q
+
 from controlplane.models import Event, EventKind, Pool, Replica, ReplicaState
-from telemetry.alerts.detection.slow import LOOKED_AT
-from telemetry.alerts.failures import ejections_of, failures_of
-from telemetry.alerts.kept_series import Asked, fresh_series, kept_series
-from telemetry.alerts.past import (
+from telemetry.alerts.detection.level import LOOKED_AT
+from telemetry.alerts.history_window import (
     ControlNow,
+    Ejection,
+    FailureStep,
     Past,
     PressureStep,
     ReplicaStep,
@@ -23,15 +28,60 @@ from telemetry.alerts.past import (
     WindowSum,
     together,
 )
+from telemetry.alerts.kept_series import Asked, fresh_series, kept_series
 from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import STARTING_S, ScrapeState
-from telemetry.storage.answers import answers_by_step
-from telemetry.storage.cold import COLD_S, cold_bands
-from telemetry.storage.roles import rated
+from telemetry.storage.replica_facts import COLD_S, cold_bands, rated
+from telemetry.storage.responses import answers_by_step
+from telemetry.storage.rule_sums import pressure_sums
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
-from telemetry.storage.watched import pressure_sums
+
+Failures = dict[str | None, list[FailureStep | None]]  # by task group; None: of the whole pool
+OLDEST = timedelta(days=2)  # before the window: an ejection that began earlier is not found
+# A router that started anew has ejected nothing; of a lost one nobody knows, and it serves nobody.
+ENDS_ALL = (EventKind.ROUTER_STARTED, EventKind.ROUTER_LOST)
+
+
+def failures_of(rows: Iterable[RouterSums], places: Mapping[datetime, int]) -> dict[str, Failures]:
+    """Failed requests by pool and task group, in the order of the steps."""
+    found: dict[str, Failures] = defaultdict(lambda: defaultdict(lambda: [None] * len(places)))
+    for row in rows:
+        if row.requests is None:
+            continue
+        for group in (row.group, None):
+            steps, place = found[row.pool][group], places[row.start]
+            known = steps[place] or FailureStep(0, 0)
+            steps[place] = FailureStep(known.requests + row.requests, known.failed + (row.failed or 0))
+    return dict(found)
+
+
+def ejections_of(replica_ids: Sequence[int], window: Window) -> dict[int, list[Ejection]]:
+    """Ejections of replicas by any router that reach into a window, by replica id, ascending. One query."""
+    of_replicas = Q(kind__in=(EventKind.REPLICA_EJECTED, EventKind.REPLICA_READMITTED), replica_id__in=replica_ids)
+    events = Event.objects.filter(
+        of_replicas | Q(kind__in=ENDS_ALL),
+        router__isnull=False,
+        at__gt=window.start - OLDEST,
+        at__lte=window.end,
+        kind__in=(EventKind.REPLICA_EJECTED, EventKind.REPLICA_READMITTED, *ENDS_ALL),
+    ).order_by("at", "pk")
+    found: dict[int, list[Ejection]] = defaultdict(list)
+    going: dict[tuple[int, int], Ejection] = {}  # by replica and router
+    rows = events.values_list("kind", "replica_id", "router_id", "router__name", "at", "detail__reason")
+    for kind, replica_id, router_id, router, at, reason in rows:
+        if kind == EventKind.REPLICA_EJECTED:
+            going.setdefault((replica_id, router_id), Ejection(router, at, None, reason or ""))
+            continue
+        ended = [key for key in going if key[1] == router_id and (kind in ENDS_ALL or key[0] == replica_id)]
+        for key in ended:
+            began = going.pop(key)
+            found[key[0]].append(Ejection(began.router, began.start, at, began.reason))
+    for (replica_id, _), began in going.items():
+        found[replica_id].append(began)
+    return {pk: sorted(ejections, key=lambda one: one.start) for pk, ejections in found.items()}
+
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 KEPT_HOURS = 16  # answers; each is a few floats for each hour of each pool

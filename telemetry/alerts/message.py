@@ -1,4 +1,7 @@
-"""What an alert tells people: figures, the likeliest places, where to look."""
+"""What an alert is called by: the labels that silences match and channels show. Pure.
+
+What an alert tells people: figures, the likeliest places, where to look.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,32 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from controlplane.models import Pool
-from telemetry.alerts.kinds import Kind, RuleSettings
+from telemetry.alerts.kinds import Kind, RuleSettings, Where
 from telemetry.alerts.verdict import Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertRule
 from telemetry.storage.reachable import reachable_share
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
+
+
+def labels_of(rule: AlertRule, subject: str) -> dict[str, str]:
+    """The labels of an alert of a rule; those that do not apply are left out."""
+    named = {
+        "pool": rule.pool.name,
+        "group": rule.group.name if rule.group else "",
+        "replica": subject,
+        "rule": rule.name,
+        "kind": rule.kind,
+        "severity": rule.severity,
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def where_of(rule: AlertRule, subject: str) -> Where:
+    """What a rule looks at, in names."""
+    return Where(rule.pool.name, rule.group.name if rule.group else "", subject)
+
 
 TOP = 3
 LOOK_BACK_S = 3600.0  # what a deep link shows before the alert

@@ -1,10 +1,21 @@
-"""From rules to alerts: load, judge, step, write down.
+"""Records that the traffic moved between task groups: it changes a pool's hit rate, and is no drop.
+
+Up to when what was counted is known of everybody: where a rule's newest window ends.
+
+Theory of operation. A reading at ``t`` tells of the time before ``t``. It is stored a while after, at once for most
+replicas and seconds later for those that answer slowly, and shards have their turns one after another. A window that
+ended at any moment would have the newest interval of some replicas and not of others: with windows of few intervals
+the hit rate of the pool would be that of whoever was read first. Windows therefore end just before the first reading
+that is due and not there. A replica that fails has a reading too, which says so; who has had none for longer than two
+intervals is not waited for, so a window ends an interval before now at the earliest.
+
+From rules to alerts: load, judge, step, write down.
 
 Theory of operation. Rules that look at steps of the same length are loaded together, whichever pools they are of, so an
 evaluation costs a few queries for each length and not for each rule. Every change of an alert is a conditional update
 of its row, so of two evaluators that see the same thing one makes the change and the other finds nothing to do; the
 database itself allows one open alert per rule, pool and subject. The event and the step of its life are written in the
-transaction of the change: they exist exactly if it does. Whom to tell is decided afterwards (telling.py).
+transaction of the change: they exist exactly if it does. Whom to tell is decided afterwards (notifications.py).
 """
 
 from __future__ import annotations
@@ -12,27 +23,63 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Min
 
 from controlplane.isolation import Items, isolated_items
-from controlplane.models import EventKind, PeriodicTask, Pool
+from controlplane.models import Event, EventKind, PeriodicTask, Pool
 from controlplane.services.events import record_event
-from telemetry.alerts.control import control_now
+from telemetry.alerts.expected_drops import Watched, unless_its_own
 from telemetry.alerts.history import Wanted, load_pasts
+from telemetry.alerts.history_window import Past, Source, control_now, steps_in
 from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
-from telemetry.alerts.labels import labels_of, where_of
-from telemetry.alerts.message import describe
-from telemetry.alerts.mix import record_mix_change
-from telemetry.alerts.own_drop import Watched, unless_its_own
-from telemetry.alerts.past import Past, Source, steps_in
-from telemetry.alerts.settled import settled_until
-from telemetry.alerts.steps import OpenAlert, Step, next_step
-from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, worst
-from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep
+from telemetry.alerts.message import describe, labels_of, where_of
+from telemetry.alerts.verdict import OpenAlert, Reason, Step, Verdict, Verdicts, next_step, no_data, worst
+from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep, ScrapeState
 from telemetry.models.alert import OPEN_STATES
+
+ONCE_IN = timedelta(minutes=30)  # of a pool, whatever the number of its rules
+
+
+def record_mix_change(rule: AlertRule, before: Mapping[str, Any], figures: Mapping[str, Any], now: datetime) -> bool:
+    """Record an event where a rule's figures tell of a new mix and those of the evaluation before did not.
+
+    Returns whether one was recorded. One query where there is a new mix, and what is written.
+    """
+    is_new = figures.get("mix_since") and not before.get("mix_since")
+    if not is_new or rule.group_id is not None:
+        return False
+    lately = Event.objects.filter(kind=EventKind.TRAFFIC_MIX_CHANGED, pool=rule.pool, at__gt=now - ONCE_IN)
+    if lately.exists():
+        return False
+    points, groups = figures["mix_points"], figures["mix_groups"]
+    detail = {"mix_points": points, "since": figures["mix_since"], "groups": groups}
+    record_event(EventKind.TRAFFIC_MIX_CHANGED, _mix_sentence(points, groups), pool=rule.pool, detail=detail, at=now)
+    return True
+
+
+def _mix_sentence(points: float, groups: list[dict[str, Any]]) -> str:
+    moved = ", ".join(
+        f"{one['name'] or 'no task group'} {one['usual_ratio'] * 100:.0f} to {one['share_ratio'] * 100:.0f} %"
+        for one in groups
+    )
+    return f"The mix of task groups changed ({moved} of the tokens); this moves the hit rate by {points:+.0f} points."
+
+
+JUST_BEFORE = timedelta(microseconds=1)  # what is due at a moment is no part of a window that ends before it
+
+
+def settled_until(now: datetime) -> datetime:
+    """The newest moment up to which all who report have reported: now, or up to an interval before. One query."""
+    interval = timedelta(seconds=settings.SCRAPE_INTERVAL_S)
+    report = ScrapeState.objects.filter(at__gt=now - 2 * interval, at__lte=now)
+    behind: datetime | None = report.aggregate(at=Min("at"))["at"]
+    return now if behind is None else min(now, behind + interval - JUST_BEFORE)
+
 
 MOST_SUBJECTS = 100  # open alerts of one rule; a fleet that is down as a whole is told of by other means
 Open = Mapping[str, Alert]  # by subject

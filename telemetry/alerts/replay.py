@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from telemetry.alerts.history_window import Past
 from telemetry.alerts.kinds import Asked, Kind, RuleSettings
-from telemetry.alerts.kinds.cold import MUTED
-from telemetry.alerts.past import Past
-from telemetry.alerts.steps import OpenAlert, Step, next_step
-from telemetry.alerts.verdict import Answer, Unit, Verdict, worst
+from telemetry.alerts.kinds.base import MUTED
+from telemetry.alerts.verdict import Answer, OpenAlert, Step, Unit, Verdict, next_step, worst
 
 
 @dataclass(frozen=True, slots=True)

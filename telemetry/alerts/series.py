@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from telemetry.alerts.detection import Bin, Detection, Detector, Sensitivity
-from telemetry.alerts.detection.slow import Decline
+from telemetry.alerts.detection.level import Decline
 
 MOST_DETECTORS = 300  # of a pool: its rules, each with its task group and settings
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

@@ -11,15 +11,15 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.access.scope import visible
+from controlplane.access.actor import visible
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.permissions import asker, role_needed, signed_in_user
-from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NUMBER, Door, parsed
 from telemetry.api import alert_serializers as s
-from telemetry.api.filters import AlertRuleFilter
+from telemetry.api.viewsets import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
-from telemetry.services.alerts import acknowledgements, listing, previews, rules, silences
-from telemetry.services.alerts.filters import AlertFilter
+from telemetry.services.alerts import alerts, previews, rules, silences
+from telemetry.services.alerts.alerts import AlertFilter
 
 # What the evaluator makes of an alert: no change of it is in the way of whoever acknowledges it.
 OBSERVED = (
@@ -108,14 +108,14 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Alert]
         """Take it: it is not told again. 409 if it has ended."""
         alert = self.get_object()
         why = parsed(s.Acknowledgement, request)["note"]
-        acknowledgements.acknowledge(alert, by=signed_in_user(request), why=why)
+        alerts.acknowledge(alert, by=signed_in_user(request), why=why)
         return self._answer()
 
     @extend_schema(request=None, responses=s.AlertWithSteps)
     @action(detail=True, methods=["post"])
     def release(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Let it go: it is told again when that is due. 409 if it has ended."""
-        acknowledgements.release(self.get_object(), by=signed_in_user(request))
+        alerts.release(self.get_object(), by=signed_in_user(request))
         return self._answer()
 
     def _answer(self) -> Response:
@@ -153,7 +153,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Sile
     def preview(self, request: Request) -> Response:
         """Which alerts it would be for now. Nothing is made."""
         given = _within_reach(request, parsed(s.SilencePreviewInput, request))
-        among = visible(asker(request), listing.open_alerts())
+        among = visible(asker(request), alerts.open_alerts())
         found = silences.matched(given["matchers"], project=given.get("project"), among=among)
         return Response({"alerts": s.AlertSerializer(found, many=True).data})
 

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.doors import Door, parsed
+from controlplane.api.viewsets.base import Door, parsed
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
 

@@ -1,4 +1,7 @@
-"""``/ladder``: how far a pool's hit rate is from the reachable share, and what is lost on the way."""
+"""``/ladder``: how far a pool's hit rate is from the reachable share, and what is lost on the way.
+
+The door to whether engines, answers and predictions tell of the same hit rate (H17).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.exchange import Exchange
 from controlplane.api.fields import ByName
+from controlplane.api.middleware import Exchange
 from controlplane.models import Pool
-from telemetry.api.serializers import window_of
-from telemetry.lab.ladder import Ladder
-from telemetry.lab.words import LOSSES, doubts, sentence
+from telemetry.api.serializers import SeriesQuery, window_of
+from telemetry.api.viewsets import among
+from telemetry.lab.ladder import LOSS_TEXTS, Ladder, doubts, sentence
 from telemetry.models import CapacityCurve
+from telemetry.services.figures.engine import LONGEST_S, Reconciled, reconcile
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 from telemetry.storage.reachable import reachable_share
 
@@ -48,7 +52,7 @@ class TermSerializer(serializers.Serializer[Any]):
 class LossSerializer(serializers.Serializer[Any]):
     """One step down, with what to do about it."""
 
-    key = serializers.ChoiceField(choices=list(LOSSES))
+    key = serializers.ChoiceField(choices=list(LOSS_TEXTS))
     tokens = serializers.FloatField()
     ratio = serializers.FloatField()
     about = serializers.CharField()
@@ -155,7 +159,7 @@ def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
         "reported_ratio": ladder.reported_ratio,
         "terms": [{"term": name, "tokens": value, "ratio": ladder.ratio(value)} for name, value in ladder.terms],
         "losses": [
-            {**asdict(loss), "about": LOSSES[loss.key].about, "advice": LOSSES[loss.key].advice}
+            {**asdict(loss), "about": LOSS_TEXTS[loss.key].about, "advice": LOSS_TEXTS[loss.key].advice}
             for loss in ladder.losses()
         ],
         "notes": doubts(ladder),
@@ -166,3 +170,80 @@ def _curve(curve: CapacityCurve | None) -> dict[str, Any] | None:
     if curve is None:
         return None
     return {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
+
+
+class ReconciliationQuery(SeriesQuery):
+    """What it is asked with. Without ``from`` the last hour."""
+
+    metric = None  # type: ignore[assignment]  # DRF's way to leave a field out
+    by = None  # type: ignore[assignment]
+    step = None  # type: ignore[assignment]
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """A window of a day at most."""
+        asked = super().validate(attrs)
+        if asked["window"].length_s > LONGEST_S:
+            raise serializers.ValidationError({"from": "expected a day at most"})
+        return asked
+
+
+class SideSerializer(serializers.Serializer[Any]):
+    """One of the three."""
+
+    ratio = serializers.FloatField(allow_null=True, help_text="cached / prompt tokens, 0 to 1; null: unknown")
+    requests = serializers.IntegerField(allow_null=True, help_text="that it is of")
+
+
+class ReconciledSerializer(serializers.Serializer[Any]):
+    """One replica."""
+
+    pool = serializers.CharField()
+    replica = serializers.CharField()
+    engine = SideSerializer(help_text="its counters, at admission")
+    answers = SideSerializer(help_text="what its answers told the routers")
+    prediction = SideSerializer(help_text="what routers predicted, of answers that told")
+    not_eligible_tokens = serializers.IntegerField(allow_null=True, help_text="prompt tokens that were not looked up")
+    points = serializers.FloatField(allow_null=True, help_text="the greatest difference of a pair, in points of 100")
+    verdict = serializers.CharField(help_text="agree, disagree, too_few or not_reported")
+    reason = serializers.CharField()
+    not_reported = serializers.ListField(child=serializers.CharField(), help_text="figures that its engine has not")
+    notes = serializers.ListField(child=serializers.CharField(), help_text="what to know before believing its figures")
+
+
+class ReconciliationAnswer(serializers.Serializer[Any]):
+    """Every replica."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    replicas = ReconciledSerializer(many=True)
+
+
+class ReconciliationView(Exchange):
+    """Engines' counters, answers and predictions, held against each other."""
+
+    @extend_schema(parameters=[ReconciliationQuery], responses=ReconciliationAnswer)
+    def get(self, request: Request) -> Response:
+        """Three hit rates of each replica, how far they differ, and what comes of it."""
+        query = ReconciliationQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        window = query.validated_data["window"]
+        rows = reconcile(among(request, query.validated_data.get("pool")), window)
+        return Response(
+            {"start": window.start, "end": window.end, "replicas": [_shown_reconciliation(row) for row in rows]}
+        )
+
+
+def _shown_reconciliation(row: Reconciled) -> dict[str, Any]:
+    return {
+        "pool": row.pool,
+        "replica": row.replica,
+        "engine": {"ratio": row.engine.ratio, "requests": row.engine.requests},
+        "answers": {"ratio": row.answers.ratio, "requests": row.answers.answers},
+        "prediction": {"ratio": row.answers.predicted_ratio, "requests": row.answers.predicted_answers},
+        "not_eligible_tokens": row.engine.not_eligible_tokens,
+        "points": row.comparison.points,
+        "verdict": row.comparison.agreement,
+        "reason": row.comparison.reason,
+        "not_reported": row.notes.not_reported,
+        "notes": row.notes.notes,
+    }

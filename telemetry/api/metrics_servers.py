@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from controlplane.api.fields import ByName
 from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NUMBER, Door, parsed
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers

@@ -1,4 +1,7 @@
-"""Rows as JSON, and JSON as arguments of services. A channel's secrets go in and never come out."""
+"""A condition on labels, over REST.
+
+Rows as JSON, and JSON as arguments of services. A channel's secrets go in and never come out.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,47 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from controlplane.api.fields import ByName
 from controlplane.errors import SealBrokenError
 from controlplane.models import Pool
-from telemetry.api.matchers import MATCHERS, MatcherField
-from telemetry.channels.fields import Field
+from telemetry.channels.base import Field
 from telemetry.channels.registry import KINDS
-from telemetry.lint.compare import Kind as PromptKind
+from telemetry.lint import Kind as PromptKind
+from telemetry.matchers import LABELS, OPS
 from telemetry.metrics.windows import POINTS, Window, choose_step
 from telemetry.models import Channel, DeliveryAttempt, Notification
 from telemetry.services.notifications.channels import public_config
+
+MATCHERS = "conditions that an alert's labels must all meet, such as severity=critical,warning or pool!=lab-*"
+_PARTS = {
+    "type": "object",
+    "description": "The same in parts; the value is meant to the letter, or is the pattern.",
+    "required": ["label", "value"],
+    "properties": {
+        "label": {"type": "string", "enum": list(LABELS)},
+        "op": {"type": "string", "enum": list(OPS), "default": "="},
+        "value": {"type": "string"},
+    },
+}
+
+
+@extend_schema_field({"oneOf": [{"type": "string"}, _PARTS]})
+class MatcherField(serializers.Field[Any, Any, Any, Any]):
+    """As it is written, or its parts; what it may be is the services' to say."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """What was given, if it has the form of either."""
+        if not isinstance(data, str | dict):
+            raise serializers.ValidationError("Expected a condition such as pool=chat.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        """As it is."""
+        return value
+
 
 DEFAULT_LENGTH_S = 3600.0
 MOST_POINTS = 2000  # of one line

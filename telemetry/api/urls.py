@@ -3,11 +3,10 @@
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
-from . import alert_viewsets, viewsets
-from .heartbeat import HeartbeatViewSet
-from .ladder import LadderView
-from .metrics_servers import MetricsServerViewSet
-from .reconciliation import ReconciliationView
+from telemetry.api import alert_viewsets, viewsets
+from telemetry.api.heartbeat import HeartbeatViewSet
+from telemetry.api.ladder import LadderView, ReconciliationView
+from telemetry.api.metrics_servers import MetricsServerViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", alert_viewsets.AlertRuleViewSet, "alert-rule")

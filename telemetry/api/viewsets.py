@@ -1,32 +1,122 @@
-"""Doors: parse, call one service, answer."""
+"""What lists can be narrowed by.
+
+Which lines ``/series`` can draw: (metric, by) -> the query.
+
+Doors: parse, call one service, answer.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.utils import timezone
+from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.access.scope import visible
-from controlplane.api.exchange import Exchange
+from controlplane.access.actor import visible
+from controlplane.api.middleware import Exchange
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.permissions import asker, signed_in_user
-from controlplane.api.viewsets.doors import NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NUMBER, Door, parsed
+from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
-from telemetry.api.charts import chart
-from telemetry.api.filters import DeliveryFilter
 from telemetry.channels.registry import KINDS
-from telemetry.metrics.windows import Series
-from telemetry.models import Channel, Notification
-from telemetry.services.figures.overview import Pools
-from telemetry.services.lab.prompts import prompts_of
-from telemetry.services.notifications import channels, deliveries
+from telemetry.metrics.windows import Series, Window
+from telemetry.models import AlertRule, Channel, Notification, NotificationKind, NotificationState, RuleKind
+from telemetry.services.figures import engine, series
+from telemetry.services.figures.overview import Pools, Subject
+from telemetry.services.lab.decisions import prompts_of
+from telemetry.services.notifications import channels, outbox
+
+
+class AlertRuleFilter(filters.FilterSet):
+    """``?pool=NAME&kind=KIND&enabled=true``."""
+
+    pool = filters.CharFilter(field_name="pool__name")
+    kind = filters.MultipleChoiceFilter(choices=RuleKind.choices)
+
+    class Meta:
+        model = AlertRule
+        fields = ("pool", "kind", "severity", "enabled")
+
+
+class DeliveryFilter(filters.FilterSet):
+    """``?channel=NAME&state=STATE&kind=KIND&alert=ID``; times are ISO 8601."""
+
+    channel = filters.CharFilter(field_name="channel__name")
+    state = filters.ChoiceFilter(choices=NotificationState.choices)
+    kind = filters.ChoiceFilter(choices=NotificationKind.choices)
+    after = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
+    before = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="lt")
+
+    class Meta:
+        model = Notification
+        fields = ("channel", "state", "kind", "alert", "after", "before")
+
+
+Query = Callable[[Pools, Window], list[Series]]
+
+
+def _of_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
+    """A chart of pages, of pools together."""
+    return lambda pools, window: query(Subject(pools), series.still_kept(window))
+
+
+# The first ``by`` of a metric is its default.
+CHARTS: dict[str, dict[str, Query]] = {
+    "hit_rate": {
+        "replica": series.hit_rate_by_replica,
+        "group": series.hit_rate_by_group,
+        "pool": series.hit_rate_by_pool,
+        "tier": series.reuse_by_tier,
+    },
+    "reachable": {
+        "pool": partial(series.reachable_by, by="pool"),
+        "group": partial(series.reachable_by, by="group"),
+    },
+    "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
+    "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
+    "engine_ttft": {
+        "quantile": partial(series.ttft_quantiles, source="engine"),
+        "phase": _of_pools(engine.queue_and_prefill),
+    },
+    "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
+    "running": {"replica": partial(series.utilization_by_replica, what="running")},
+    "waiting": {
+        "replica": partial(series.utilization_by_replica, what="waiting"),
+        "reason": _of_pools(engine.waiting_by_reason),
+    },
+    "prompt_share": {"source": _of_pools(engine.prompt_sources)},
+    "mm_hit_rate": {"pools": _of_pools(engine.mm_hit_rate)},
+    "block_time": {"phase": _of_pools(engine.block_times)},
+    "sampled_evictions": {"replica": _of_pools(engine.sampled_evictions)},  # a minute
+    "cache_churn": {"replica": _of_pools(engine.cache_churn)},  # turnovers an hour
+    **{
+        what: {"group": partial(series.by_group, what=what), "pool": partial(series.by_pool, what=what)}
+        for what in series.VALUES  # sums over each step, not rates
+    },
+    "latency": {"plain": partial(series.latency, streamed=False), "streamed": partial(series.latency, streamed=True)},
+}
+
+
+def chart(metric: str, by: str | None) -> tuple[str, Query]:
+    """The query and what it is drawn by; InvalidError for a chart that does not exist."""
+    if metric not in CHARTS:
+        raise InvalidError("$.metric", f"expected one of {', '.join(CHARTS)}")
+    ways = CHARTS[metric]
+    by = by or next(iter(ways))
+    if by not in ways:
+        raise InvalidError("$.by", f"{metric} is drawn by {' or '.join(ways)}")
+    return by, ways[by]
+
 
 UUID = "[0-9a-f-]{32,36}"
 
@@ -98,7 +188,7 @@ class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Not
     @action(detail=True, methods=["post"])
     def replay(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Send it again now, under the same id."""
-        notification = deliveries.replay(self.get_object(), timezone.now())
+        notification = outbox.replay(self.get_object(), timezone.now())
         return Response(s.DeliverySerializer(notification).data, status.HTTP_202_ACCEPTED)
 
 

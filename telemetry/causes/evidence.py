@@ -4,6 +4,12 @@ Theory of operation. Everything is counted in tokens of prompts whose answers to
 part of the traffic lost is what it would have had cached at its usual rate, less what it had: ``Sums.lost``. Parts are
 cut by replica, task group, revision or opening, and a cause explains as many tokens as the parts that it touches lost.
 What is not known is None, and whoever asks goes by something else.
+
+When a hit rate fell: the moment that best divides a higher level from a lower one. Pure.
+
+Theory of operation. Of all places to cut a series of bins in two, the best is where two levels, one for each part,
+leave the least of the squared deviations, each bin weighing as much as its tokens (the first step of binary
+segmentation: Scott and Knott, "A cluster analysis method for grouping means", 1974).
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Protocol, TypeVar
 
-from telemetry.lint.openings import Opening
+from telemetry.lint import Opening
 
 LITTLE = 0.01  # of a side's tokens: a part with less has no usual rate of its own
 AHEAD_S = 180.0  # how long before the rate falls something may have happened that made it fall
@@ -297,3 +303,33 @@ def grouped(parts: Iterable[It], key: Callable[[It], Key]) -> dict[Key, Sums]:
         name = key(part)
         found[name] = found[name] + part.sums if name in found else part.sums
     return found
+
+
+LEAST_BINS = 2  # on either side
+LEAST_FALL = 0.02  # between the levels
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A short time's answers."""
+
+    start: datetime
+    prompt: float  # tokens
+    cached: float
+
+
+def onset(bins: Sequence[Bin]) -> datetime | None:
+    """The start of the lower part; None where nothing fell, or there is too little to tell. ``bins`` ascending."""
+    known = [it for it in bins if it.prompt > 0]
+    best: tuple[float, datetime] | None = None
+    total, cached = sum(it.prompt for it in known), sum(it.cached for it in known)
+    prompt_left = cached_left = 0.0
+    for place, it in enumerate(known):
+        if LEAST_BINS <= place <= len(known) - LEAST_BINS:
+            left, right = cached_left / prompt_left, (cached - cached_left) / (total - prompt_left)
+            between = prompt_left * (total - prompt_left) / total * (left - right) ** 2  # what the cut explains
+            if left - right >= LEAST_FALL and (best is None or between > best[0]):
+                best = between, it.start
+        prompt_left += it.prompt
+        cached_left += it.cached
+    return None if best is None else best[1]

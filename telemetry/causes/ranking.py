@@ -11,33 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from telemetry.causes import (
-    affinity_given_up,
-    capacity,
-    engine_silent,
-    index_stale,
-    prompt_changed,
-    replica_added,
-    replica_lost,
-    replica_restarted,
-    revision,
-    workload_changed,
-)
+from telemetry.causes import policies, replicas, workload
 from telemetry.causes.cause import Cause, CauseKind, Finding
 from telemetry.causes.evidence import Evidence
 
 Judge = Callable[[Evidence], Finding | None]
 JUDGES: tuple[Judge, ...] = (
-    engine_silent.judge,
-    prompt_changed.judge,
-    replica_restarted.judge,
-    replica_lost.judge,
-    replica_added.judge,
-    revision.judge,
-    affinity_given_up.judge,
-    workload_changed.judge,
-    capacity.judge,
-    index_stale.judge,
+    replicas.judge_silent_engine,
+    workload.judge_prompt_change,
+    replicas.judge_restart,
+    replicas.judge_loss,
+    replicas.judge_addition,
+    policies.judge_revision,
+    policies.judge_overflow,
+    workload.judge_workload_change,
+    workload.judge_capacity,
+    policies.judge_stale_index,
 )
 EVENTS = frozenset({CauseKind.REPLICA_RESTARTED, CauseKind.REPLICA_LOST, CauseKind.REPLICA_ADDED, CauseKind.REVISION})
 CARRIES = 0.4  # of the lost tokens, at least, of what an event touched: else it is near the drop, and not its cause

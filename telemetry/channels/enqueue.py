@@ -1,19 +1,72 @@
-"""Into the outbox: who is told of what. Called in the transaction of the change that is told of."""
+"""Several alerts as one message. Pure.
+
+Channels that stay until a transaction's end, so that what is written for them has somewhere to belong.
+
+One lock order for everybody who writes about channels: the channel, then its messages, then their attempts, and the
+logs last. Whoever deletes a channel locks its row for that and waits for those who hold it here.
+
+Into the outbox: who is told of what. Called in the transaction of the change that is told of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
+from django.db import connection
 from django.db.models import Q
 
 from controlplane.celery import wake
-from telemetry.channels.grouping import MOST_TOGETHER, together
-from telemetry.channels.holding import hold_channels
 from telemetry.matchers import match_all, stored
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
+
+MOST_TOGETHER = 20  # alerts in one message
+_VERBS = {"firing": "fire", "repeated": "still fire", "acknowledged": "were acknowledged", "resolved": "ended"}
+
+
+def together(payloads: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Any]:
+    """One payload for alerts of one kind of message: that of the one, or ``data.alerts`` with what they share above."""
+    if len(payloads) == 1:
+        return dict(payloads[0])
+    alerts = [payload["data"] for payload in payloads]
+    state = str(alerts[0]["state"])
+    return {
+        "type": payloads[0]["type"],
+        "timestamp": now.isoformat(timespec="milliseconds"),
+        "data": {
+            "state": state,
+            "summary": _summary(alerts, state),
+            "labels": shared_labels(alerts),
+            "alerts": alerts,
+            "path": "/alerts/",
+        },
+    }
+
+
+def shared_labels(alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The labels that all of the alerts have alike."""
+    first, *others = [alert.get("labels") or {} for alert in alerts]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def _summary(alerts: Sequence[Mapping[str, Any]], state: str) -> str:
+    pools = sorted({str(alert["pool"]) for alert in alerts if alert.get("pool")})
+    where = f" in pool {pools[0]}" if len(pools) == 1 else f" in {len(pools)} pools" if pools else ""
+    return f"{len(alerts)} alerts {_VERBS.get(state, state)}{where}: {alerts[0]['summary']}"
+
+
+def hold_channels(keys: Collection[int]) -> frozenset[int]:
+    """Keep these channels from being deleted before this transaction ends; those that are still there. One query."""
+    with connection.cursor() as cursor:
+        table = connection.ops.quote_name(Channel._meta.db_table)  # noqa: SLF001 - Django's documented way
+        cursor.execute(
+            f"select id from {table} where id = any(%s) order by id for key share",  # noqa: S608 - a table of ours
+            [sorted(keys)],
+        )
+        return frozenset(key for (key,) in cursor.fetchall())
+
 
 DELIVER = "telemetry.tasks.deliver_notifications"
 Payload = Mapping[str, Any]

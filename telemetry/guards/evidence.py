@@ -18,11 +18,11 @@ from datetime import datetime, timedelta
 
 from controlplane.models import PolicyRevision, Replica, ReplicaState, Rollout, Router
 from controlplane.services.rollouts.plans import Stage, read_stage
+from telemetry.guards.confidence import LEAST_REQUESTS, weights
 from telemetry.guards.judge import Bin, Measured, Side
-from telemetry.guards.mix import LEAST_REQUESTS, weights
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
-from telemetry.storage.trials import Placed, Timed, Waited, placed, requests_by_replica, waited
+from telemetry.storage.rule_sums import Placed, Timed, Waited, placed, requests_by_replica, waited
 
 HISTORY_S = 3600.0  # how far back before a trial is looked
 SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0

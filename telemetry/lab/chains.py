@@ -1,4 +1,6 @@
-"""Prompts as chains of block hashes of which only a sample is known, and how deep into them a cache reached.
+"""Hashes of blocks: 64 bits, as people, PostgreSQL and Python write them.
+
+Prompts as chains of block hashes of which only a sample is known, and how deep into them a cache reached.
 
 Theory of operation. Hashes are chained, so one names its block and everything before it, and what a cache holds of a
 prompt is always an opening of it. Blocks are sampled by their hash, so a sampled one is known wherever it comes back.
@@ -24,7 +26,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telemetry.lab.hashes import HASHES
+HASHES = 1 << 64  # as many there are
+
+
+def signed(shown: str | None) -> int | None:
+    """A hash as people see it -> as PostgreSQL stores it: the signed integer of the same bits."""
+    return None if shown is None else (int(shown, 16) ^ HASHES // 2) - HASHES // 2
+
+
+def shown(stored: int) -> str:
+    """The other way."""
+    return f"{stored & (HASHES - 1):016x}"
+
 
 Hashes = NDArray[np.uint64]
 Integers = NDArray[np.int64]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from telemetry.lab.hashes import shown
+from telemetry.lab.chains import shown
 from telemetry.metrics.rates import ratio
 
 MOST_BLOCKS = 256  # of one prompt: what is behind is seldom shared

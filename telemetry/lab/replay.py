@@ -1,4 +1,6 @@
-"""Decisions through model caches, in the order in which they were placed: what each term of the ladder would have hit.
+"""What the requests of a bin come to, group by group, while it is replayed.
+
+Decisions through model caches, in the order in which they were placed: what each term of the ladder would have hit.
 
 Theory of operation. A replay carries four models from one span of time to the next, because caches are warm from
 before: one that never forgets (bounded by an age), one of the fleet's room, one for each replica with placement of our
@@ -10,18 +12,77 @@ estimated one turned out to be, times the sampled part. The part falls when requ
 when there are more than ``MAX_ENTRIES`` blocks to remember (fixed-size SHARDS) or ``MOST_BLOCKS_PER_MINUTE`` to replay;
 then every model drops the blocks beyond it. It never rises in a replay's life: what was left out before would look new.
 All requests that are placed at once are placed with the same part.
+
+A replay as bytes, so that another worker goes on with warm caches: at most ``MAX_ENTRIES`` blocks of each model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
+from math import sqrt
+from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from telemetry.lab.caches import Chains, Numbers, best_of, distinct, place, seen, through
-from telemetry.lab.chains import Coded, Floats, Hashes, Integers, Prompts, Requests
-from telemetry.lab.hashes import HASHES
-from telemetry.lab.tally import Tally
+from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests, error
+from telemetry.lab.ladder import Sums
+
+Truths = NDArray[np.bool_]
+
+
+class Tally:
+    """Sums by group, and the tokens of a block by where prompts part, of which ``Sums.doubt`` is made."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Sums] = {}
+        self.partings: dict[str, tuple[Hashes, Floats]] = {}
+        self.reason = ""  # why terms that need the caches' sizes are unknown
+
+    def add(self, groups: Coded, columns: Mapping[str, Floats | Truths]) -> None:
+        """Add requests: columns that are named as the sums are. What is true is counted."""
+        added = {name: _by_group(groups, column) for name, column in columns.items()}
+        for number, group in enumerate(groups.names):
+            sums = self.sums.setdefault(group, Sums())
+            for name, column in added.items():
+                setattr(sums, name, getattr(sums, name) + column[number])
+
+    def part(self, groups: Coded, blocks: Hashes, tokens: Floats) -> None:
+        """Note where each request's prompt parts from what was there: at a block of so many tokens."""
+        for number, group in enumerate(groups.names):
+            ours = groups.codes == number
+            before = self.partings.get(group, (blocks[:0], tokens[:0]))
+            parts = np.concatenate((before[0], blocks[ours])), np.concatenate((before[1], tokens[ours]))
+            self.partings[group] = _together(*parts)
+
+    def settled(self, ratio: float) -> dict[str, Sums]:
+        """The sums of a whole bin that was replayed with this part of the blocks, each term at least the one below."""
+        found = {}
+        for group, sums in self.sums.items():
+            split = max(sums.split, sums.best)
+            found[group] = replace(sums, split=split, capacity=max(sums.capacity, split))
+            if group in self.partings:
+                found[group].doubt = error(ratio) * sqrt(np.square(self.partings[group][1]).sum())
+        return found
+
+
+def _by_group(groups: Coded, column: Floats | Truths) -> list[float]:
+    """Its sum for each group."""
+    if column.dtype == np.bool_:
+        found: list[float] = np.bincount(groups.codes[column.astype(np.bool_)], minlength=len(groups.names)).tolist()
+    else:
+        found = np.bincount(groups.codes, column, len(groups.names)).tolist()
+    return found
+
+
+def _together(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
+    """Each block once."""
+    once, codes = np.unique(blocks, return_inverse=True)
+    return once, np.bincount(codes, tokens, len(once)).astype(np.float64)
+
 
 MAX_ENTRIES = 65_536  # of each of the four models
 MOST_BLOCKS_PER_MINUTE = 60_000  # in all prompts, sampled: a replay of so many takes a tenth of a second
@@ -210,3 +271,57 @@ def _horizons(at_s: Floats, since_s: float | None) -> tuple[Integers, float | No
         begun[late:] += 1
         since_s = float(at_s[late])
     return begun, since_s
+
+
+FORM = 4  # of the bytes: another one is not read, and the replay begins anew
+FACTS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
+
+
+class StateError(ValueError):
+    """Bytes of another form."""
+
+
+def dump(replay: Replay, tally: Tally) -> bytes:
+    """All that the next requests need, and what those of the bin before them came to. 8 bytes a block."""
+    return msgspec.msgpack.encode(
+        {
+            "form": FORM,
+            "facts": {name: getattr(replay, name) for name in FACTS},
+            "seen": [_packed(replay.of_old), _packed(replay.lately)],
+            "whole": _packed(replay.whole),
+            "ideal": {name: _packed(blocks) for name, blocks in replay.ideal.items()},
+            "placed": {name: _packed(blocks) for name, blocks in replay.placed.items()},
+            "sums": {group: asdict(sums) for group, sums in tally.sums.items()},
+            "reason": tally.reason,
+            "partings": {group: [_packed(at), tokens.tobytes()] for group, (at, tokens) in tally.partings.items()},
+        }
+    )
+
+
+def load(state: bytes) -> tuple[Replay, Tally]:
+    """Both; StateError for bytes of another form."""
+    try:
+        told: dict[str, Any] = msgspec.msgpack.decode(state)
+    except msgspec.DecodeError as error:
+        raise StateError(str(error)) from None
+    if told.get("form") != FORM:
+        raise StateError(f"form {told.get('form')}")
+    replay, tally = Replay(None), Tally()
+    for name in FACTS:
+        setattr(replay, name, told["facts"][name])
+    replay.of_old, replay.lately = map(_unpacked, told["seen"])
+    replay.whole = _unpacked(told["whole"])
+    replay.ideal = {name: _unpacked(blocks) for name, blocks in told["ideal"].items()}
+    replay.placed = {name: _unpacked(blocks) for name, blocks in told["placed"].items()}
+    tally.sums = {group: Sums(**sums) for group, sums in told["sums"].items()}
+    tally.reason = told["reason"]
+    tally.partings = {group: (_unpacked(at), np.frombuffer(tokens)) for group, (at, tokens) in told["partings"].items()}
+    return replay, tally
+
+
+def _packed(blocks: Hashes) -> bytes:
+    return blocks.tobytes()
+
+
+def _unpacked(packed: bytes) -> Hashes:
+    return np.frombuffer(packed, np.uint64)

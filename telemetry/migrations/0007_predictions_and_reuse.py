@@ -4,7 +4,7 @@ import django.contrib.postgres.fields
 from django.db import migrations, models
 
 from controlplane.database.operations import AddFieldOnce
-from telemetry.storage.keys import ReplaceKey
+from telemetry.storage.partitions import ReplaceKey
 
 KEY = ("at", "router_id", "pool", "group", "replica", "policy", "revision")
 COUNTS = (

@@ -1,6 +1,6 @@
 """Readings added up to minutes, 5 minutes and hours.
 
-Their tables are PostgreSQL's alone: what they hold is listed in telemetry.storage.rollups.columns.
+Their tables are PostgreSQL's alone: what they hold is listed in telemetry.storage.rollup_columns.
 """
 
 from django.db import migrations, models

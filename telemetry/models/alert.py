@@ -1,10 +1,72 @@
-"""Something that a rule found, from the first suspicion to the end."""
+"""What should raise an alert.
 
+Something that a rule found, from the first suspicion to the end.
+
+What became of an alert, move by move.
+
+What nobody wants to be told for a while.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
 from django.db import models
-from django.db.models import Q, TextChoices, UniqueConstraint, Value
+from django.db.models import CheckConstraint, F, Q, TextChoices, UniqueConstraint, Value
+from django.utils import timezone
 
-from controlplane.models import Pool
-from telemetry.models.alert_rule import AlertRule, Severity
+from controlplane.models import Pool, Project, TaskGroup
+
+
+class RuleKind(TextChoices):
+    """What a rule looks at; ``telemetry.alerts.kinds`` holds a file for each."""
+
+    HIT_RATE_DROP = "hit_rate_drop", "Hit rate drop"
+    HIT_RATE_FLOOR = "hit_rate_floor", "Hit rate floor"
+    PREDICTION_GAP = "prediction_gap", "Prediction gap"
+    TTFT_OBJECTIVE = "ttft_objective", "TTFT objective"
+    ERROR_RATIO = "error_ratio", "Error ratio"
+    REPLICA_DOWN = "replica_down", "Replica down"
+    REPLICA_EJECTED = "replica_ejected", "Replica ejected"
+    KV_PRESSURE = "kv_pressure", "KV pressure"
+    LOAD_SKEW = "load_skew", "Load skew"
+    ROLLOUT_STUCK = "rollout_stuck", "Configuration not converged"
+    EVALUATOR_LAG = "evaluator_lag", "Telemetry behind"
+    NO_DATA = "no_data", "No data"
+
+
+class Severity(TextChoices):
+    """How soon somebody should look."""
+
+    INFO = "info", "Info"
+    WARNING = "warning", "Warning"
+    CRITICAL = "critical", "Critical"
+
+
+REPEAT_S = 14_400  # how often an alert that nobody took is told again
+
+
+class AlertRule(models.Model):
+    """A rule of one pool, or of one of its task groups, and what its last evaluation said."""
+
+    pool = models.ForeignKey(Pool, models.CASCADE, related_name="alert_rules")
+    group = models.ForeignKey(TaskGroup, models.CASCADE, null=True, related_name="alert_rules")  # None: the whole pool
+    name = models.CharField(max_length=100)
+    kind = models.CharField(max_length=32, choices=RuleKind, default=RuleKind.HIT_RATE_DROP)
+    severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
+    settings = models.JSONField(default=dict)  # of its kind, checked by the kind; what is missing takes the default
+    repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: an alert is told once
+    enabled = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+    evaluated_at = models.DateTimeField(null=True, editable=False)
+    verdict = models.JSONField(default=dict, editable=False)  # {"answer", "reason", figures ...} of that evaluation
+
+    class Meta:
+        ordering = ("pool__name", "name")
+        constraints = (UniqueConstraint(fields=("pool", "name"), name="alert_rule_name_unique"),)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class AlertState(TextChoices):
@@ -28,7 +90,7 @@ class Alert(models.Model):
     subject = models.CharField(max_length=64, default="", db_default="")  # a replica's name; "": the pool or the group
     state = models.CharField(max_length=8, choices=AlertState, default=AlertState.PENDING)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
-    labels = models.JSONField(default=dict, db_default=NOTHING_YET)  # what silences match: telemetry.alerts.labels
+    labels = models.JSONField(default=dict, db_default=NOTHING_YET)  # what silences match: telemetry.alerts.message
     started_at = models.DateTimeField()  # the first evaluation that found the rule broken
     last_breach_at = models.DateTimeField()  # the last one
     fired_at = models.DateTimeField(null=True)
@@ -47,7 +109,9 @@ class Alert(models.Model):
     acknowledged_at = models.DateTimeField(null=True)  # somebody is at it: it is not told again
     acknowledged_by = models.CharField(max_length=150, default="", db_default="")
     acknowledged_note = models.CharField(max_length=500, default="", db_default="")
-    muted = models.JSONField(null=True)  # why it is not told now: telemetry.alerts.muting; None: nothing mutes it
+    muted = models.JSONField(
+        null=True
+    )  # why it is not told now: telemetry.alerts.notifications; None: nothing mutes it
     told_at = models.DateTimeField(null=True)  # the last message that it fires
     tellings = models.PositiveIntegerField(default=0, db_default=0)  # messages that it fires, repeats included
     end_told_at = models.DateTimeField(null=True)
@@ -69,3 +133,60 @@ class Alert(models.Model):
         """The pool's reachable share when the alert fired, 0 to 1; ``detail["reachable"]`` says what it rests on."""
         known: dict[str, float] | None = self.detail.get("reachable")
         return known["ratio"] if known else None
+
+
+class AlertMove(TextChoices):
+    """What happened to it."""
+
+    OPENED = "opened", "Suspected"
+    FIRED = "fired", "Firing"
+    EXPLAINED = "explained", "Causes found"
+    TOLD = "told", "Told"
+    REPEATED = "repeated", "Told again"
+    MUTED = "muted", "Muted"
+    UNMUTED = "unmuted", "No longer muted"
+    ACKNOWLEDGED = "acknowledged", "Acknowledged"
+    RELEASED = "released", "Acknowledgement taken back"
+    RESOLVED = "resolved", "Resolved"
+    END_TOLD = "end_told", "End told"
+
+
+class AlertStep(models.Model):
+    """One move of an alert: what, when, by whom, why. Written in the transaction of the move, never changed."""
+
+    alert = models.ForeignKey(Alert, models.CASCADE, related_name="steps")
+    at = models.DateTimeField(default=timezone.now)
+    move = models.CharField(max_length=12, choices=AlertMove)
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+"
+    )  # None: the evaluator itself
+    note = models.CharField(max_length=500, default="", blank=True)
+
+    class Meta:
+        ordering = ("pk",)
+
+    def __str__(self) -> str:
+        return f"{self.alert_id}: {self.move}"
+
+
+class Silence(models.Model):
+    """Alerts with these labels are not told between two moments. They fire and end as ever.
+
+    It reaches the alerts of its project; without one, those of all projects.
+    """
+
+    project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="silences")
+    matchers = models.JSONField()  # all of which must hold: telemetry.matchers
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    comment = models.CharField(max_length=500)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-ends_at", "-pk")
+        constraints = (CheckConstraint(condition=Q(ends_at__gte=F("starts_at")), name="silence_ends_after_it_starts"),)
+        indexes = (models.Index(fields=["ends_at"], name="silence_ends_at"),)
+
+    def __str__(self) -> str:
+        return self.comment

@@ -1,13 +1,48 @@
-"""The outbox: what is to be delivered, and each attempt at it."""
+"""Where alerts are sent.
+
+The outbox: what is to be delivered, and each attempt at it.
+
+The sign of life that we give to others.
+
+Short addresses of views.
+"""
+
+from __future__ import annotations
 
 import uuid
 
+from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import TextChoices, UniqueConstraint
+from django.db.models import CheckConstraint, Q, TextChoices, UniqueConstraint
+from django.db.models.functions import Now
 
 from telemetry.models.alert import Alert
-from telemetry.models.channel import Channel
+
+
+class Channel(models.Model):
+    """A destination of alerts. Its config (URL, secret) is encrypted at rest and never leaves by the API (S13).
+
+    ``delivered_at``, ``failed_at`` and ``error`` tell its health: of the last attempts, not of messages.
+    """
+
+    name = models.CharField(max_length=100, unique=True)
+    kind = models.CharField(max_length=32)  # a name in telemetry.channels.registry
+    sealed = models.BinaryField(editable=False)  # services/notifications/channels.py opens it
+    matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who made it
+    enabled = models.BooleanField(default=True)
+    disabled_reason = models.CharField(max_length=200, blank=True)  # why we disabled it, such as a receiver's 410
+    delivered_at = models.DateTimeField(null=True, editable=False)  # of the last success
+    failed_at = models.DateTimeField(null=True, editable=False)  # of the last failure
+    error = models.CharField(max_length=200, blank=True, db_default="", editable=False)  # of that one
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class NotificationKind(TextChoices):
@@ -99,3 +134,40 @@ class DeliveryAttempt(models.Model):
 
     def __str__(self) -> str:
         return f"attempt {self.number} of {self.notification_id}"
+
+
+class Heartbeat(models.Model):
+    """Somebody outside who is told every while that all is well, and who calls when that stops. One row at most."""
+
+    sealed = models.BinaryField(editable=False)  # the URL, encrypted: it is a secret as a whole (S13)
+    every_s = models.PositiveIntegerField(default=60)
+    due_at = models.DateTimeField()  # the next one
+    sent_at = models.DateTimeField(null=True, editable=False)  # the last that arrived
+    failed_at = models.DateTimeField(null=True, editable=False)  # the last that did not
+    error = models.CharField(max_length=200, blank=True, editable=False)  # of that one
+    withheld = models.CharField(max_length=300, blank=True, editable=False)  # why the last one was not sent; "": it was
+
+    class Meta:
+        constraints = (models.CheckConstraint(condition=models.Q(pk=1), name="heartbeat_one_row"),)
+
+    def __str__(self) -> str:
+        return f"every {self.every_s} s"
+
+
+LONGEST = 2000  # characters of a view's address; PostgreSQL's index takes 2,700 bytes
+
+
+class ShortLink(models.Model):
+    """A page of ours with all of its state, and the code that leads there. The same view has one code."""
+
+    code = models.CharField(max_length=16, unique=True)
+    view = models.CharField(max_length=LONGEST, unique=True)  # path and query, of printable ASCII
+    made_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    made_at = models.DateTimeField()
+    used_at = models.DateTimeField(db_index=True)  # or made; to the day
+
+    class Meta:
+        constraints = (CheckConstraint(condition=Q(view__startswith="/"), name="short_link_stays_here"),)
+
+    def __str__(self) -> str:
+        return self.code

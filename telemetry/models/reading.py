@@ -1,4 +1,6 @@
-"""Readings: what was counted between two scrapes. Partitioned by day; see the migration and storage/partitions.py.
+"""The edges of a histogram, kept once for all readings that have them.
+
+Readings: what was counted between two scrapes. Partitioned by day; see the migration and storage/partitions.py.
 
 Theory of operation. Readings arrive in the order of ``at`` and are asked for by ranges of ``at``, for many replicas at
 once. The primary key therefore begins with ``at``: it keeps duplicates out, and a chart of N replicas over a window
@@ -7,24 +9,39 @@ database: a removed replica's readings stay until their day goes.
 
 A histogram is a pair of arrays, the positions of the buckets that hold something and their counts, beside the id of
 its edges; NULL is unknown, empty arrays say that nothing was observed.
+
+How far readings have been rolled up, and what of that is to be done again.
 """
+
+from __future__ import annotations
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import UniqueConstraint
 
 from controlplane.models import Replica, Router
 from telemetry.metrics.rates import ReadingState
-from telemetry.models.bucket_layout import BucketLayout
+
+
+class BucketLayout(models.Model):
+    """Upper edges of a histogram's buckets, in its unit, ascending, the infinite one left out (T2, T3)."""
+
+    edges = ArrayField(models.FloatField())
+    digest = models.CharField(max_length=64, unique=True)  # SHA-256 of the edges: 275 floats are too wide for an index
+
+    def __str__(self) -> str:
+        return f"{len(self.edges)} edges"
+
 
 STATES = [(state.value, state.name.title()) for state in ReadingState]
 
 
-def _count() -> "models.BigIntegerField[int | None, int | None]":
+def _count() -> models.BigIntegerField[int | None, int | None]:
     """An addition over the interval; None is unknown."""
     return models.BigIntegerField(null=True)
 
 
-def _layout() -> "models.ForeignKey[BucketLayout | None, BucketLayout | None]":
+def _layout() -> models.ForeignKey[BucketLayout | None, BucketLayout | None]:
     return models.ForeignKey(
         BucketLayout, models.DO_NOTHING, null=True, db_constraint=False, db_index=False, related_name="+"
     )
@@ -150,3 +167,27 @@ class RouterReading(models.Model):
 
     def __str__(self) -> str:
         return f"{self.router_id} at {self.at:%F %T}"
+
+
+class RollupState(models.Model):
+    """One resolution. Bins that end at or before ``rolled_through`` are read from its tables, later ones are not."""
+
+    resolution_s = models.PositiveIntegerField(primary_key=True)
+    closed_through = models.DateTimeField(null=True)  # who stores a reading of this time or before marks its bin
+    rolled_through = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.resolution_s} s through {self.rolled_through}"
+
+
+class RollupRepair(models.Model):
+    """A bin that was rolled up before all its readings were there."""
+
+    resolution_s = models.PositiveIntegerField()
+    at = models.DateTimeField()  # the end of the bin
+
+    class Meta:
+        constraints = (UniqueConstraint(fields=["resolution_s", "at"], name="rollup_repair_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.resolution_s} s to {self.at:%F %T}"

@@ -13,7 +13,7 @@ from telemetry.metrics.engine import ReplicaSample
 from telemetry.metrics.engines import tensorrt_llm
 from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
 from telemetry.metrics.router import RouterSample
-from telemetry.scraping.fold import Failure, Taken
+from telemetry.scraping.merge import Failure, Taken
 
 HEADERS = {"Accept": "text/plain;version=0.0.4"}
 JSON_AT_METRICS: set[str] = set()  # URLs that served JSON there: trtllm-serve has its Prometheus text elsewhere

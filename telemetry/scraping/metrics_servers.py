@@ -21,15 +21,15 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from controlplane.encryption import unseal
 from controlplane.errors import SealBrokenError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Replica, ReplicaState
-from controlplane.sealing import unseal
 from telemetry.metrics.engine import KNOWN_NAMES, ReplicaSample, replica_sample
 from telemetry.metrics.exposition import ExpositionError
 from telemetry.models import MetricsServer
 from telemetry.prometheus import Asked, Outcome, PrometheusError, Server, Snapshot, read_snapshots
-from telemetry.scraping.fold import Failure, Taken
+from telemetry.scraping.merge import Failure, Taken
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
 from telemetry.storage.locks import metrics_server_lock, only_one
 

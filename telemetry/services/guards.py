@@ -9,8 +9,8 @@ import msgspec
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Rollout, RolloutState
-from controlplane.services.rollouts.guard_limits import GuardLimits
-from controlplane.services.rollouts.steering import Verdict, judge_stage
+from controlplane.services.rollouts.controller import Verdict, judge_stage
+from controlplane.services.rollouts.plans import GuardLimits
 from telemetry.guards.evidence import measure
 from telemetry.guards.judge import judge
 from telemetry.storage.locks import GUARD, only_one

@@ -18,7 +18,7 @@ from django.urls import Resolver404, resolve
 from controlplane.access.rules import RULES
 from controlplane.errors import ConflictError, InvalidError
 from telemetry.models import ShortLink
-from telemetry.models.short_link import LONGEST
+from telemetry.models.notification import LONGEST
 
 KEPT = timedelta(days=400)
 MOST = 50_000

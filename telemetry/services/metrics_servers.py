@@ -13,16 +13,14 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
+from controlplane.encryption import seal
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
-from controlplane.sealing import seal
-from controlplane.secret_destinations import address_of, check_destination
-from controlplane.services.checks import check_replica_url
+from controlplane.services.checks import address_of, check_destination, check_replica_url, hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
 from telemetry.models import MetricsServer, ReadPool
 from telemetry.prometheus import PrometheusError
-from telemetry.scraping.fold import Failure
+from telemetry.scraping.merge import Failure
 from telemetry.scraping.metrics_servers import read_fleet, replicas_of
 
 TRY_S = 10.0  # what a person waits for

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from django.db.models import Model, QuerySet
 
-from controlplane.access.asker import Asker
-from controlplane.access.scope import visible
+from controlplane.access.actor import Asker, visible
 from controlplane.models import Pool, Replica, RoutingPolicy, TaskGroup
 
 Row = TypeVar("Row", bound=Model)

@@ -16,8 +16,7 @@ from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
-from telemetry.lab.bins import BIN, bin_start
-from telemetry.lab.ladder import ADDED, FEW_REQUESTS, Sums, reachable_error
+from telemetry.lab.ladder import ADDED, BIN, FEW_REQUESTS, Sums, bin_start, reachable_error
 from telemetry.metrics.windows import Window
 from telemetry.models import LadderBin
 

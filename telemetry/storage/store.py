@@ -12,7 +12,7 @@ from psycopg import errors, sql
 
 from telemetry.models import BucketLayout
 from telemetry.storage.partitions import ensure_days
-from telemetry.storage.rollups.late import mark_late
+from telemetry.storage.rollup_source import mark_late
 
 Row = tuple[Any, ...]
 Edges = tuple[float, ...]

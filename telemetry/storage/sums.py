@@ -19,7 +19,7 @@ from telemetry.metrics.histograms import Buckets, Merged, merge
 from telemetry.metrics.rates import accounted_ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import BucketLayout
-from telemetry.storage.rollups.columns import (
+from telemetry.storage.rollup_columns import (
     ENGINE_TTFT,
     ENGINES,
     PLAIN_LATENCY,
@@ -28,7 +28,7 @@ from telemetry.storage.rollups.columns import (
     STREAMED_LATENCY,
     Histogram,
 )
-from telemetry.storage.rollups.source import histograms_in, sums_in
+from telemetry.storage.rollup_source import histograms_in, sums_in
 
 K = TypeVar("K", bound=Hashable)
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"

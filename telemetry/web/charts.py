@@ -1,16 +1,20 @@
-"""The charts there are: what each shows of which subject, by which query, in which unit."""
+"""The charts there are: what each shows of which subject, by which query, in which unit.
+
+What a chart shows, said in a sentence for those who do not see it, and figures in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from django.http import QueryDict
 
-from telemetry.metrics.windows import Series, Window
-from telemetry.services.figures import engine_details, lines, series
-from telemetry.services.figures.subjects import Kind, Subject
+from controlplane.web.tags import count, percent, seconds
+from telemetry.metrics.windows import PointState, Series, Window
+from telemetry.services.figures import chart_series, engine, series
+from telemetry.services.figures.overview import Kind, Subject
 
 Query = Callable[[Subject, Window], list[Series]]
 FLEET, POOL, GROUP, REPLICA = Kind
@@ -55,17 +59,19 @@ class Chart:
 
 
 def _gauge(what: str, label: str, title: str, unit: str) -> View:
-    return View(what, label, title, unit, partial(lines.gauge, what=what), ENGINES)
+    return View(what, label, title, unit, partial(chart_series.gauge, what=what), ENGINES)
 
 
 def _within(objective_s: float, label: str) -> View:
     title = f"First token within {label}"
-    query = partial(lines.share_within, objective_s=objective_s)
+    query = partial(chart_series.share_within, objective_s=objective_s)
     return View(f"{objective_s:g}", label, title, "ratio", query, empty=UNTIMED)
 
 
 def _by_replica(*kinds: Kind) -> View:
-    return View("replica", "Replica", "Hit rate by replica", "ratio", lines.hit_rate_by_replica, frozenset(kinds))
+    return View(
+        "replica", "Replica", "Hit rate by replica", "ratio", chart_series.hit_rate_by_replica, frozenset(kinds)
+    )
 
 
 HIT_RATE = Chart(
@@ -73,8 +79,8 @@ HIT_RATE = Chart(
     "by",
     (
         _by_replica(FLEET),
-        View("whole", "Whole", "Hit rate and reachable share", "ratio", lines.hit_rate, ALL - {REPLICA}),
-        View("whole", "Whole", "Hit rate", "ratio", lines.hit_rate, frozenset({REPLICA})),
+        View("whole", "Whole", "Hit rate and reachable share", "ratio", chart_series.hit_rate, ALL - {REPLICA}),
+        View("whole", "Whole", "Hit rate", "ratio", chart_series.hit_rate, frozenset({REPLICA})),
         _by_replica(POOL, GROUP),
         View(
             "group",
@@ -92,7 +98,7 @@ HIT_RATE = Chart(
             lambda subject, window: series.hit_rate_by_pool(subject.among, window),
             frozenset({FLEET}),
         ),
-        View("rank", "Rank", "Hit rate by rank", "ratio", lines.hit_rate_by_engine, frozenset({REPLICA})),
+        View("rank", "Rank", "Hit rate by rank", "ratio", chart_series.hit_rate_by_engine, frozenset({REPLICA})),
     ),
     "Cached tokens over queried tokens. Replicas and pools by the engines' counters, task groups by what "
     "answers reported.",
@@ -101,13 +107,13 @@ TIERS = Chart(
     "tiers",
     "tier",
     (
-        View("", "Tiers", "Where cached tokens came from", "ratio", lines.tiers, ENGINES, stacked=True),
+        View("", "Tiers", "Where cached tokens came from", "ratio", chart_series.tiers, ENGINES, stacked=True),
         View(
             "source",
             "Prompt tokens",
             "Prompt tokens by source",
             "ratio",
-            engine_details.prompt_sources,
+            engine.prompt_sources,
             ENGINES,
             stacked=True,
             empty="no engine reported prompt tokens by source",
@@ -117,7 +123,7 @@ TIERS = Chart(
             "Multimodal",
             "Hit rate of the multimodal cache",
             "ratio",
-            engine_details.mm_hit_rate,
+            engine.mm_hit_rate,
             ENGINES,
             empty="no engine reported multimodal items",
         ),
@@ -126,7 +132,7 @@ TIERS = Chart(
             "KV blocks",
             "Life of sampled KV blocks",
             "seconds",
-            engine_details.block_times,
+            engine.block_times,
             ENGINES,
             empty=UNSAMPLED,
         ),
@@ -135,7 +141,7 @@ TIERS = Chart(
             "Evictions",
             "Sampled KV blocks evicted a minute",
             "count",
-            engine_details.sampled_evictions,
+            engine.sampled_evictions,
             ENGINES,
             empty=UNSAMPLED,
         ),
@@ -144,7 +150,7 @@ TIERS = Chart(
             "Churn",
             "KV cache turnovers an hour",
             "count",
-            engine_details.cache_churn,
+            engine.cache_churn,
             ENGINES,
             empty="no engine reported its tokens and the size of its KV cache",
         ),
@@ -160,14 +166,16 @@ TTFT = Chart(
     "ttft",
     "clock",
     (
-        View("", "Routers", "Time to first token", "seconds", lines.ttft_by_router, empty=UNTIMED),
-        View("engine", "Engines", "Time to first token, engines' clock", "seconds", lines.ttft_by_engine, ENGINES),
+        View("", "Routers", "Time to first token", "seconds", chart_series.ttft_by_router, empty=UNTIMED),
+        View(
+            "engine", "Engines", "Time to first token, engines' clock", "seconds", chart_series.ttft_by_engine, ENGINES
+        ),
         View(
             "split",
             "Queue and prefill",
             "Mean time in queue and in prefill",
             "seconds",
-            engine_details.queue_and_prefill,
+            engine.queue_and_prefill,
             ENGINES,
             stacked=True,
             empty="no engine reported time in queue or in prefill",
@@ -177,7 +185,7 @@ TTFT = Chart(
             "By reuse",
             "Time to first token by reuse",
             "seconds",
-            lines.ttft_by_reuse,
+            chart_series.ttft_by_reuse,
             frozenset({FLEET, POOL, GROUP}),
             empty="no streamed response reported its cached tokens",
         ),
@@ -186,7 +194,7 @@ TTFT = Chart(
             "Not streamed",
             "Latency of responses that are not streamed",
             "seconds",
-            lines.plain_latency,
+            chart_series.plain_latency,
             empty="no response without streaming",
         ),
     ),
@@ -214,12 +222,12 @@ UTILIZATION = Chart(
             "Waiting by reason",
             "Waiting requests by reason",
             "count",
-            engine_details.waiting_by_reason,
+            engine.waiting_by_reason,
             ENGINES,
             stacked=True,
             empty="no engine reported waiting requests by reason",
         ),
-        View("preemptions", "Preempted", "Preemptions a second", "count", lines.preemptions, ENGINES),
+        View("preemptions", "Preempted", "Preemptions a second", "count", chart_series.preemptions, ENGINES),
     ),
     "KV usage is the share of KV blocks that running requests hold; warm blocks that nobody uses do not count. "
     "Waiting by reason: capacity, or deferred by a transient constraint such as a LoRA budget or a KV transfer.",
@@ -228,16 +236,72 @@ REQUESTS = Chart(
     "requests",
     "req",
     (
-        View("", "Outcomes", "Requests a second by outcome", "count", lines.outcomes),
+        View("", "Outcomes", "Requests a second by outcome", "count", chart_series.outcomes),
         View(
             "placed",
             "Replicas",
             "Share of requests by replica",
             "ratio",
-            lines.requests_by_replica,
+            chart_series.requests_by_replica,
             frozenset({FLEET, POOL, GROUP}),
         ),
     ),
     "As the routers counted them.",
 )
 CHARTS = {chart.slug: chart for chart in (HIT_RATE, TTFT, TIERS, OBJECTIVE, UTILIZATION, REQUESTS)}
+
+
+NAMED = 4  # lines that a sentence names
+
+_WORDS = {"ratio": percent, "seconds": seconds, "count": count}
+_ABSENT = {
+    PointState.NO_TRAFFIC: "no traffic",
+    PointState.STALE: "stale: scrapes fail",
+    PointState.NOT_REPORTED: "not reported by this engine",
+    PointState.UNKNOWN: "unknown",
+    PointState.OK: "unknown",
+}
+
+
+def figure_words(value: float | None, unit: str) -> str:
+    """A value with its unit."""
+    return _WORDS[unit](value)
+
+
+def absence(state: PointState | str) -> str:
+    """Why there is no figure."""
+    return _ABSENT[PointState(state)]
+
+
+def chart_sentence(view: View, window: Window, lines: Sequence[Series], events: int) -> str:
+    """One chart in words: what, when, where each line ends, and what happened meanwhile."""
+    span = f"{window.start:%H:%M} to {window.end:%H:%M} UTC"
+    known = [(line.label, value) for line in lines if (value := last_value(line)) is not None]
+    if not known:
+        return f"{view.title}, {span}: nothing was measured ({why_empty(view, lines)})."
+    known.sort(key=lambda pair: -pair[1])
+    named = ", ".join(f"{label} {figure_words(value, view.unit)}" for label, value in known[:NAMED])
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    happened = f" {events} {'event' if events == 1 else 'events'} marked." if events else ""
+    return f"{view.title}, {span}. Last values: {named}{more}.{happened}"
+
+
+def last_value(line: Series) -> float | None:
+    """The newest known value."""
+    return next((value for _, value in reversed(line.points) if value is not None), None)
+
+
+def notes_of(lines: Sequence[Series]) -> list[str]:
+    """What readers of a chart must know of its lines, each note once."""
+    return sorted({line.note for line in lines if line.note})
+
+
+def why_empty(view: View, lines: Sequence[Series]) -> str:
+    """The most specific reason why a chart has no point: failed scrapes, the view's own, no traffic, not reported."""
+    states = {state for line in lines for state in line.states}
+    if view.empty and PointState.STALE not in states:
+        return view.empty
+    for state in (PointState.STALE, PointState.NO_TRAFFIC, PointState.NOT_REPORTED):
+        if state in states:
+            return absence(state)
+    return "no reading yet"

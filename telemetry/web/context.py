@@ -9,11 +9,10 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
-from controlplane.access.asker import asker_of
-from controlplane.access.scope import visible
+from controlplane.access.actor import asker_of, visible
 from telemetry.models import AlertState
-from telemetry.services.alerts.listing import open_alerts
-from telemetry.services.own.pulse import pulse
+from telemetry.services.alerts.alerts import open_alerts
+from telemetry.services.self_monitoring import pulse
 
 FIRES = Q(state=AlertState.FIRING, muted__isnull=True)
 

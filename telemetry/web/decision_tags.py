@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from django import template
 
-from telemetry.lab.hashes import shown
-from telemetry.lint.openings import Opening, Segment, Volatile
+from telemetry.lab.chains import shown
+from telemetry.lint import Opening, Segment, Volatile
 from telemetry.models import Decision
 from telemetry.web import reasons
-from telemetry.web.places import place_of
+from telemetry.web.reasons import place_of
 
 register = template.Library()
 register.filter("reason_label", reasons.reason_label)

@@ -1,4 +1,11 @@
-"""Series to a plotly figure as JSON. Theme colours (paper, grid, text) are the page's to add; lines carry their own.
+"""Lines that can be told apart: a colour and a dash each, so that neither is needed alone.
+
+Every colour has a contrast of 3:1 or more on the light and on the dark surface (tests hold that), so that a figure
+fits either theme and a change of theme needs no new one.
+
+Events as marks on a chart: those of one step share a mark, so that a fleet's worth of them stays readable.
+
+Series to a plotly figure as JSON. Theme colours (paper, grid, text) are the page's to add; lines carry their own.
 
 Theory of operation. A figure holds, in this order: bands, lines, event marks; ``meta`` of a trace says which, for the
 legend and the table. Gaps are not joined. At most twelve lines are drawn: of more, the six highest and the six
@@ -11,14 +18,107 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
+from controlplane.models import Event, EventKind
 from telemetry.metrics.windows import Series, Window
-from telemetry.web import palette
-from telemetry.web.charts import View
-from telemetry.web.markers import Marker
-from telemetry.web.sentences import chart_sentence, notes_of, why_empty
+from telemetry.web.charts import View, chart_sentence, notes_of, why_empty
+
+COLOURS = (
+    "#d9581a", "#3f86cc", "#179180", "#9a74dc", "#cf559f", "#8f8622",
+    "#e0504c", "#7f8b98", "#4d9c3a", "#ab7748", "#2a96b3", "#6f7ce6",
+)  # fmt: skip
+DASHES = ("solid", "dash", "dot", "dashdot")
+REST = "#7f8b98"
+COLD = "#3f86cc"
+SURFACES = ("#ffffff", "#1c1816")
+
+
+def colour(index: int) -> str:
+    """The colour of line number ``index``; after twelve they start anew, with another dash."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def dash(index: int) -> str:
+    """The dash of line number ``index``."""
+    return DASHES[(index + index // len(COLOURS)) % len(DASHES)]
+
+
+def translucent(hex_colour: str, alpha: float) -> str:
+    """A colour with an opacity, as CSS writes it."""
+    red, green, blue = (int(hex_colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+# What is worth a mark, the most telling first, with its label and tone.
+KINDS = {
+    EventKind.POLICY_PUBLISHED: ("policy", "policy"),
+    EventKind.ROLLOUT_ROLLED_BACK: ("rolled back", "bad"),
+    EventKind.ROLLOUT_ABORTED: ("aborted", "bad"),
+    EventKind.ROLLOUT_STARTED: ("trial", "policy"),
+    EventKind.ROLLOUT_WIDENED: ("wider", "policy"),
+    EventKind.ALERT_FIRING: ("alert", "bad"),
+    EventKind.REPLICA_DOWN: ("down", "bad"),
+    EventKind.REPLICA_RESTARTED: ("restart", "cold"),
+    EventKind.REPLICA_REMOVED: ("removed", "fleet"),
+    EventKind.REPLICA_STATE_CHANGED: ("state", "fleet"),
+    EventKind.REPLICA_ADDED: ("added", "fleet"),
+    EventKind.TRAFFIC_MIX_CHANGED: ("mix", "fleet"),
+    EventKind.REPLICA_UP: ("up", "good"),
+    EventKind.ALERT_RESOLVED: ("resolved", "good"),
+    EventKind.CONFIG_REFUSED: ("refused", "bad"),
+    EventKind.ROUTER_LOST: ("router lost", "bad"),
+    EventKind.CONFIG_APPLIED: ("applied", "policy"),
+}
+MARKER_COLOURS = {"policy": "#d9581a", "bad": "#e0504c", "cold": "#3f86cc", "good": "#4d9c3a", "fleet": "#7f8b98"}
+TOLD = 6  # events that a mark's text tells
+APART = 40  # marks closer than a 40th of the chart are one
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A mark at a time; ``text`` tells its events, one a line."""
+
+    at: datetime
+    label: str
+    colour: str
+    text: str
+    count: int
+
+
+def markers(events: Iterable[Event], window: Window) -> list[Marker]:
+    """The marks of a window, ascending."""
+    apart = timedelta(seconds=window.length_s / APART)
+    groups: list[list[Event]] = []
+    for event in events:
+        if event.kind not in KINDS:
+            continue
+        if groups and event.at - groups[-1][0].at < apart:
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return [_marker(group) for group in groups]
+
+
+def _marker(events: list[Event]) -> Marker:
+    first = min(events, key=lambda event: list(KINDS).index(EventKind(event.kind)))
+    label, tone = KINDS[EventKind(first.kind)]
+    lines = [f"{event.at:%H:%M:%S} UTC {event.summary}" for event in events[:TOLD]]
+    if len(events) > TOLD:
+        lines.append(f"and {len(events) - TOLD} more")
+    return Marker(first.at, _named(first, label), MARKER_COLOURS[tone], "\n".join(lines), len(events))
+
+
+def _named(event: Event, label: str) -> str:
+    """The label with the name of what it is about, where it is short."""
+    if event.kind == EventKind.POLICY_PUBLISHED:
+        return f"{event.detail.get('policy', label)} r{event.detail.get('revision', '')}"
+    if event.replica is not None and len(event.replica.name) <= 12:
+        return f"{event.replica.name} {label}"
+    return label
+
 
 MOST_LINES = 12
 AXES: dict[str, dict[str, Any]] = {
@@ -48,10 +148,8 @@ def build_figure(
 
 def _beside(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
     chosen, rest = _chosen(lines)
-    traces = [_band(_spread(rest), f"{len(rest)} others, lowest to highest", palette.REST, 0.25)] if rest else []
-    traces += [
-        _band(_edges(line), line.label, palette.colour(index), 0.18, "edge") for index, line in chosen if line.band
-    ]
+    traces = [_band(_spread(rest), f"{len(rest)} others, lowest to highest", REST, 0.25)] if rest else []
+    traces += [_band(_edges(line), line.label, colour(index), 0.18, "edge") for index, line in chosen if line.band]
     return traces + _lines(chosen, unit, window)
 
 
@@ -64,7 +162,7 @@ def _stacked(lines: Sequence[Series], unit: str, window: Window) -> list[dict[st
         top = [None if value is None else low + value for low, value in zip(floor, values, strict=True)]
         ends = [None if high is None else (low, high) for low, high in zip(floor, top, strict=True)]
         area = _polygon((at, between) for (at, _), between in zip(line.points, ends, strict=True))
-        areas.append(_band(area, line.label, palette.colour(index), 0.45, "edge"))
+        areas.append(_band(area, line.label, colour(index), 0.45, "edge"))
         raised = [(at, high) for (at, _), high in zip(line.points, top, strict=True)]
         tops += _lines([(index, Series(line.label, raised, line.states))], unit, window)
         tops[-1] |= {"customdata": [_short(value) for value in values]}
@@ -120,7 +218,7 @@ def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
         "name": line.label,
         "y": [_short(value) for _, value in line.points],
         "connectgaps": False,
-        "line": {"color": palette.colour(index), "dash": palette.dash(index), "width": width},
+        "line": {"color": colour(index), "dash": dash(index), "width": width},
         "marker": {"size": 4},
         "hovertemplate": f"{HOVERS[unit]}<extra>{_escaped(line.label)}</extra>",
         "meta": "line",
@@ -145,7 +243,7 @@ def _band(polygon: Polygon, name: str, colour: str, alpha: float, meta: str = "b
         "x": xs,
         "y": ys,
         "fill": "toself",
-        "fillcolor": palette.translucent(colour, alpha),
+        "fillcolor": translucent(colour, alpha),
         "line": {"width": 0, "color": colour},
         "hoverinfo": "skip",
         "meta": meta,
@@ -241,7 +339,7 @@ def _rule(mark: Marker) -> dict[str, Any]:
 def _shade(stretch: Stretch, window: Window) -> dict[str, Any]:
     start, end = (_stamp(min(max(at, window.start), window.end)) for at in stretch)
     place = {"type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
-    return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": palette.translucent(palette.COLD, 0.16)}
+    return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": translucent(COLD, 0.16)}
 
 
 def _label(mark: Marker) -> dict[str, Any]:

@@ -1,24 +1,75 @@
-"""What the pages of figures share: the charts of a subject, what fires there, what happened."""
+"""The columns that tables sort by.
+
+Whether reading the fleet stopped: a figure that is shown as now has to be of now.
+
+What the pages of figures share: the charts of a subject, what fires there, what happened.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.views.decorators.cache import cache_control
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
+from telemetry.metrics.windows import FleetTiles
 from telemetry.models import Alert, AlertState
-from telemetry.services.alerts.listing import open_alerts
-from telemetry.services.figures.first_tokens import in_time
-from telemetry.services.figures.subjects import Kind
-from telemetry.services.figures.timeline import events_of
-from telemetry.services.own.lag import refused_since
-from telemetry.web.asking import Asked
+from telemetry.services.alerts.alerts import open_alerts
+from telemetry.services.figures.groups import in_time
+from telemetry.services.figures.overview import Kind
+from telemetry.services.figures.replicas import events_of
+from telemetry.services.self_monitoring import refused_since
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
-from telemetry.web.ranges import PRESETS
+from telemetry.web.ranges import PRESETS, Asked
+
+REPLICA_COLUMNS = (
+    "name",
+    "pool",
+    "health",
+    "hit_rate_ratio",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "running",
+    "waiting",
+    "kv_usage_ratio",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+)
+GROUP_COLUMNS = (
+    "name",
+    "pool",
+    "hit_rate_ratio",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "plain_p95_s",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "failed_ratio",
+)
+
+
+LATE_INTERVALS = 3  # scrapes that may be missed before a page says that reading stopped
+
+
+def reading_stopped(tiles: FleetTiles, now: datetime) -> str:
+    """``late`` when the newest reading is too old to be called now, ``never`` before the first one, else nothing."""
+    if not tiles.replicas_total:
+        return ""
+    return silence_of(tiles.read_at, now)
+
+
+def silence_of(read_at: datetime | None, now: datetime) -> str:
+    """The same by the newest reading's time."""
+    if read_at is None:
+        return "never"
+    allowed_s = LATE_INTERVALS * settings.SCRAPE_INTERVAL_S + 1
+    return "late" if (now - read_at).total_seconds() > allowed_s else ""
+
 
 EVENTS = 8  # on a page; the rest is a link away
 

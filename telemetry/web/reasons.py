@@ -1,8 +1,12 @@
 """Why a router chose a replica, and how a request was told to its task group, in words; the routers' own are in
-routing/core/types.py. A router may be newer than this: a word that is not here stands for itself.
+routing/types.py. A router may be newer than this: a word that is not here stands for itself.
+
+How addresses name a decision.
 """
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
 
 from telemetry.models import Decision
 
@@ -65,3 +69,23 @@ def predicted_tokens(one: Decision) -> int:
     """The predicted hit in tokens of the prompt as the engine counted it; the estimate where it did not."""
     hit, estimate = one.hit_tokens or 0, one.prompt_tokens_estimate
     return min(one.prompt_tokens, round(hit * one.prompt_tokens / estimate)) if one.prompt_tokens and estimate else hit
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def place_of(one: Decision) -> str:
+    """A decision as an address names it: time in microseconds, router, boot, number."""
+    return f"{(one.at - EPOCH) // timedelta(microseconds=1)}-{one.router_id}-{one.seq}-{one.boot}"
+
+
+def read_place(text: str) -> tuple[datetime, int, str, int] | None:
+    """The other way; None for a text that is no place."""
+    *numbers, boot = text.split("-", 3)
+    if len(numbers) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 17 for part in numbers):
+        return None
+    moment, router_id, seq = map(int, numbers)
+    try:
+        return EPOCH + timedelta(microseconds=moment), router_id, boot, seq
+    except OverflowError:
+        return None

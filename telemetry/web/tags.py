@@ -13,9 +13,9 @@ from django.utils.safestring import SafeString
 from controlplane.web.tags import percent
 from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
-from telemetry.services.figures.heat import CELLS, Strip
-from telemetry.services.figures.reconciliation import Reconciled
-from telemetry.web.sentences import absence, figure_words
+from telemetry.services.figures.engine import Reconciled
+from telemetry.services.figures.replicas import CELLS, Strip
+from telemetry.web.charts import absence, figure_words
 
 register = template.Library()
 

@@ -10,7 +10,7 @@ import importlib
 import signal
 import sys
 
-from routing.build import is_compiled
+from routing.admin.api import is_compiled
 from tests.benchmarks.builds import again_compiled
 
 BENCHMARKS = {

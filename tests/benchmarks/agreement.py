@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from routing.replay.block_runs import Forest
+from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
+from routing.replay.replay import replay
+from routing.replay.routed import Routed
 from routing.schema import Boundary, LowestCostSettings, PrefixHashSettings, Settings, TieredSettings
-from routing.simulation.whatif.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
-from routing.simulation.whatif.forest import Forest
-from routing.simulation.whatif.replay import replay
-from routing.simulation.whatif.routed import Routed
-from routing.workload.columns import Columns
+from routing.traffic.columns import Columns
 from tests.synthetic_traces import chat
 
 REQUESTS = 4000
@@ -67,8 +67,8 @@ class Two:
         if self._are_workers:
             load = job.note.load
             (other,) = (one for one in self._routers if one is not router)
-            own = load.running - load.elsewhere_running, load.waiting_tokens - load.elsewhere_tokens
-            other.book.tell_elsewhere(load.target, *own)
+            own = load.running - load.remote_running, load.waiting_tokens - load.remote_tokens
+            other.book.set_remote_load(load.target, *own)
 
 
 def main() -> None:

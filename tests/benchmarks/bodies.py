@@ -66,7 +66,7 @@ def large(kind: str, size: int = BYTES) -> bytes:
 SMALL = request(b"/v1/nowhere", b"{}")
 
 
-class Client:
+class ClientConnection:
     """One connection, kept as long as the router does."""
 
     def __init__(self, port: int) -> None:
@@ -96,7 +96,7 @@ def sent(port: int, data: bytes) -> int:
 
 async def worst_wait_ms(port: int, data: bytes) -> tuple[int, float]:
     """The status that a request gets, and the worst wait of a small one meanwhile, in milliseconds."""
-    small = Client(port)
+    small = ClientConnection(port)
     await small.ask(SMALL)
     task = asyncio.ensure_future(asyncio.to_thread(sent, port, data))
     worst_s = 0.0

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
-from routing.build import is_compiled
+from routing.admin.api import is_compiled
 from tests.compiled.package import ROOT, NotHereError, compile_router, environment
 
 

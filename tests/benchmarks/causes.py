@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each is played, each time otherwise")
     given = parser.parse_args(arguments)
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
-    from controlplane.stack.postgres import EmbeddedPostgres
+    from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running
 
     with tempfile.TemporaryDirectory(prefix="wpb-") as name:
@@ -84,7 +84,7 @@ def _first(drama: object, seed: int) -> tuple[tuple[str, str], float]:
     from django.db import transaction
 
     from controlplane.services.fleet.pools import create_pool
-    from telemetry.services.alerts.causes import explain_drop
+    from telemetry.services.alerts.explanations import explain_drop
     from telemetry.services.lab.replays import replay_pool
     from tests.telemetry.causes.dramas import LONG_S, Drama, play
     from tests.telemetry.causes.fleet import T0

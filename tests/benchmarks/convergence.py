@@ -20,7 +20,7 @@ TOKEN = "router-token-for-tests"
 def main() -> None:
     """Print the table."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
-    from controlplane.stack.postgres import EmbeddedPostgres
+    from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running
 
     with tempfile.TemporaryDirectory(prefix="wpb-") as name:

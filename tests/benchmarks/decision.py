@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import get_args
 
-from routing.core.health.book import HealthBook
-from routing.core.loads.book import LoadBook, Ticket
-from routing.core.prompt.canonical import canonical_prompt
-from routing.core.prompt.parsing import parse_body, session_key
-from routing.core.prompt.prefix import PrefixHasher
-from routing.core.request import PlacementRequest
-from routing.placement.decision import Decision
-from routing.placement.placement import Placement
-from routing.proxy.memory import spare_the_collector
+from routing.balancing.decision import Decision
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker, Ticket
+from routing.balancing.placement import Placement
+from routing.balancing.request import PlacementRequest
+from routing.process import spare_the_collector
+from routing.prompt.canonical import canonical_prompt
+from routing.prompt.hashing import PrefixHasher
+from routing.prompt.parsing import parse_body, session_key
 from routing.schema import (
     PolicyConfig,
     PoolConfig,
@@ -81,7 +81,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
         router.place(next(bodies))
     spare_the_collector()  # as a router does
     requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
-    choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
+    choose_us = least_us(lambda: router.placement.decide(next(requests), router.balancer.health))
     full_us = least_us(lambda: router.place(next(bodies)))
     if router.book.audit(router.running):
         raise AssertionError("the load book is off")
@@ -96,8 +96,8 @@ class Router:
         members = tuple(ReplicaConfig(name=f"gpu-{number}", url="http://replica:8000") for number in range(replicas))
         policy = PolicyConfig(name="measured", revision=1, settings=settings)
         config = RouterConfig(hash_secret=SECRET, pools=(PoolConfig(name="chat", policy=policy, replicas=members),))
-        self.book = LoadBook()
-        self.health = HealthBook()
+        self.book = LoadTracker()
+        self.health = HealthRegistry()
         self.placement = Placement(config, self.book)
         self.running: deque[Ticket] = deque()
         self._limit = replicas * IN_FLIGHT

@@ -14,7 +14,7 @@ from typing import cast
 
 import uvloop
 
-from routing.proxy.memory import spare_the_collector
+from routing.process import spare_the_collector
 
 
 class End(asyncio.Protocol):

@@ -11,11 +11,10 @@ from __future__ import annotations
 import time
 from dataclasses import astuple
 
-from telemetry.collecting.budget import sample_ratio
 from telemetry.lab.chains import Requests
 from telemetry.lab.ladder import Ladder, Sums, ladder_from
-from telemetry.lab.replay import Replay
-from telemetry.lab.tally import Tally
+from telemetry.lab.replay import Replay, Tally
+from telemetry.scraping.decision_records import sample_ratio
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, sampled, traffic
 
 REQUESTS, SECONDS = 60_000, 300

@@ -14,9 +14,8 @@ from typing import Any, cast
 
 import uvloop
 
-from routing.proxy.clients.client import Client
-from routing.proxy.memory import spare_the_collector
-from routing.proxy.replicas.upstream import Upstream
+from routing.process import spare_the_collector
+from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.schema import (
     LowestCostSettings,
@@ -28,6 +27,7 @@ from routing.schema import (
     Settings,
     dump_snapshot,
 )
+from routing.upstream.connection import UpstreamConnection
 from tests.benchmarks.load import SESSIONS, request, request_parts, trace_id
 from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
 
@@ -61,11 +61,11 @@ class Bench:
     """A router with idle clients and kept-alive connections, all in this process."""
 
     def __init__(self, router: Router) -> None:
-        self.clients = [Wire(Client(router)).protocol for _ in range(CLIENTS)]
-        for link in router.serving.links.values() if router.serving else ():
+        self.clients = [Wire(ClientConnection(router)).protocol for _ in range(CLIENTS)]
+        for link in router.serving.connection_pools.values() if router.serving else ():
             for _ in range(CLIENTS):
-                link.park(cast("Upstream", Wire(link.new_upstream()).protocol))
-        self._flush = router.outbox.flush
+                link.return_idle(cast("UpstreamConnection", Wire(link.new_upstream()).protocol))
+        self._flush = router.write_buffer.flush
         self._turns = cycle([(self.clients[turn % CLIENTS], request_parts(turn)) for turn in range(SESSIONS)])
         self._numbers = count()
 
@@ -75,11 +75,11 @@ class Bench:
         name = trace_id(next(self._numbers))
         return client, before + name + between + name + after
 
-    def ask(self, client: Any, data: bytes) -> Upstream:
+    def ask(self, client: Any, data: bytes) -> UpstreamConnection:
         """Take a request, up to where it has been written to a replica."""
         client.data_received(data)
         self._flush()
-        return cast("Upstream", Wire.wrote.protocol)
+        return cast("UpstreamConnection", Wire.wrote.protocol)
 
     def request_us(self) -> tuple[float, float]:
         """Microseconds on the way to the replica, and on the way back to the end of the request."""
@@ -104,7 +104,7 @@ class Bench:
         for _ in range(ROUNDS):
             self.clients[0].data_received(request(0, stream=True))
             self._flush()
-            upstream = cast("Upstream", Wire.wrote.protocol)
+            upstream = cast("UpstreamConnection", Wire.wrote.protocol)
             upstream.data_received(STREAM_HEAD + ONE_EVENT)
             best = min(best, timed_s(partial(upstream.data_received, ONE_EVENT), EVENTS))
             self._flush()
@@ -125,7 +125,7 @@ async def started_router(settings: Settings) -> Router:
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     router = Router("bench")
     await router.store.start(dump_snapshot(config, 1).document)
-    router.checks.close()  # nobody listens there
+    router.services.checks.close()  # nobody listens there
     return router
 
 

@@ -1,6 +1,6 @@
 """How good each strategy's choices are: ``python -m tests.benchmarks quality [--trace FILE]``.
 
-Replays in virtual time (``routing/simulation/whatif``): the trace given, or a seeded one of its statistics, over 4,
+Replays in virtual time (``routing/replay``): the trace given, or a seeded one of its statistics, over 4,
 8 and 16 replicas with caches of 600, 4,000 and 16,000 blocks, at the pace that offers 0.7 of what the replicas could
 prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, on 8 replicas, and
 some that are hard to place, on 4, 8 and 16.
@@ -23,16 +23,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from routing.balancing.strategies.registry import STRATEGIES
+from routing.replay.block_runs import Forest
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import Decider, replay, report
+from routing.replay.routed import Clairvoyant, Routed, pooled_hit_rate
 from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
-from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.fast_engine import FastEngineConfig
-from routing.simulation.whatif.forest import Forest
-from routing.simulation.whatif.replay import Decider, replay
-from routing.simulation.whatif.report import report
-from routing.simulation.whatif.routed import Routed
-from routing.strategies.registry import STRATEGIES
-from routing.workload.columns import Columns
-from routing.workload.trace import read_columns
+from routing.traffic.columns import Columns
+from routing.traffic.trace import read_columns
 from tests.synthetic_traces import (
     SMALL_BLOCK_TOKENS,
     agents,

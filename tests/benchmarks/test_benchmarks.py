@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from routing.core.types import Reason
+from routing.balancing.strategies.registry import STRATEGIES
 from routing.schema import PrefixHashSettings, Settings
-from routing.strategies.registry import STRATEGIES
+from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
 from tests.benchmarks import agreement, ladder, predictions, quality
@@ -21,7 +21,7 @@ from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import decisions, replicas, scrape
-from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
 
 SMALL = ("--blocks", "1025", "--block-tokens", "32", "--max-model-len", "8192")  # 32,768 tokens: far less than is asked
@@ -134,7 +134,7 @@ def test_the_decision_benchmark_places_requests_and_ends_them(settings: Settings
 
     assert router.book.audit(router.running) == {}
     assert sum(router.book.load(name).running for name in router.placement.decide(
-        router.request(chat_body(8, 0)), router.health
+        router.request(chat_body(8, 0)), router.balancer.health
     ).candidates) == 32  # fmt: skip
 
 

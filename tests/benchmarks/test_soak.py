@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from routing.core.residency.residency import Residency
+from routing.balancing.residency import Residency
 from tests.benchmarks import soak
 from tests.benchmarks.soak import config_file, prefixes, streams
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict

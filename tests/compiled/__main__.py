@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from tests.compiled.package import ROOT, NotHereError, compile_router, environment
 
-PARTS = ("core", "strategies", "placement", "proxy", "workers", "simulation/whatif")
+PARTS = ("prompt", "limits", "balancing", "health", "proxy", "workers", "replay")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
 # What in these folders is about modules that stay plain: processes, sockets, files, certificates. It would take
 # a third of the time, most of it to start processes, which test_wheel.py does as well.
 LEFT_OUT = [
     f"tests/routing/{name}.py"
     for name in (
-        "core/prompt/test_shape",
+        "prompt/test_shape",
         "proxy/test_announce",
         "proxy/test_events",
         "proxy/test_last_known_good",

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pytest
 
+from routing.balancing.strategies.registry import STRATEGIES
 from routing.schema import (
     CacheAwareSettings,
     LowestCostSettings,
@@ -19,7 +20,6 @@ from routing.schema import (
     SessionAffinitySettings,
     TieredSettings,
 )
-from routing.strategies.registry import STRATEGIES
 from tests.compiled.package import ROOT, environment
 from tests.fakes.replica import answering, fake_replicas
 from tests.routing.building import config

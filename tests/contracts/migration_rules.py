@@ -15,7 +15,7 @@ from django.db.migrations.operations.base import Operation
 from django.db.models import Value
 
 from controlplane.database.operations import AddFieldOnce, BuildIndex, BuildUnique
-from telemetry.storage.keys import ReplaceKey
+from telemetry.storage.partitions import ReplaceKey
 
 BIG = frozenset(
     {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .documents.reading import ROOT
+from tests.contracts.documents.reading import ROOT
 
 LOCKS = ("base.txt", "compile.txt", "dev.txt", "router.txt")
 

@@ -13,10 +13,10 @@ import yaml
 from django.utils import timezone
 
 from controlplane.services.fleet.pools import create_pool
-from routing.proxy.metrics.exposition import PREFIX
-from routing.proxy.metrics.metrics import PREDICTION_LINES
-from telemetry.services.own.figures import own_figures
-from telemetry.web.views.metrics import PREFIX as CONTROLPLANE
+from routing.observability.exposition import PREFIX
+from routing.observability.metrics import PREDICTION_LINES
+from telemetry.services.self_monitoring import own_figures
+from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas, streaming
 from tests.routing.proxy.harness import config, routed
@@ -101,7 +101,7 @@ def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
 async def _of_a_router() -> set[str]:
     usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
     async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
-        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
         await harness.chat()
         replicas[0].script = streaming(b"data: " + usage + b"\n\n")
         await harness.chat()

@@ -16,9 +16,8 @@ from rest_framework.test import APIClient
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, update_fleet_settings
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.fleet.settings import update_fleet_settings
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from tests.conftest import wait_until

@@ -1,6 +1,6 @@
 """Telemetry reads the router's reasons as text; it must know each of them."""
 
-from routing.core.types import Reason
+from routing.types import Reason
 from telemetry.metrics.router import AWAY_FOR_LOAD, NO_HOME
 
 HOME = {"affinity", "hot", "hit", "cold", "no_key"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 SIZE = ("--block-tokens", "32", "--blocks", "2049", "--max-model-len", "16384")

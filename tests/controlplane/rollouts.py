@@ -2,8 +2,8 @@
 
 from controlplane.models import ConfigSnapshot, RolloutState, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.rollouts.controller import Verdict, advance_rollouts, judge_stage
 from controlplane.services.rollouts.plans import make_plan
-from controlplane.services.rollouts.steering import Verdict, advance_rollouts, judge_stage
 from controlplane.services.routers import announce, record_ack, record_nack
 
 AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK, SUPERSEDED = RolloutState

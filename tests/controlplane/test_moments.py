@@ -7,9 +7,9 @@ import pytest
 from django.db import DatabaseError, connection
 from django.test import Client
 
-from controlplane.access.asker import roles_of
-from controlplane.api.bundle.export import export_bundle
-from controlplane.database.moment import one_moment
+from controlplane.access.actor import roles_of
+from controlplane.api.bundle import export_bundle
+from controlplane.database.transactions import one_moment
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool, remove_pool
 from tests.controlplane.threads import at_once

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
+from controlplane.encryption import unseal
 from controlplane.models import Replica, ReplicaSource
-from controlplane.sealing import unseal
-from controlplane.secret_destinations import address_of, origin_of
-from controlplane.services.discovery.settling import settle
+from controlplane.services.checks import address_of, origin_of
+from controlplane.services.discovery.reconcile import settle
 from controlplane.services.discovery.sources import create_source, update_source
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.secret_rotation import sealed_fields

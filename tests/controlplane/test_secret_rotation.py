@@ -9,12 +9,12 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models import BinaryField
 
+from controlplane.encryption import unseal
 from controlplane.models import AuditEntry, ConfigSnapshot, Scope
-from controlplane.sealing import unseal
 from controlplane.services.access.tokens import create_token, find_token
 from controlplane.services.secret_rotation import sealed_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
-from telemetry.models.ladder import ReplayState
+from telemetry.models.decision import ReplayState
 from telemetry.services.notifications.channels import create_channel
 
 NEW = "a-new-key-for-tests-only-" * 3

@@ -10,8 +10,8 @@ import pytest
 from django.core.management import call_command
 
 from controlplane.models import Pool, Replica, TaskGroup
-from controlplane.services.fleet.listed_models import listed_models
 from controlplane.services.fleet.pools import update_pool
+from controlplane.services.fleet.served_models import listed_models
 
 pytestmark = pytest.mark.django_db
 

@@ -10,7 +10,7 @@ from controlplane.models import WorkerLiveness
 from controlplane.services.worker_liveness import record_worker_seen, worker_silence_s
 from controlplane.tasks import reconcile_routers
 from telemetry.models import Alert
-from telemetry.services.own.pulse import pulse
+from telemetry.services.self_monitoring import pulse
 
 pytestmark = pytest.mark.django_db
 

@@ -96,7 +96,7 @@ def test_errors(page, site, monkeypatch):
         def fail(*_args, fault=fault):
             raise fault
 
-        monkeypatch.setattr("telemetry.web.views.search.search", fail)
+        monkeypatch.setattr("telemetry.web.views.links.search", fail)
         page.goto("/search/?q=gpu")
         page.get_by_role("heading", name=title).wait_for()
         wrong[title] = look(page)

@@ -10,7 +10,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.models import ConfigSnapshot, Rollout, Router
-from controlplane.services.rollouts.steering import advance_rollouts
+from controlplane.services.rollouts.controller import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from telemetry.services.guards import judge_rollouts
 from telemetry.storage.partitions import ensure_days

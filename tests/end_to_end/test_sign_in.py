@@ -11,7 +11,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from controlplane.settings import oidc
+from controlplane.settings import sign_in
 from tests.end_to_end.conftest import with_every_browser_build
 from tests.end_to_end.looking import SIZES, look
 from tests.fakes.identity_provider import PASSWORD, running_provider
@@ -27,8 +27,8 @@ def provider(live_server, tmp_path, settings, monkeypatch):
         for name, value in running.settings().items():
             monkeypatch.setenv(name, value)
         settings.OIDC_ISSUER = running.issuer
-        settings.SOCIALACCOUNT_PROVIDERS = oidc.providers(running.issuer)
-        settings.OIDC_GROUP_ROLES = oidc.group_roles(["platform=admin"])
+        settings.SOCIALACCOUNT_PROVIDERS = sign_in.providers(running.issuer)
+        settings.OIDC_GROUP_ROLES = sign_in.group_roles(["platform=admin"])
         yield running
 
 

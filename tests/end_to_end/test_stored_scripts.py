@@ -17,7 +17,7 @@ from django.db.models import Subquery
 from controlplane.models import Event, EventKind, Pool, Role, Router, Scope
 from controlplane.services.access.people import add_person
 from controlplane.services.access.tokens import create_token
-from controlplane.services.audit.log import append_entry
+from controlplane.services.audit_log import append_entry
 from telemetry.models import Decision, RouterReading
 from tests.end_to_end.every_page import ANYWHERE, of_rows
 

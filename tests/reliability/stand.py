@@ -21,9 +21,8 @@ import psycopg
 import pytest
 
 from controlplane.stack import plan
-from controlplane.stack.child import Child
-from controlplane.stack.postgres import EmbeddedPostgres
-from controlplane.stack.valkey import valkey_child
+from controlplane.stack.paths import Child
+from controlplane.stack.servers import EmbeddedPostgres, valkey_child
 from tests.conftest import wait_until
 from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
 from tests.pace import slowdown

@@ -13,12 +13,11 @@ from controlplane.celery import PatientTask
 from controlplane.database.connection import is_full
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.stack import places
+from controlplane.stack import paths
 from telemetry import tasks
 from telemetry.models import Reading, ScrapeShard
-from telemetry.scraping.shards import Shard
-from telemetry.scraping.tick import scrape_shard
-from telemetry.services.own.lag import refused_since
+from telemetry.scraping.cycle import Shard, scrape_shard
+from telemetry.services.self_monitoring import refused_since
 from telemetry.storage.partitions import ensure_days
 from tests.fakes.fake_metrics_server import serving, text
 from tests.telemetry.conftest import T0
@@ -31,7 +30,7 @@ MOST_TICKS = 400  # that fit into what is left of a page
 def small_disk(folder, size="2m"):
     """A disk of its own for one tablespace; skips where nobody may mount one."""
     folder.mkdir()
-    account = places.unprivileged()  # whom the server runs as
+    account = paths.unprivileged()  # whom the server runs as
     owner = f",uid={account.uid},gid={account.gid}" if account else ""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}{owner}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, check=False)

@@ -7,11 +7,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from routing.core.prompt.canonical import CanonicalPrompt, canonical_prompt
-from routing.core.prompt.parsing import parse_body
-from routing.core.prompt.prefix import PrefixHasher
-from routing.core.request import PlacementRequest
-from routing.core.types import Choice, PrefixHash, ReplicaId
+from routing.balancing.request import PlacementRequest
+from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
+from routing.prompt.hashing import PrefixHasher
+from routing.prompt.parsing import parse_body
 from routing.schema import (
     PolicyConfig,
     PoolConfig,
@@ -22,6 +21,7 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
 )
+from routing.types import Choice, PrefixHash, ReplicaId
 
 SECRET = "5ec2e7" * 8
 CHAT = "/v1/chat/completions"

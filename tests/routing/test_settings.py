@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from routing import __main__ as commands
-from routing.proxy.sockets.tls import TlsFiles
+from routing.http.tls import TlsFiles
 from routing.settings import SettingsError, read_settings
 
 

@@ -11,9 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from controlplane.models import Router
-from telemetry.collecting.page import Page
-from telemetry.collecting.record import Progress, record_page
 from telemetry.models import DecisionCursor
+from telemetry.scraping.decision_records import Page, Progress, record_page
 from tests.fakes.fake_metrics_server import Answer, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.lab.traces import Request

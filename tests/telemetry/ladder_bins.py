@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.models import Pool
-from telemetry.lab.bins import bin_start
+from telemetry.lab.ladder import bin_start
 from telemetry.models import LadderBin
 
 PROMPT = 1000.0  # tokens of each request

@@ -11,8 +11,8 @@ from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
 from telemetry.metrics.rates import Addition, ReadingState
 from telemetry.metrics.router import RouteKey
 from telemetry.models import ScrapeState
-from telemetry.scraping.fold import ROUTER_ITSELF, EngineReading, RouteReading
-from telemetry.scraping.rows import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
+from telemetry.scraping.merge import ROUTER_ITSELF, EngineReading, RouteReading
+from telemetry.scraping.record import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
 from telemetry.storage.store import layout_ids, store_rows
 
 EDGES = (0.1, 0.5, 1.0, 5.0)

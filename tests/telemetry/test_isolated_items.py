@@ -19,23 +19,21 @@ from controlplane.models import ItemFailure, PeriodicTask, Rollout, Router, Rout
 from controlplane.services import routers
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.rollouts import steering
+from controlplane.services.rollouts import controller
 from controlplane.services.routers import announce
-from telemetry.alerts import pipeline, telling
-from telemetry.collecting import collect
+from telemetry.alerts import notifications, pipeline
 from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
-from telemetry.scraping import metrics_servers, record
-from telemetry.scraping.fold import Failure
+from telemetry.scraping import collect, metrics_servers, record
+from telemetry.scraping.merge import Failure
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
 from telemetry.services import guards
 from telemetry.services.alerts import explanations
-from telemetry.services.alerts.evaluation import evaluate_alerts
-from telemetry.services.lab import curves, replays
+from telemetry.services.alerts.explanations import evaluate_alerts
+from telemetry.services.lab import replays
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send
-from telemetry.storage import partitions
+from telemetry.storage import partitions, rollup
 from telemetry.storage.partitions import PARENTS, drop_before, ensure_days
-from telemetry.storage.rollups import roll
 from tests.controlplane.push.pushing import publish
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import FakeRing, store
@@ -116,9 +114,9 @@ def test_ladders(pools, breaks, caplog):
 
 
 def test_capacity_curves(pools, breaks, caplog):
-    taken = breaks(curves, "rooms_of", lambda pool, _: pool.name)
+    taken = breaks(replays, "rooms_of", lambda pool, _: pool.name)
     minutes = iter((0, 20))
-    run = lambda: curves.update_curves(NOW + timedelta(minutes=next(minutes)))  # noqa: E731 - a run after another
+    run = lambda: replays.update_curves(NOW + timedelta(minutes=next(minutes)))  # noqa: E731 - a run after another
     assert_isolated(PeriodicTask.CAPACITY_CURVES, taken, run, caplog)
 
 
@@ -166,7 +164,7 @@ def test_notifications(pools, breaks, caplog, settings):
                            due=NOW - timedelta(seconds=120 - second))  # fmt: skip
     rule = AlertRule.objects.filter(kind="replica_down")
     rule.update(settings={**rule[0].settings, "for_s": 0})
-    taken = breaks(telling, "_tell_together", lambda alerts, *_: alerts[0].pool.name)
+    taken = breaks(notifications, "_tell_together", lambda alerts, *_: alerts[0].pool.name)
     with caplog.at_level(logging.ERROR, logger="controlplane.isolation"):
         evaluate_alerts(NOW)
     assert taken == ["whole"]
@@ -186,7 +184,7 @@ def test_rollouts(pools, breaks, caplog):
     router = announce(name="r", boot="b", admin_url="http://127.0.0.1:9")
     for pool in pools.values():
         publish(RoutingPolicy.objects.get(pool=pool, group=None))
-    taken = breaks(steering, "_advance", lambda rollout, _: rollout.revision.policy.pool.name)
+    taken = breaks(controller, "_advance", lambda rollout, _: rollout.revision.policy.pool.name)
     run = lambda: announce(name="r", boot="b", admin_url=router.admin_url)  # noqa: E731 - a heartbeat
     assert_isolated(PeriodicTask.ROLLOUTS, taken, run, caplog)
 
@@ -252,13 +250,13 @@ def test_rollups(breaks, caplog, pool):
     replica = add_replica(pool, name="a", url="http://a")
     for minute in range(30):
         engine_reading(replica, T0 + timedelta(minutes=minute, seconds=30), queries=10)
-    roll.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
+    rollup.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
     reached = RollupState.objects.get(pk=60).rolled_through
     for minute in (5, 6):
         RollupRepair.objects.create(resolution_s=60, at=reached - timedelta(minutes=minute))
     at = {reached - timedelta(minutes=5): "whole", reached - timedelta(minutes=6): "broken"}
-    taken = breaks(roll, "_make", lambda _, __, end: at.get(end, "other"))
-    roll.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
+    taken = breaks(rollup, "_make", lambda _, __, end: at.get(end, "other"))
+    rollup.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
     assert taken[0] == "whole"
     assert ItemFailure.objects.get(task=PeriodicTask.ROLLUPS).error == "ZeroDivisionError"
 

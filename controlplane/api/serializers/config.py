@@ -7,13 +7,10 @@ from typing import Any
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
+from controlplane.api.serializers.discovery import SourceInput
+from controlplane.api.serializers.fleet import PoolInput, ReplicaInput, TaskGroupInput
+from controlplane.api.serializers.policies import RolloutSerializer
 from controlplane.models import ReplicaState
-
-from .pools import PoolInput
-from .replicas import ReplicaInput
-from .rollouts import RolloutSerializer
-from .sources import SourceInput
-from .task_groups import TaskGroupInput
 
 
 class BundleReplica(ReplicaInput):

@@ -1,4 +1,11 @@
-"""Routers as JSON, and what they report."""
+"""Routers as JSON, and what they report.
+
+Events as JSON.
+
+The audit log as JSON.
+
+Tokens as JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,9 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.models import ConfigSnapshot, Router
+from controlplane.api.fields import ByName, by_username
+from controlplane.models import ApiToken, AuditEntry, ConfigSnapshot, Event, Router, Scope
+from controlplane.models.audit import SAID
 from controlplane.push.client import LAST_MOMENT
 
 OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
@@ -124,3 +133,59 @@ class ExplainInput(serializers.Serializer[Any]):
     body = serializers.DictField(help_text="The request's body. It is asked about, and kept nowhere.")
     headers = serializers.DictField(child=serializers.CharField(), required=False, help_text="Such as X-Task-Group.")
     key = serializers.CharField(max_length=63, required=False, help_text="The name of the client's API key.")
+
+
+class EventSerializer(serializers.ModelSerializer[Event]):
+    """Something that happened."""
+
+    pool = ByName(read_only=True, allow_null=True)
+    replica = ByName(read_only=True, allow_null=True)
+    router = ByName(read_only=True, allow_null=True)
+    actor = by_username("actor")
+
+    class Meta:
+        model = Event
+        fields = ("id", "at", "kind", "pool", "replica", "router", "actor", "summary", "detail")
+
+
+class FeedQuery(serializers.Serializer[Any]):
+    """What follows an event: which, how long to wait for it (seconds), and how many at most."""
+
+    after = serializers.IntegerField(min_value=0, max_value=2**63 - 1)
+    wait = serializers.FloatField(min_value=0, max_value=60, default=0.0)
+    limit = serializers.IntegerField(min_value=1, max_value=1000, default=100)
+
+
+class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
+    """One entry of the audit log; ``digest`` covers all the rest, ``previous`` is that of the entry before."""
+
+    class Meta:
+        model = AuditEntry
+        fields = (*SAID, "digest")
+
+
+class TokenSerializer(serializers.ModelSerializer[ApiToken]):
+    """A token, without its secret."""
+
+    user = serializers.CharField(source="user.username", read_only=True)
+
+    class Meta:
+        model = ApiToken
+        fields = ("id", "name", "key_id", "user", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
+
+
+class TokenInput(serializers.Serializer[Any]):
+    """A new token, acting for whoever asks."""
+
+    name = serializers.CharField(max_length=100)
+    scopes = serializers.ListField(child=serializers.ChoiceField(choices=Scope.choices), min_length=1, max_length=3)
+    expires_at = serializers.DateTimeField(allow_null=True, required=False)
+
+
+class CreatedTokenSerializer(TokenSerializer):
+    """A token with its text, shown this once."""
+
+    token = serializers.CharField(read_only=True)
+
+    class Meta(TokenSerializer.Meta):
+        fields = (*TokenSerializer.Meta.fields, "token")  # type: ignore[assignment]  # one longer

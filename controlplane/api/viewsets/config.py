@@ -10,14 +10,14 @@ from rest_framework import status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api import conditions
-from controlplane.api.bundle.apply import Applied, apply_bundle
-from controlplane.api.bundle.export import export_bundle
+from controlplane.api import preconditions
+from controlplane.api.bundle import export_bundle
+from controlplane.api.bundle_apply import Applied, apply_bundle
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
-from controlplane.api.exchange import Exchange, switch
+from controlplane.api.middleware import Exchange, switch
 from controlplane.api.permissions import asker
 from controlplane.api.serializers import config as s
-from controlplane.api.serializers.rollouts import RolloutSerializer
+from controlplane.api.serializers.policies import RolloutSerializer
 
 PRUNE = OpenApiParameter("prune", bool, description="Remove what the bundle's lists do not name.")
 DRAFT = OpenApiParameter("draft", bool, description="Draft policies instead of publishing them.")
@@ -35,17 +35,17 @@ class ConfigView(Exchange):
         if request.method == "PUT":
             self._check_version(request)
         answer = super().perform(request)
-        answer["ETag"] = conditions.tag_of(export_bundle(asker(request)) if request.method == "PUT" else answer.data)
-        if request.method != "PUT" and conditions.is_known(request, answer["ETag"]):
+        answer["ETag"] = preconditions.tag_of(export_bundle(asker(request)) if request.method == "PUT" else answer.data)
+        if request.method != "PUT" and preconditions.is_known(request, answer["ETag"]):
             return Response(status=status.HTTP_304_NOT_MODIFIED, headers={"ETag": answer["ETag"]})
         return answer
 
     def _check_version(self, request: Request) -> None:
-        if not conditions.is_asked_for(request):
+        if not preconditions.is_asked_for(request):
             raise PreconditionRequired
         now = export_bundle(asker(request))
-        if not conditions.still_matches(request, conditions.tag_of(now)):
-            raise ChangedMeanwhile(etag=conditions.tag_of(now), current=now)
+        if not preconditions.still_matches(request, preconditions.tag_of(now)):
+            raise ChangedMeanwhile(etag=preconditions.tag_of(now), current=now)
 
     @extend_schema(responses=s.BundleSerializer)
     def get(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.stack import plan
 from controlplane.stack.plan import StackSettings
-from controlplane.stack.postgres import ServerMissingError
+from controlplane.stack.servers import ServerMissingError
 from controlplane.stack.supervisor import StartError, Supervisor
 
 

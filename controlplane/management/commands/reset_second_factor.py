@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.errors import ConflictError
 from controlplane.management.people import existing_person
-from controlplane.services.access.second_factors import reset_second_factor
+from controlplane.services.access.people import reset_second_factor
 
 
 class Command(BaseCommand):

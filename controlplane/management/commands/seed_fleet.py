@@ -15,9 +15,9 @@ from django.db import transaction
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Event, EventKind, Pool, Replica
-from controlplane.services.fleet.listed_models import ListedModels, listed_models
 from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.served_models import ListedModels, listed_models
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.settings import env
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from controlplane.services.audit.log import BrokenChainError, verify_chain
+from controlplane.services.audit_log import BrokenChainError, verify_chain
 
 
 class Command(BaseCommand):

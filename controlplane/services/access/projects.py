@@ -9,10 +9,9 @@ from django.db import IntegrityError, transaction
 
 from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, Project
-from controlplane.models.names import SHORT_NAME
-from controlplane.services.checks import check_name
+from controlplane.models.fleet import SHORT_NAME
+from controlplane.services.checks import check_name, hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
 
 DEFAULT = "default"
 

@@ -12,9 +12,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.throttle import forget_failures, forget_wrong_codes, key_of
+from controlplane.encryption import keyed_digest
 from controlplane.models import AuditEntry, EventKind, SignInLock
-from controlplane.sealing import keyed_digest
-from controlplane.services.audit.log import append_entry
+from controlplane.services.audit_log import append_entry
 from controlplane.services.events import record_event
 
 log = logging.getLogger(__name__)

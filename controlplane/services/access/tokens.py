@@ -12,9 +12,9 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from controlplane.encryption import keyed_digest, matches_digest
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ApiToken, EventKind, Scope
-from controlplane.sealing import keyed_digest, matches_digest
 from controlplane.services.events import record_event
 
 PURPOSE = "api token"

@@ -10,15 +10,12 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.discovery import SourceKind, canonical_settings, kind_named
+from controlplane.encryption import seal
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
-from controlplane.models.names import SHORT_NAME
-from controlplane.sealing import seal
-from controlplane.secret_destinations import address_of, check_destination
-from controlplane.services.checks import check_name
+from controlplane.models.fleet import SHORT_NAME
+from controlplane.services.checks import address_of, check_destination, check_name, hold, taken
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
-from controlplane.services.taken import taken
 
 LOOK = "controlplane.tasks.look_at_sources"
 LONGEST_SECRET = 16_384  # characters; a service account's token has about a thousand

@@ -12,19 +12,18 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane import router_fields
+from controlplane import schema_fields
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Project, TaskGroup
-from controlplane.models.names import SHORT_NAME
-from controlplane.push.access import api_key, names_of
+from controlplane.models.fleet import SHORT_NAME
+from controlplane.push.snapshot import api_key, names_of
 from controlplane.schema_fields import checked
-from controlplane.services.checks import check_name
+from controlplane.services.checks import check_name, hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
 from controlplane.services.snapshots import freeze_snapshot
 from routing.schema import Access, ConfigError, check_access
 
-FACTS = ("name", "hint", *router_fields.CLIENT_KEY)
+FACTS = ("name", "hint", *schema_fields.CLIENT_KEY)
 PREFIX = "wpk_"  # so that a key that leaked is known for what it is
 
 
@@ -108,7 +107,7 @@ def _locked(key: ClientKey) -> ClientKey:
 
 def _settings(given: KeySettings, ended: datetime | None = None) -> dict[str, Any]:
     """Checked; ``ended`` is the end that the key has already, which may be past."""
-    values = checked(router_fields.CLIENT_KEY, {**given, "tenant": given.get("tenant") or None})
+    values = checked(schema_fields.CLIENT_KEY, {**given, "tenant": given.get("tenant") or None})
     if "tenant" in given:
         values["tenant"] = values["tenant"] or ""
         if values["tenant"]:

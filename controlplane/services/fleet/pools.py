@@ -1,4 +1,7 @@
-"""Pools."""
+"""Pools.
+
+What holds for all routers: who is let in, and what they accept and wait for.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,20 @@ from typing import Any, Literal, TypedDict, Unpack
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
-from controlplane import router_fields
+from controlplane import schema_fields
 from controlplane.errors import InUseError
-from controlplane.models import EventKind, Pool, Project
-from controlplane.models.names import SHORT_NAME
+from controlplane.models import EventKind, FleetSettings, Pool, Project
+from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import checked
 from controlplane.services.access.projects import default_project
-from controlplane.services.checks import check_name
+from controlplane.services.checks import check_name, hold, taken
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
+from controlplane.services.fleet.served_models import told_of_models
 from controlplane.services.policies.lifecycle import create_policy, first_revision
 from controlplane.services.snapshots import freeze_snapshot
-from controlplane.services.taken import taken
-
-from .served_models import told_of_models
 
 LISTS: tuple[Literal["models", "aliases", "adapters"], ...] = ("models", "aliases", "adapters")
-FACTS = ("name", "description", *router_fields.POOL)
+FACTS = ("name", "description", *schema_fields.POOL)
 
 
 class PoolSettings(TypedDict, total=False):
@@ -119,10 +119,51 @@ def _listed(value: Any) -> Any:
 def _settings(given: PoolSettings) -> dict[str, Any]:
     """Checked, and in an order that does not depend on who wrote them down."""
     listed: dict[str, Any] = {name: _listed(given[name]) for name in LISTS if name in given}
-    values: dict[str, Any] = checked(router_fields.POOL, {**given, **listed})
+    values: dict[str, Any] = checked(schema_fields.POOL, {**given, **listed})
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):
         if name in values:
             values[name] = sorted(values[name], key=lambda one: (one["name"], one["model"]))
     return values
+
+
+SETTINGS_FACTS = ("needs_key", "limits")
+
+
+class Settings(TypedDict, total=False):
+    """What may be said of the fleet. What is not given stays as it is."""
+
+    needs_key: bool  # whether only clients with a key are let in
+    limits: Mapping[str, Any] | None  # routing.schema.Limits; None: the routers' own
+
+
+def fleet_settings() -> FleetSettings:
+    """What was said; the defaults where nothing was. A query."""
+    return FleetSettings.objects.get_or_create(pk=1)[0]
+
+
+@transaction.atomic
+def update_fleet_settings(*, by: User | None = None, **settings: Unpack[Settings]) -> FleetSettings:
+    """Change what is given; InvalidError for limits that routers would refuse."""
+    values = checked(schema_fields.FLEET, settings)
+    row = FleetSettings.objects.select_for_update().get(pk=fleet_settings().pk)
+    before = settings_facts(row)
+    for name, value in values.items():
+        setattr(row, name, value)
+    if settings_facts(row) == before:
+        return row
+    row.save()
+    summary = "Limits of the routers were changed." if row.needs_key == before["needs_key"] else _admitting(row)
+    record_event(EventKind.FLEET_CHANGED, summary, by=by, detail={"before": before, "after": settings_facts(row)})
+    freeze_snapshot(reason=summary.rstrip("."), by=by)
+    return row
+
+
+def settings_facts(row: FleetSettings) -> dict[str, Any]:
+    """What an event shows of the fleet's settings before and after a change."""
+    return {name: getattr(row, name) for name in SETTINGS_FACTS}
+
+
+def _admitting(row: FleetSettings) -> str:
+    return "Only clients with a key are let in." if row.needs_key else "Clients are let in without a key."

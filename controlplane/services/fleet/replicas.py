@@ -9,22 +9,27 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane import router_fields
+from controlplane import schema_fields
+from controlplane.encryption import seal, unseal
 from controlplane.errors import ConflictError, InUseError, InvalidError, SealBrokenError
 from controlplane.models import DiscoveredReplica, EventKind, Pool, Replica, ReplicaState
-from controlplane.models.names import LONG_NAME
+from controlplane.models.fleet import LONG_NAME
 from controlplane.schema_fields import canonical, checked
-from controlplane.sealing import seal, unseal
-from controlplane.secret_destinations import address_of, check_destination
-from controlplane.services.checks import check_labels, check_name, check_replica_url, check_weight
+from controlplane.services.checks import (
+    address_of,
+    check_destination,
+    check_labels,
+    check_name,
+    check_replica_url,
+    check_weight,
+    hold,
+    taken,
+)
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
+from controlplane.services.fleet.served_models import told_of_itself
 from controlplane.services.snapshots import freeze_snapshot
-from controlplane.services.taken import taken
 
-from .served_models import told_of_itself
-
-FACTS = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks", "labels", *router_fields.REPLICA)
+FACTS = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks", "labels", *schema_fields.REPLICA)
 
 
 class ReplicaSettings(TypedDict, total=False):
@@ -197,7 +202,7 @@ def _change(replica: Replica, settings: ReplicaSettings) -> None:
         check_labels(settings["labels"])
     if settings.get("adapters") is not None:
         settings["adapters"] = sorted(set(settings["adapters"] or ()))
-    for name, value in checked(router_fields.REPLICA, settings).items():
+    for name, value in checked(schema_fields.REPLICA, settings).items():
         setattr(replica, name, value)
 
 
@@ -207,7 +212,7 @@ def _set_api_key(replica: Replica, key: str | None) -> None:
         replica.api_key_sealed = replica.api_key_set_at = None
         return
     try:
-        canonical(router_fields.API_KEY, key, "$.api_key")
+        canonical(schema_fields.API_KEY, key, "$.api_key")
     except InvalidError:
         raise InvalidError("$.api_key", "expected 1 to 1,024 visible ASCII characters, without blanks") from None
     if _api_key(replica) != key.encode() or _source_changed(replica):

@@ -8,19 +8,17 @@ from typing import Any, TypedDict, Unpack
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
-from controlplane import router_fields
+from controlplane import schema_fields
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
-from controlplane.models.names import SHORT_NAME
+from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import canonical, checked
-from controlplane.services.checks import check_name
+from controlplane.services.checks import check_name, hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
+from controlplane.services.fleet.served_models import told_of_itself
 from controlplane.services.snapshots import freeze_snapshot
 
-from .served_models import told_of_itself
-
-FACTS = ("name", "owner", "description", *router_fields.GROUP, "expected_tier1", "hit_rate_objective")
+FACTS = ("name", "owner", "description", *schema_fields.GROUP, "expected_tier1", "hit_rate_objective")
 
 
 class GroupSettings(TypedDict, total=False):
@@ -101,7 +99,7 @@ def facts(group: TaskGroup) -> dict[str, Any]:
 
 def _settings(given: GroupSettings) -> dict[str, Any]:
     """Checked, and in an order that does not depend on who wrote them down."""
-    values = checked(router_fields.GROUP, given)
+    values = checked(schema_fields.GROUP, given)
     if match := values.get("match"):
         values["match"] = (
             {field: sorted(set(claimed)) for field, claimed in match.items()} if any(match.values()) else None
@@ -116,7 +114,7 @@ def _settings(given: GroupSettings) -> dict[str, Any]:
 
 def _check_hash(text: str) -> None:
     try:
-        canonical(router_fields.TIER1_HASHES, [text], "$.expected_tier1")
+        canonical(schema_fields.TIER1_HASHES, [text], "$.expected_tier1")
     except InvalidError:
         raise InvalidError("$.expected_tier1", "expected 16 hex digits, as decisions show a tier-1 prefix") from None
 

@@ -9,12 +9,11 @@ import msgspec
 from controlplane.errors import ConflictError, SealBrokenError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RoutingPolicy
 from controlplane.push.snapshot import build_config
-from controlplane.services.effects import Effect, compare_configs, with_settings
+from controlplane.services.impact import Effect, compare_configs, with_settings
+from controlplane.services.policies.warnings import DraftWarning, warnings_of
 from controlplane.services.snapshots import snapshot_document
 from routing import schema
 from routing.schema import HIDDEN
-
-from .warnings import DraftWarning, warnings_of
 
 _NO_SECRET = "0" * 32  # pages need none: no comparison of policies depends on it
 _PLACEHOLDERS = {"hash_secret": _NO_SECRET, "digest": "0" * 64, "api_key": "hidden"}

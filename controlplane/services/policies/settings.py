@@ -2,6 +2,8 @@
 
 Nothing about a setting is written here twice: ranges, defaults, units and help all come from the schema's own
 annotations, so that a new strategy or setting appears in forms, diffs and documents by itself.
+
+What the routers' own documents say of a strategy, for whoever chooses one.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any, get_args
 
 import msgspec
@@ -90,3 +94,32 @@ def _meaning(field: str, settings: dict[str, Any]) -> str:
 
 def _strategy(kind: type[schema.PolicySettings]) -> StrategyInfo:
     return StrategyInfo(kind.name, inspect.cleandoc(kind.__doc__ or ""), settings_of(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyDocument:
+    """Paragraphs of text; ``names`` in backticks, tables and examples left out."""
+
+    when: tuple[str, ...]
+    what: tuple[str, ...]
+
+
+@cache
+def strategy_document(name: str) -> StrategyDocument | None:
+    """The document beside a strategy; None for a strategy without one."""
+    place = files("routing") / "balancing" / "strategies" / f"{name}.md"
+    if not re.fullmatch(r"[a-z_]+", name) or not place.is_file():
+        return None
+    sections = re.split(r"^## (.+)$", place.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = dict(zip(sections[1::2], sections[2::2], strict=True))
+    return StrategyDocument(_paragraphs(texts.get("When to use it", "")), _paragraphs(texts.get("What it does", "")))
+
+
+def _paragraphs(text: str) -> tuple[str, ...]:
+    blocks = (" ".join(block.split()) for block in text.split("\n\n"))
+    return tuple(_plain(block) for block in blocks if block and not block.startswith(("|", "```", "#")))
+
+
+def _plain(text: str) -> str:
+    """Without links, whose words stay."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)

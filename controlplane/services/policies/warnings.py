@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from controlplane.services.effects.effect import part, several, some
-from controlplane.services.effects.routes import Route, routes_of
-from controlplane.services.effects.strategies import KEPT, by_openings
+from controlplane.services.impact.effect import Route, part, routes_of, several, some
+from controlplane.services.impact.strategies import KEPT, by_openings
 from routing import schema
 
 BYTES_PER_TOKEN = 4  # of English text, about; routers reckon with it too (ALGORITHMS: 256 bytes, about 64 tokens)

@@ -11,9 +11,7 @@ from controlplane.discovery import SourceKind
 from controlplane.models import Adoption, ReplicaSource
 from controlplane.schema_fields import SettingInfo, settings_of
 from controlplane.services.discovery.sources import RANGES
-from controlplane.web.forms.settings import range_text
-
-from .base import Form
+from controlplane.web.forms.base import Form, range_text
 
 LONG_TEXT = 1000  # characters; what may be longer gets several lines
 _ADVICE = {

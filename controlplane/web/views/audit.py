@@ -10,12 +10,12 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from controlplane.client_address import header_missing
 from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
-from controlplane.models.audit_entry import SAID
+from controlplane.models.audit import SAID
+from controlplane.request_origin import header_missing
 from controlplane.services.access.sign_ins import REFUSED, SIGNED_IN
-from controlplane.services.audit.checks import last_check
+from controlplane.services.audit_checks import last_check
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50

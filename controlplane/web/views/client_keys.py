@@ -12,9 +12,9 @@ from django.views.decorators.http import require_http_methods
 from controlplane.errors import ControlPlaneError
 from controlplane.models import ClientKey, Project, Replica
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
-from controlplane.services.fleet.settings import fleet_settings, update_fleet_settings
-from controlplane.web.doors import form_page, mine, refusals_as_messages, signed_in, within
-from controlplane.web.forms.client_keys import ClientKeyForm, LimitsForm
+from controlplane.services.fleet.pools import fleet_settings, update_fleet_settings
+from controlplane.web.base import form_page, mine, refusals_as_messages, signed_in, within
+from controlplane.web.forms.fleet import ClientKeyForm, LimitsForm
 
 CLOSING = (
     "From then on routers answer 401 to every request without one of the keys here. What clients send as Authorization "

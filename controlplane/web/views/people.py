@@ -1,25 +1,47 @@
-"""People, the roles that they hold in projects, and where they are signed in."""
+"""People, the roles that they hold in projects, and where they are signed in.
+
+Projects: pools that the same people look after.
+
+API tokens: one's own, and for admins everybody's.
+
+Where one is signed in, and ending that.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.contrib import messages
 from django.contrib.auth.models import User
-from django.db.models import Count, Prefetch
+from django.db.models import Count, Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
+from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.accounts.second_factor import has_code
+from controlplane.access.actor import asker_of
+from controlplane.accounts.sign_in_methods import has_code
 from controlplane.errors import ControlPlaneError
-from controlplane.models import Project, Role, RoleAssignment
-from controlplane.services.access.people import add_person, set_active, set_password, set_role
-from controlplane.services.access.second_factors import reset_second_factor
-from controlplane.services.access.sessions import MOST_SHOWN, end_sessions, sessions_of
+from controlplane.models import ApiToken, Project, Role, RoleAssignment, Scope
+from controlplane.services.access.people import (
+    MOST_SHOWN,
+    add_person,
+    end_session,
+    end_sessions,
+    reset_second_factor,
+    sessions_of,
+    set_active,
+    set_password,
+    set_role,
+)
+from controlplane.services.access.projects import create_project, remove_project, update_project
 from controlplane.services.access.sign_ins import unlock_sign_in
-from controlplane.web.doors import form_page, refusals_as_messages, signed_in
-from controlplane.web.forms.people import PasswordForm, PersonForm, RoleForm
+from controlplane.services.access.tokens import create_token, revoke_token
+from controlplane.web.base import form_page, refusals_as_messages, signed_in
+from controlplane.web.forms.people import PasswordForm, PersonForm, ProjectForm, RoleForm, TokenForm
 
 MEANINGS = {
     Role.VIEWER: "sees pages, charts and events",
@@ -148,3 +170,112 @@ def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int =
         "locks": someone.sign_in_locks.filter(until__gt=timezone.now()),
     }
     return render(request, "controlplane/person.html", context, status=status)
+
+
+@require_http_methods(["GET", "POST"])
+def project_new(request: HttpRequest) -> HttpResponse:
+    """A project, for pools that other people look after."""
+    form = ProjectForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            project = create_project(**form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"Project {project.name} was created. Give people roles in it.")
+            return redirect("controlplane:people")
+    return form_page(
+        request, form, title="Add a project", action="Add the project", back="controlplane:people", back_label="People"
+    )
+
+
+@require_POST
+def project_approval(request: HttpRequest, project_id: int) -> HttpResponse:
+    """Have what is published in a project wait for a second person, or no longer."""
+    project = get_object_or_404(Project, pk=project_id)
+    project = update_project(project, needs_approval=not project.needs_approval, by=signed_in(request))
+    what = "waits for a second person from now on" if project.needs_approval else "waits for nobody any more"
+    messages.success(request, f"What is published in project {project.name} {what}.")
+    return redirect("controlplane:people")
+
+
+@require_http_methods(["GET", "POST"])
+def project_remove(request: HttpRequest, project_id: int) -> HttpResponse:
+    """Remove a project without pools."""
+    project = get_object_or_404(Project, pk=project_id)
+    if request.method == "POST":
+        with refusals_as_messages(request):
+            remove_project(project, by=signed_in(request))
+            messages.success(request, f"Project {project.name} was removed.")
+        return redirect("controlplane:people")
+    context = {
+        "back": reverse("controlplane:people"),
+        "title": f"Remove project {project.name}",
+        "text": "The roles that people hold in it go with it. A project with pools stays.",
+        "action": "Remove the project",
+        "danger": True,
+    }
+    return render(request, "controlplane/confirm.html", context)
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def tokens(request: HttpRequest) -> HttpResponse:
+    """The list, and a form for a new one; its text is shown once, in the answer."""
+    form, text = TokenForm(request.POST or None), None
+    if request.method == "POST" and form.is_valid():
+        filled, user = form.cleaned_data, signed_in(request)
+        expires_at = timezone.now() + timedelta(days=filled["days"]) if filled["days"] else None
+        try:
+            _, text = create_token(
+                user, name=filled["name"], scopes=[Scope(filled["scope"])], expires_at=expires_at, by=user
+            )
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            form = TokenForm()
+    context = {"tokens": _shown(request), "form": form, "text": text}
+    return render(request, "controlplane/tokens.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def token_revoke(request: HttpRequest, token_id: int) -> HttpResponse:
+    """End a token now."""
+    token = get_object_or_404(_shown(request), pk=token_id)
+    with refusals_as_messages(request):
+        revoke_token(token, by=signed_in(request))
+        messages.success(request, f"Token {token.name} does not work any more.")
+    return redirect("controlplane:tokens")
+
+
+def _shown(request: HttpRequest) -> QuerySet[ApiToken]:
+    rows = ApiToken.objects.select_related("user")
+    return rows if asker_of(request).may(Role.ADMIN, None) else rows.filter(user=signed_in(request))
+
+
+@require_GET
+def session_list(request: HttpRequest) -> HttpResponse:
+    """One's own, the one that asks marked."""
+    sessions = list(sessions_of(signed_in(request))[:MOST_SHOWN])
+    context = {"sessions": sessions, "here": request.session.session_key, "most": MOST_SHOWN}
+    return render(request, "controlplane/sessions.html", context)
+
+
+@require_POST
+def session_end(request: HttpRequest, session_id: int) -> HttpResponse:
+    """End one of one's own; the one that asks is signed out."""
+    session = get_object_or_404(sessions_of(signed_in(request)), pk=session_id)
+    end_session(session, by=signed_in(request))
+    if session.key == request.session.session_key:
+        return redirect("account_login")
+    messages.success(request, "That session has ended.")
+    return redirect("controlplane:sessions")
+
+
+@require_POST
+def sessions_end_others(request: HttpRequest) -> HttpResponse:
+    """End all of one's own but the one that asks."""
+    person = signed_in(request)
+    ended = end_sessions(person, but=request.session.session_key or "", by=person)
+    messages.success(request, f"{ended} other session{'' if ended == 1 else 's'} ended. This one goes on.")
+    return redirect("controlplane:sessions")

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.database.moment import one_moment
+from controlplane.database.transactions import one_moment
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
@@ -24,13 +24,18 @@ from controlplane.services.policies.lifecycle import (
     remove_policy,
     save_draft,
 )
-from controlplane.services.policies.settings import StrategyInfo, canonical_settings, diff_settings, policy_catalogue
-from controlplane.services.policies.strategy_documents import strategy_document
+from controlplane.services.policies.settings import (
+    StrategyInfo,
+    canonical_settings,
+    diff_settings,
+    policy_catalogue,
+    strategy_document,
+)
 from controlplane.services.rollouts.plans import RolloutPlan
+from controlplane.web.base import mine, refusals_as_messages, signed_in
 from controlplane.web.convergence import Convergence, convergence
-from controlplane.web.doors import mine, refusals_as_messages, signed_in
-from controlplane.web.forms.rollouts import PublishForm
-from controlplane.web.forms.settings import SettingsForm, range_text, strategy_named
+from controlplane.web.forms.base import SettingsForm, range_text, strategy_named
+from controlplane.web.forms.policies import PublishForm
 
 HISTORY = 6  # revisions on a policy's page; all of them have a page of their own
 

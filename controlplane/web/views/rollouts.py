@@ -16,14 +16,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.models import OPEN_ROLLOUTS, RevisionState, Rollout, RolloutState
-from controlplane.services.rollouts import steering as services
-from controlplane.services.rollouts.guard_limits import guard_catalogue
-from controlplane.services.rollouts.moves import MOVES
-from controlplane.services.rollouts.plans import describe_stage, read_stage
-from controlplane.services.rollouts.progress import Progress, RouterProgress, routers_of
-from controlplane.web.doors import mine, refusals_as_messages, signed_in
-from controlplane.web.forms.rollouts import PLANS, MoveForm
-from controlplane.web.paging import number_asked
+from controlplane.services.rollouts import controller as services
+from controlplane.services.rollouts.controller import Progress, RouterProgress, routers_of
+from controlplane.services.rollouts.plans import describe_stage, guard_catalogue, read_stage
+from controlplane.services.rollouts.transitions import MOVES
+from controlplane.web.base import mine, refusals_as_messages, signed_in
+from controlplane.web.forms.policies import PLANS, MoveForm
+from controlplane.web.tables import number_asked
 from controlplane.web.tags import percent, seconds, setting
 
 PAGE = 25

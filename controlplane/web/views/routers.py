@@ -14,13 +14,13 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.effects import Effect
+from controlplane.services.impact import Effect
 from controlplane.services.policies.comparisons import effects_of_configurations
 from controlplane.services.routers import remove_router
 from controlplane.services.snapshots import newest_snapshot
+from controlplane.web.base import refusals_as_messages, signed_in
 from controlplane.web.convergence import convergence, lines_of
-from controlplane.web.doors import refusals_as_messages, signed_in
-from controlplane.web.sorting import asked_sort
+from controlplane.web.tables import asked_sort
 
 COLUMNS = ("name", "status", "running", "last_seen")
 HISTORY = 20  # events on a router's page

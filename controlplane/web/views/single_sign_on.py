@@ -14,11 +14,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 from requests import RequestException
 
-from controlplane.accounts.proof import is_fresh
+from controlplane.accounts.sign_in_methods import is_fresh, provider_name
 from controlplane.accounts.single_sign_on import refused
-from controlplane.accounts.ways import provider_name
-from controlplane.services.access.group_roles import disconnect_account
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.services.access.people import disconnect_account
+from controlplane.web.base import refusals_as_messages, signed_in
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.discovery import KINDS
 from controlplane.errors import ControlPlaneError
 from controlplane.models import DiscoveredReplica, DiscoveredState, Pool, ReplicaSource, ReplicaState
-from controlplane.services.discovery import proposals as discovered_replicas
+from controlplane.services.discovery import adoption as discovered_replicas
 from controlplane.services.discovery import sources
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.web.fleet_rows import source_lines, with_sources
 from controlplane.web.forms.sources import SourceForm
-from controlplane.web.source_lines import source_lines, with_sources
 
 
 @require_GET

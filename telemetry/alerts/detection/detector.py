@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from telemetry.alerts.detection.bins import Bin, GroupBin
-from telemetry.alerts.detection.level import ENOUGH, Level, Sample
-from telemetry.alerts.detection.noise import Noise
+from telemetry.alerts.detection.level import ENOUGH, Bin, GroupBin, Level, Noise, Sample
 
 SETTLE = 30  # bins after an operator's change before levels forget what was before it
 LATEST = 6  # bins that say how the rate is now

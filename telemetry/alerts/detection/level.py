@@ -1,17 +1,128 @@
-"""The level and the noise of one task group's hit rate since its last change.
+"""The input of the detector: what each task group of a pool sent and got from caches in one short step of time.
+
+How much noisier a series of standardised deviations is than independent values of variance 1.
+
+Bins of real traffic depend on each other: conversations go on, a cache that lost something lacks it for a while. A test
+that assumes independence would alarm too often. The factor by which the variance of a sum grows is measured in two
+ways, by the correlation of neighbours and by the means of blocks, and the larger one is used.
+
+The level and the noise of one task group's hit rate since its last change.
 
 Theory of operation. The level is the robust mean of the bins since the last change, weighted by requests; the noise is
 their absolute deviation, scaled to one request, so that the variance of a bin of n requests is ``s2 / n``. Bins of an
 excursion below the level are held back until it ends, or a young level would follow the drop that it should reveal.
 A one-sided CUSUM upwards finds improvements: then the level is estimated anew from the bins since the rise began. After
 every change the previous level stands in, in part, until there are ``ENOUGH`` bins.
+
+Finds a slow decline: a CUSUM on hours, each compared with the same hour of the days before.
+
+The fast test forgets what fell too little to tell. Here an hour's shortfall is the median of the same hour of the days
+before the decline could begin, less its own rate; the noise is what those days differ by among themselves. Hours of too
+little traffic say nothing. The threshold is that of an alarm in ``quiet_days``, in hours.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBin:
+    """One task group in one bin: responses that reported their cached tokens."""
+
+    prompt: float  # tokens, above 0
+    cached: float  # tokens
+    requests: float
+
+    @property
+    def ratio(self) -> float:
+        """Hit rate, 0 to 1."""
+        return min(max(self.cached / self.prompt, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One step of a pool. A task group without traffic is absent."""
+
+    end: datetime
+    groups: Mapping[str, GroupBin] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> float:
+        """Tokens of all task groups."""
+        return sum(one.prompt for one in self.groups.values())
+
+    @property
+    def requests(self) -> float:
+        """Requests of all task groups."""
+        return sum(one.requests for one in self.groups.values())
+
+    @property
+    def cached(self) -> float:
+        """Cached tokens of all task groups."""
+        return sum(one.cached for one in self.groups.values())
+
+    def of_group(self, group: str) -> Bin:
+        """The same bin with one task group alone."""
+        return Bin(self.end, {name: one for name, one in self.groups.items() if name == group})
+
+
+BLOCK = 6  # bins
+FEW = 24  # bins that are needed to tell
+LARGEST = 8.0
+NOISE_OUTLIER = 4.0  # standard deviations, to which larger values are cut
+MAD_TO_SIGMA = 1.4826
+
+
+class Noise:
+    """Collects standardised deviations of quiet bins, and says by what to multiply variances: at least 1."""
+
+    __slots__ = ("_due", "_values", "factor")
+
+    def __init__(self, most: int) -> None:
+        self._values: deque[float] = deque(maxlen=most)
+        self._due = 0
+        self.factor = 1.0
+
+    def add(self, values: Iterable[float]) -> None:
+        """Deviations of bins from their level, each divided by its standard deviation."""
+        for value in values:
+            self._values.append(min(max(value, -NOISE_OUTLIER), NOISE_OUTLIER))
+            self._due -= 1
+        if self._due <= 0 and len(self._values) >= FEW:
+            self._due = BLOCK
+            self.factor = min(max(inflation(list(self._values)), 1.0), LARGEST)
+
+    def forget(self) -> None:
+        """Begin anew after a change of level, with what was known so far as the factor."""
+        self._values.clear()
+        self._due = 0
+
+
+def inflation(values: list[float]) -> float:
+    """The long-run variance of a series: 1 for independent values of variance 1."""
+    middle = statistics.median(values)
+    spread = (MAD_TO_SIGMA * statistics.median([abs(value - middle) for value in values])) ** 2
+    pairs = sum((one - middle) * (other - middle) for one, other in pairwise(values))
+    total = sum((value - middle) ** 2 for value in values) or 1.0
+    correlation = min(max(pairs / total, 0.0), 0.75)
+    return max(spread * (1 + correlation) / (1 - correlation), _of_blocks(values))
+
+
+def _of_blocks(values: list[float]) -> float:
+    means = [statistics.fmean(values[start : start + BLOCK]) for start in range(0, len(values) - BLOCK + 1, BLOCK)]
+    if len(means) < 2 * BLOCK:
+        return 1.0
+    middle = statistics.median(means)
+    return BLOCK * (MAD_TO_SIGMA * statistics.median([abs(mean - middle) for mean in means])) ** 2
+
 
 ENOUGH = 8  # bins that a level needs
 REFRESH = 30  # a level is estimated anew once a 30th of its bins are new
@@ -20,7 +131,6 @@ PRIOR_SPREAD, LEAST_SPREAD = 0.5, 0.12  # of m (1 - m), the variance of one requ
 LEAST_S2 = 0.05**2
 ROBUST_LOSS = 1.1  # variance of the robust mean over that of the mean, of a normal distribution
 OUTLIER = 3.0  # standard deviations
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class Sample(NamedTuple):
@@ -147,3 +257,79 @@ def weighted_median(pairs: list[tuple[float, float]]) -> float:
         if half <= 0:
             return value
     return pairs[-1][0]
+
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LOOKED_AT = 24  # hours that are tested
+MIN_DAYS = 3  # with the same hour
+LEAST_SIGMA = 0.02
+LEAST_HOURS = 3  # that an alarm rests on
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A decline that has not ended: its hours' mean beside what is usual at these hours."""
+
+    level: float
+    ratio: float
+    onset: datetime
+    days: int
+    tokens: float
+    requests: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """A whole hour's hit rate and traffic."""
+
+    ratio: float
+    tokens: float
+    requests: float
+
+
+def find_decline(
+    hours: Mapping[datetime, Hour], now: datetime, *, drop: float, days: int, quiet_days: float
+) -> Decline | None:
+    """The decline that lasts until the newest whole hour; None where there is none, or too little is known."""
+    last = now.replace(minute=0, second=0, microsecond=0) - HOUR
+    rows = [
+        (at, hours[at], usual)
+        for at in (last - HOUR * back for back in range(LOOKED_AT - 1, -1, -1))
+        if at in hours and len(usual := _usual(hours, at, days)) >= MIN_DAYS
+    ]
+    if not rows:
+        return None
+    sigma = _sigma([usual for _, _, usual in rows])
+    threshold = math.log(max(quiet_days * 24.0, 10.0))
+    score, since = 0.0, 0
+    for place, (_, hour, usual) in enumerate(rows):
+        gain = drop * (statistics.median(usual) - hour.ratio - drop / 2) / sigma**2
+        score = max(score + min(gain, threshold / LEAST_HOURS), 0.0)
+        since = place + 1 if score == 0.0 else since
+    fallen = rows[since:]
+    if score <= threshold or len(fallen) < LEAST_HOURS:
+        return None
+    return _decline(fallen)
+
+
+def _usual(hours: Mapping[datetime, Hour], at: datetime, days: int) -> list[float]:
+    """The same hour of the days before; the day before alone could be part of the decline."""
+    found = (hours.get(at - DAY * back) for back in range(1, days + 1))
+    return [one.ratio for one in found if one is not None]
+
+
+def _sigma(several: Sequence[Sequence[float]]) -> float:
+    off = [abs(ratio - statistics.median(usual)) for usual in several for ratio in usual]
+    return max(MAD_TO_SIGMA * statistics.median(off), LEAST_SIGMA)
+
+
+def _decline(fallen: Sequence[tuple[datetime, Hour, list[float]]]) -> Decline:
+    tokens = sum(hour.tokens for _, hour, _ in fallen)
+    return Decline(
+        level=sum(statistics.median(usual) * hour.tokens for _, hour, usual in fallen) / tokens,
+        ratio=sum(hour.ratio * hour.tokens for _, hour, _ in fallen) / tokens,
+        onset=fallen[0][0],
+        days=min(len(usual) for _, _, usual in fallen),
+        tokens=tokens,
+        requests=sum(hour.requests for _, hour, _ in fallen),
+    )

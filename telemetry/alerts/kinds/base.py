@@ -1,11 +1,16 @@
-"""What a kind of rule is, and the settings that kinds have in common."""
+"""What a kind of rule is, and the settings that kinds have in common.
+
+A drop that is a restarted replica's alone (H18): found, and not told.
+
+Whether a window says anything: the floors that kinds share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -13,9 +18,8 @@ from msgspec import Meta
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
 from routing.schema import Frozen
-from telemetry.alerts.past import Seen, Source, WindowSum
-from telemetry.alerts.steps import Timing
-from telemetry.alerts.verdict import Unit, Verdict, Verdicts
+from telemetry.alerts.history_window import Seen, Source, WindowSum
+from telemetry.alerts.verdict import Answer, Reason, Timing, Unit, Verdict, Verdicts
 
 Fault = tuple[str, str]  # the setting that is wrong, and why
 
@@ -185,3 +189,60 @@ def length(seconds_: float | None) -> str:
     if seconds_ < 120:
         return f"{seconds_:g} s" if seconds_ >= 1 or not seconds_ else f"{seconds_ * 1000:.0f} ms"
     return f"{seconds_ / 60:.0f} min" if seconds_ < 7200 else f"{seconds_ / 3600:.1f} h"
+
+
+MUTED = "restarted"  # the figure by which telling knows
+OTHERS = "others"  # and what the answer would be without those replicas
+
+
+def unless_cold(verdict: Verdict, seen: Seen, warm_up_s: float, judge: Callable[[WindowSum], Verdict]) -> Verdict:
+    """The verdict, with the restarted replicas among its figures where without them there would be no breach."""
+    cold = seen.restarted(warm_up_s) if verdict.answer is Answer.BREACH else {}
+    if not cold or (others := judge(seen.newest_without(cold)).answer) is Answer.BREACH:
+        return verdict
+    found = muted(verdict, cold, warm_up_s)
+    return replace(found, figures={**found.figures, OTHERS: others})
+
+
+def muted(verdict: Verdict, since: Mapping[str, datetime], warm_up_s: float) -> Verdict:
+    """The verdict, as one that is due to what happened to some replicas, each at a moment."""
+    until = max(since.values()) + timedelta(seconds=warm_up_s)
+    return replace(verdict, figures={**verdict.figures, MUTED: sorted(since), "warm_at": until.isoformat()})
+
+
+class Floors(Protocol):
+    """Settings with both floors."""
+
+    @property
+    def min_requests(self) -> float:
+        """Requests."""
+
+    @property
+    def min_tokens(self) -> float:
+        """Queried tokens."""
+
+
+def has_traffic(window: WindowSum, floors: Floors) -> bool:
+    """Whether a window is above both floors; one whose requests are unknown is judged by its tokens."""
+    if not window.queries or window.queries < floors.min_tokens:
+        return False
+    return window.requests is None or window.requests >= floors.min_requests
+
+
+def silence_of(window: WindowSum, floors: Floors) -> Reason | None:
+    """Why a window says nothing; None where it does."""
+    if window.queries is None:
+        return Reason.NO_READINGS
+    return None if has_traffic(window, floors) and window.ratio is not None else Reason.LITTLE_TRAFFIC
+
+
+def traffic_of(window: WindowSum) -> dict[str, float | None]:
+    """A window's traffic, for a verdict's figures."""
+    figures = {"requests": window.requests, "tokens": window.queries}
+    return figures if window.accounted_ratio is None else {**figures, "accounted_ratio": window.accounted_ratio}
+
+
+def basis_of(verdict: Verdict) -> str:
+    """What a task group's hit rate rests on, as the end of a sentence; nothing for a pool's, which engines count."""
+    share = verdict.figures.get("accounted_ratio")
+    return "" if share is None else f" It rests on {percent(share)} of the responses."

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import (
     Asked,
     ForS,
@@ -18,7 +19,6 @@ from telemetry.alerts.kinds.base import (
     length,
     percent,
 )
-from telemetry.alerts.past import Seen, Source
 from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, no_data, over
 
 

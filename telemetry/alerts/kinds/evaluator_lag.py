@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source, steps_in
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
-from telemetry.alerts.past import Seen, Source, steps_in
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 

@@ -16,7 +16,8 @@ from msgspec import Meta
 
 from telemetry.alerts.detection import Detection, GroupShortfall, Sensitivity, State
 from telemetry.alerts.detection.detector import TELLING
-from telemetry.alerts.detection.slow import Decline, Hour, find_decline
+from telemetry.alerts.detection.level import Decline, Hour, find_decline
+from telemetry.alerts.history_window import Seen, Source, WindowSum
 from telemetry.alerts.kinds.base import (
     Asked,
     Fault,
@@ -28,11 +29,10 @@ from telemetry.alerts.kinds.base import (
     RuleSettings,
     WarmUpS,
     Where,
+    has_traffic,
     length,
     percent,
 )
-from telemetry.alerts.kinds.traffic import has_traffic
-from telemetry.alerts.past import Seen, Source, WindowSum
 from telemetry.alerts.series import bin_length_s
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source, WindowSum
 from telemetry.alerts.kinds.base import (
     Asked,
     ForS,
@@ -18,12 +19,13 @@ from telemetry.alerts.kinds.base import (
     Where,
     WindowS,
     WindowSettings,
+    basis_of,
     length,
     percent,
+    silence_of,
+    traffic_of,
+    unless_cold,
 )
-from telemetry.alerts.kinds.cold import unless_cold
-from telemetry.alerts.kinds.traffic import basis_of, silence_of, traffic_of
-from telemetry.alerts.past import Seen, Source, WindowSum
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 

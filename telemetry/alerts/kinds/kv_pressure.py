@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import PressureStep, Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length, percent
-from telemetry.alerts.past import PressureStep, Seen, Source
 from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data, over
 
 

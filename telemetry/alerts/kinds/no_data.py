@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length
-from telemetry.alerts.past import Seen, Source
 from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. Of each replica three hit rates can be known: what the router predicted and what the answers
 reported, both of the same answers, and what the engine's own counters say of as good as the same requests. They are
-compared as the page of the replica compares them (``metrics/reconciling.py``): the prediction with the answers that had
+compared as the page of the replica compares them (``metrics/rates.py``): the prediction with the answers that had
 one, and the engine with all answers, where routers have those of nearly all of its requests. A pair that is far apart
 means that placement works on wrong beliefs, or that a counter lies; the verdict is that of the pair farthest apart.
 """
@@ -13,6 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import ReplicaStep, Seen, Source
 from telemetry.alerts.kinds.base import (
     Asked,
     ForS,
@@ -25,9 +26,8 @@ from telemetry.alerts.kinds.base import (
     length,
     percent,
 )
-from telemetry.alerts.past import ReplicaStep, Seen, Source
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, over
-from telemetry.metrics.reconciling import Agreement, AnswerSide, EngineSide, compare
+from telemetry.metrics.rates import Agreement, AnswerSide, EngineSide, compare
 
 _REASONS = {Agreement.TOO_FEW: Reason.LITTLE_TRAFFIC, Agreement.NOT_REPORTED: Reason.NOT_REPORTED}
 

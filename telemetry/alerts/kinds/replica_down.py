@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
-from telemetry.alerts.past import Seen, Source
 from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data
 
 LONGEST_S = 3600.0  # how far back the last reading is looked for

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length
-from telemetry.alerts.past import Seen, Source
 from telemetry.alerts.verdict import OVER, Verdict, Verdicts, over
 
 

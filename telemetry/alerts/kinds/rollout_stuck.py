@@ -6,10 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
-from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.steps import Timing
-from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, no_data, over
+from telemetry.alerts.verdict import POOL, Reason, Timing, Verdict, Verdicts, no_data, over
 
 
 class RolloutStuckSettings(RuleSettings, frozen=True):

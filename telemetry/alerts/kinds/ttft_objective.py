@@ -16,6 +16,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import (
     Asked,
     Fault,
@@ -28,9 +29,7 @@ from telemetry.alerts.kinds.base import (
     length,
     percent,
 )
-from telemetry.alerts.past import Seen, Source
-from telemetry.alerts.steps import Timing
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Answer, Reason, Timing, Verdict, Verdicts, no_data
 from telemetry.metrics.histograms import Buckets, merge
 
 

@@ -15,10 +15,10 @@ from psycopg.errors import QueryCanceled
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.alerts.history import Wanted, load_pasts
+from telemetry.alerts.history_window import steps_in
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
-from telemetry.alerts.past import steps_in
+from telemetry.alerts.pipeline import settled_until
 from telemetry.alerts.replay import Episode, Point, Replay, replay, thinned
-from telemetry.alerts.settled import settled_until
 from telemetry.services.alerts.rules import group_of
 
 DAYS, MOST_DAYS = 7.0, 30.0

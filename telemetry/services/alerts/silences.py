@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from controlplane.errors import InvalidError
 from controlplane.models import EventKind, Project
+from controlplane.services.checks import hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
-from telemetry.alerts.muting import reaches
+from telemetry.alerts.notifications import reaches
 from telemetry.matchers import Given, read_matchers, stored
 from telemetry.models import Alert, AlertState, Silence
 

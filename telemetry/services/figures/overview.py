@@ -1,23 +1,93 @@
-"""The figures of the overview: tiles of the fleet, rows of replicas, rows of task groups."""
+"""What scraping knows of a target, in one word and a reason.
+
+Quantiles of response times, and what share of responses a TTFT of routers rests on (T1b).
+
+The figures of the overview: tiles of the fleet, rows of replicas, rows of task groups.
+
+Whose figures a page shows: everybody's, a pool's, those of one of its task groups, or a replica's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from django.conf import settings
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
-from telemetry.metrics.histograms import Merged
+from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
-from telemetry.models import ScrapeState
-from telemetry.services.figures.health import HealthWord, health_of
-from telemetry.services.figures.timed import quantile_s, timed_ratio
+from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_by_group, reachable_share
-from telemetry.storage.roles import is_decode
+from telemetry.storage.replica_facts import COLD_S, is_decode
+
+SILENT_INTERVALS = 3  # nothing tried for so long: it is the scraper that is away
+
+
+@dataclass(frozen=True, slots=True)
+class HealthWord:
+    """``up``, ``starting``, ``down``, ``stale``, ``cold`` or ``unknown``, and why; ``reason`` is "" when up."""
+
+    word: str
+    reason: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answers requests as far as we know."""
+        return self.word in {"up", "cold"}
+
+
+def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | None = None) -> HealthWord:
+    """Judge a target by its last scrape; one that was never read is starting for ``STARTING_S`` from ``added_at``."""
+    if state is None:
+        return HealthWord("unknown", "not scraped yet")
+    if (now - state.at).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1:
+        return HealthWord("stale", "no scrape was tried lately")
+    if state.ok_at is None and state.failures and added_at is not None:
+        left_s = STARTING_S - (now - added_at).total_seconds()
+        if left_s > 0:
+            return HealthWord("starting", f"{state.reason}; counts as down in {math.ceil(left_s / 60)} min")
+    if state.health == Health.DOWN:
+        return HealthWord("down", state.reason)
+    if state.failures:
+        return HealthWord("stale", state.reason)
+    if state.asleep:
+        return HealthWord("cold", "the engine sleeps")
+    if state.restarted_at is not None and (now - state.restarted_at).total_seconds() < COLD_S:
+        return HealthWord("cold", "restarted a moment ago")
+    return HealthWord("up") if state.ok_at is not None else HealthWord("unknown", "not scraped yet")
+
+
+def timed_ratio(ttft: Merged | None, plain: Merged | None) -> float | None:
+    """Responses whose first token routers timed / those and the plain ones; None where there are neither."""
+    timed, others = (part.buckets.total if part else 0 for part in (ttft, plain))
+    return timed / (timed + others) if timed + others else None
+
+
+def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
+    """What a TTFT of routers rests on, in words; "" where that is every response, or none."""
+    ratio = timed_ratio(sums.remerged(ttft), sums.remerged(plain))
+    return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
+
+
+def share_of_responses(some: Iterable[Merged], every: Iterable[Merged]) -> float | None:
+    """Responses counted in some histograms / in all of them, at most 1; None where there are none."""
+    part, whole = sums.remerged(some), sums.remerged(every)
+    total = whole.buckets.total if whole else 0
+    return min(1.0, (part.buckets.total if part else 0) / total) if total else None
+
+
+def quantile_s(merged: Merged | None, q: float) -> float | None:
+    """A quantile in seconds; None for no observations."""
+    found = quantile(merged.buckets, q) if merged else None
+    return found.value if found else None
+
 
 Pools = Sequence[Pool] | None  # whose figures; None: all there are
 GAUGE_INTERVALS = 3  # gauges older than this are no longer now
@@ -219,3 +289,49 @@ def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
     covered = sum(step.covered_s for step in coverage)
     routers = max((step.routers for step in coverage), default=0)
     return (count or 0) / covered * routers if covered else None
+
+
+class Kind(StrEnum):
+    """What a subject is."""
+
+    FLEET = "fleet"
+    POOL = "pool"
+    GROUP = "group"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """``among`` are the pools that count (None: all there are); the rest narrows them to one object."""
+
+    among: Pools = None
+    pool: Pool | None = None
+    group: str | None = None  # of ``pool``; "": requests of no task group
+    replica: Replica | None = None
+
+    @classmethod
+    def of_pool(cls, pool: Pool, group: str | None = None) -> Subject:
+        """A pool, or one of its task groups."""
+        return cls([pool], pool, group)
+
+    @classmethod
+    def of_replica(cls, replica: Replica) -> Subject:
+        """A replica; its pool has to be there already."""
+        return cls([replica.pool], replica.pool, None, replica)
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        if self.replica is not None:
+            return Kind.REPLICA
+        if self.group is not None:
+            return Kind.GROUP
+        return Kind.POOL if self.pool is not None else Kind.FLEET
+
+    def replicas(self) -> list[Replica]:
+        """Those whose engines count: all that may serve it. At most one query."""
+        return [self.replica] if self.replica is not None else replicas_of(self.among)
+
+    def pool_names(self) -> list[str] | None:
+        """Its pools as the routers name them; None for all."""
+        return names_of(self.among)

@@ -1,11 +1,17 @@
-"""Lines of charts: one value per step, None for a gap, each with the reason for what it is."""
+"""Lines of charts: one value per step, None for a gap, each with the reason for what it is.
+
+What routers counted, step by step: requests, errors, tokens, and how long whole responses took.
+
+Where reused tokens came from: hits by tier as shares of the queries (H4). They stack up to the total reuse.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from django.conf import settings
 from django.utils import timezone
@@ -13,12 +19,12 @@ from django.utils import timezone
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, total_known
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of
-from telemetry.services.figures.timed import timed_note
+from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of, timed_note
 from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
-from telemetry.storage.roles import WITHOUT_DECODE, rated
-from telemetry.storage.rollups.cover import readable
+from telemetry.storage.replica_facts import WITHOUT_DECODE, rated
+from telemetry.storage.rollup_columns import readable
+from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
 NO_GROUP = "no group"
@@ -194,3 +200,103 @@ def still_kept(window: Window) -> Window:
     day_s = 86_400.0
     kept_s = {resolution_s: day_s * days for resolution_s, days in settings.ROLLUP_RETENTION_DAYS.items()}
     return readable(window, timezone.now(), kept_s, day_s * settings.READINGS_RETENTION_DAYS)
+
+
+QUANTILES: Final = (0.5, 0.95)
+Steps = dict[datetime, list[sums.RouterSums]]
+Value = Callable[[sums.RouterSums], int | None]
+
+VALUES: Final[dict[str, Value]] = {
+    "requests": lambda row: row.requests,
+    "errors": lambda row: row.failed,
+    "prompt_tokens": lambda row: row.prompt_tokens,
+    "cached_tokens": lambda row: row.cached_tokens,
+}
+
+
+def by_group(pools: Pools, window: Window, what: str) -> list[Series]:
+    """A line a task group: the sum of one of ``VALUES`` over each step.
+
+    Tokens are those of responses that said how many were cached (H16).
+    """
+    several = pools is None or len(pools) > 1
+    return _routed_lines(pools, window, what, lambda row: _name(row, several=several))
+
+
+def by_pool(pools: Pools, window: Window, what: str) -> list[Series]:
+    """The same, a line a pool."""
+    return _routed_lines(pools, window, what, lambda row: row.pool)
+
+
+def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
+    """p50 and p95 of seconds to the last byte of successful responses, by the routers' clock."""
+    window = still_kept(window)
+    merged = sums.merged_over_keys(sums.router_latency(names_of(pools), window, streamed=streamed))
+    kind = "streamed" if streamed else "plain"
+    return [quantile_line(f"p{q * 100:g} {kind} (router)", q, merged, window) for q in QUANTILES]
+
+
+def _name(row: sums.RouterSums, *, several: bool) -> str:
+    group = row.group or NO_GROUP
+    return f"{row.pool}/{group}" if several else group
+
+
+def _routed_lines(pools: Pools, window: Window, what: str, key: Callable[[sums.RouterSums], Hashable]) -> list[Series]:
+    window = still_kept(window)
+    routed, coverage = sums.router_sums(names_of(pools), window)
+    found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
+    for row in routed:
+        found[str(key(row))][row.start].append(row)
+    quiet = {step.start: _quiet(step) for step in coverage}
+    return [
+        line_of(name, window, quiet | {start: _point(rows, VALUES[what]) for start, rows in steps.items()})
+        for name, steps in sorted(found.items())
+    ]
+
+
+def _point(rows: Collection[sums.RouterSums], value: Value) -> Point:
+    """Unknown where requests ended and none of them tells the figure."""
+    known = total_known(map(value, rows))
+    return (known, PointState.OK) if known is not None else (None, PointState.UNKNOWN)
+
+
+def _quiet(step: sums.Coverage) -> Point:
+    """0 where routers were read and counted nothing."""
+    if step.covered_s > 0:
+        return 0, PointState.OK
+    return None, PointState.STALE if step.stale else PointState.UNKNOWN
+
+
+LABELS = {
+    "device_tokens": "device",
+    "host_tokens": "host memory",
+    "p2p_tokens": "another replica",
+    "disk_tokens": "disk",
+    "other_tokens": "other",
+}
+
+
+def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
+    """A line per tier that anything came from, the device first: its tokens / queried tokens, 0 to 1.
+
+    Of replicas that report tiers, decode replicas left out (H19).
+    """
+    rows: dict[datetime, list[EngineSums]] = defaultdict(list)
+    for row in engine_sums([replica.pk for replica in rated(replicas_of(pools))], window):
+        rows[row.start].append(row)
+    used = [tier for tier in LABELS if any(getattr(row, tier) for of_step in rows.values() for row in of_step)]
+    tiers = used or [next(iter(LABELS))]
+    return [line_of(LABELS[tier], window, _points(tier, rows)) for tier in tiers]
+
+
+def _points(tier: str, rows: Mapping[datetime, list[EngineSums]]) -> dict[datetime, Point]:
+    return {start: _share(tier, of_step) for start, of_step in rows.items()}
+
+
+def _share(tier: str, rows: list[EngineSums]) -> Point:
+    telling = [row for row in rows if row.queries is not None and getattr(row, tier) is not None]
+    queries = sum(row.queries or 0 for row in telling) if telling else None
+    part = sum(getattr(row, tier) for row in telling)
+    counted = any(row.queries is not None for row in rows)
+    state = point_state(queries, stale=any(row.stale for row in rows), not_reported=counted)
+    return ratio(part, queries), PointState(state)

@@ -8,8 +8,7 @@ from datetime import datetime
 from django.db.models import Max, Min, QuerySet, Sum
 
 from controlplane.models import Pool
-from telemetry.lab.bins import bin_start
-from telemetry.lab.ladder import ADDED, Ladder, Sums, ladder_from
+from telemetry.lab.ladder import ADDED, Ladder, Sums, bin_start, ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, LadderBin
 

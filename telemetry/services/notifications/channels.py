@@ -13,17 +13,14 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.database.retrying import retry_when_ended
+from controlplane.database.transactions import retry_when_ended
+from controlplane.encryption import seal, unseal
 from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import EventKind
-from controlplane.sealing import seal, unseal
-from controlplane.secret_destinations import check_destination
+from controlplane.services.checks import check_destination, hold
 from controlplane.services.events import record_event
-from controlplane.services.holding import hold
-from telemetry.channels.base import ChannelKind, Sender
-from telemetry.channels.enqueue import DELIVER
-from telemetry.channels.fields import ConfigError
-from telemetry.channels.holding import hold_channels
+from telemetry.channels.base import ChannelKind, ConfigError, Sender
+from telemetry.channels.enqueue import DELIVER, hold_channels
 from telemetry.channels.registry import KINDS
 from telemetry.matchers import Given, read_matchers
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState

@@ -15,15 +15,15 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from controlplane.encryption import seal, unseal
 from controlplane.errors import ConflictError, InvalidError, SealBrokenError
 from controlplane.models import EventKind
-from controlplane.sealing import seal, unseal
 from controlplane.services.events import record_event
 from telemetry.channels.base import DeliveryError, origin
-from telemetry.channels.exchange import open_client, post
-from telemetry.channels.fields import url as checked_url
+from telemetry.channels.base import url as checked_url
+from telemetry.channels.http_post import open_client, post
 from telemetry.models import Heartbeat
-from telemetry.services.own.pulse import falling_behind
+from telemetry.services.self_monitoring import falling_behind
 
 ONE = 1
 SHORTEST_S, LONGEST_S = 10, 86_400

@@ -1,4 +1,6 @@
-"""Delivering what the outbox holds: at least once, under the same id each time.
+"""The delivery log: every message with each attempt at it, and sending one again.
+
+Delivering what the outbox holds: at least once, under the same id each time.
 
 Theory of operation. A notification is claimed by a conditional update that gives the claimer a lease and counts the
 attempt; others skip it meanwhile. The attempt is written down before the message goes out and completed after. A
@@ -22,19 +24,57 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from controlplane.database.retrying import retry_when_ended
-from controlplane.errors import SealBrokenError
+from controlplane.celery import wake
+from controlplane.database.transactions import retry_when_ended
+from controlplane.errors import ConflictError, SealBrokenError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
 from telemetry.channels.base import DeliveryError, Message, Sender
+from telemetry.channels.enqueue import DELIVER
 from telemetry.models import Channel, DeliveryAttempt, Notification, NotificationKind, NotificationState
 from telemetry.services.notifications.channels import disable_channel, open_sender, without_secrets
+
+
+def deliveries() -> QuerySet[Notification]:
+    """Messages with their attempts and channel, the newest first. Two queries."""
+    return Notification.objects.select_related("channel").prefetch_related("log").order_by("-number")
+
+
+def narrowed(
+    found: QuerySet[Notification],
+    *,
+    channel: str = "",
+    state: str = "",
+    kind: str = "",
+    alert: int | None = None,
+    before: int | None = None,
+) -> QuerySet[Notification]:
+    """Those of a channel of this name, in this state, of this kind, about this alert, before this number."""
+    asked: dict[str, Any] = {"channel__name": channel, "state": state, "kind": kind, "number__lt": before}
+    if alert is not None:
+        asked["alert_ids__contains"] = [alert]
+    return found.filter(**{name: value for name, value in asked.items() if value})
+
+
+@transaction.atomic
+def replay(notification: Notification, now: datetime) -> Notification:
+    """Send a message again that was given up or delivered: at once, under the same id, as on its first day."""
+    ended = Notification.objects.filter(pk=notification.pk).exclude(state=NotificationState.PENDING)
+    if not ended.update(
+        state=NotificationState.PENDING, next_at=now, leased_until=None, finished_at=None, tried_before=F("attempts")
+    ):
+        raise ConflictError("The message is still being delivered.")
+    wake(DELIVER)
+    notification.refresh_from_db()
+    return notification
+
 
 log = logging.getLogger(__name__)
 

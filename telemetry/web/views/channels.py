@@ -1,21 +1,32 @@
-"""Channels: where alerts are sent, whether they arrive, and a way to try."""
+"""Channels: where alerts are sent, whether they arrive, and a way to try.
+
+Deliveries: every message to every channel with each attempt at it, and sending one again.
+
+The heartbeat: who outside is told that all is well, and how often.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.errors import ControlPlaneError, SealBrokenError
-from controlplane.web.doors import refusals_as_messages, signed_in
+from controlplane.access.actor import asker_of, visible
+from controlplane.errors import ConflictError, ControlPlaneError, SealBrokenError
+from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.web.forms.base import Form
+from controlplane.web.tables import number_asked
 from telemetry.channels.registry import KINDS
-from telemetry.models import Channel
+from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 from telemetry.services.notifications.channels import (
     channels,
     create_channel,
@@ -26,9 +37,16 @@ from telemetry.services.notifications.channels import (
     test_send,
     update_channel,
 )
-from telemetry.services.notifications.deliveries import deliveries, narrowed
-from telemetry.services.notifications.heartbeats import heartbeat, target
-from telemetry.web.channel_forms import ChannelForm
+from telemetry.services.notifications.heartbeats import (
+    LONGEST_S,
+    SHORTEST_S,
+    heartbeat,
+    remove_heartbeat,
+    set_heartbeat,
+    target,
+)
+from telemetry.services.notifications.outbox import deliveries, narrowed, replay
+from telemetry.web.forms import ChannelForm
 
 NEWEST = 20  # messages below the list
 UNREADABLE = "its stored settings cannot be opened with this server's keys: remove it and add it again"
@@ -178,3 +196,105 @@ def _target(channel: Channel) -> str:
         return str(public_config(channel)["target"])
     except SealBrokenError:
         return UNREADABLE
+
+
+PAGE = 50
+FILTERS = ("channel", "state", "kind", "alert")
+
+
+@require_GET
+def delivery_list(request: HttpRequest) -> HttpResponse:
+    """A page of messages, narrowed as asked; older ones by a plain link."""
+    asker = asker_of(request)
+    asked = {name: request.GET.get(name, "") for name in FILTERS}
+    before = number_asked(request, "before")
+    found = narrowed(visible(asker, deliveries()), before=before, alert=number_asked(request, "alert"), **_words(asked))
+    page = list(found[: PAGE + 1])
+    context = {
+        "deliveries": page[:PAGE],
+        "more": page[PAGE - 1].number if len(page) > PAGE else None,
+        "later": before is not None,
+        "channels": visible(asker, Channel.objects.order_by("name")),
+        "states": NotificationState.choices,
+        "kinds": NotificationKind.choices,
+        "asked": asked,
+        "filtered": any(request.GET.get(name) for name in (*FILTERS, "before")),
+    }
+    return render(request, "telemetry/deliveries.html", context)
+
+
+def _words(asked: dict[str, str]) -> dict[str, str]:
+    return {name: asked[name] for name in ("channel", "state", "kind")}
+
+
+@require_GET
+def delivery(request: HttpRequest, notification_id: UUID) -> HttpResponse:
+    """One message: what it says, each attempt, and what the receiver answered; a refresh leaves out the frame."""
+    found = get_object_or_404(deliveries(), pk=notification_id)
+    refresh = request.headers.get("HX-Request") == "true"
+    return render(request, f"telemetry/delivery{'_live' if refresh else ''}.html", {"one": found})
+
+
+@require_POST
+def delivery_replay(request: HttpRequest, notification_id: UUID) -> HttpResponse:
+    """Send a message again under the same id, by which the receiver knows a duplicate."""
+    notification = get_object_or_404(Notification, pk=notification_id)
+    try:
+        replay(notification, timezone.now())
+    except ConflictError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, "The message is sent again under the same id.")
+    return redirect("telemetry:delivery", notification.pk)
+
+
+ADDRESS = "As the service that watches gave it. It is kept encrypted and never shown again."
+
+
+class HeartbeatForm(Form):
+    """Where to, and how often."""
+
+    url = forms.CharField(
+        label="URL",
+        required=False,
+        max_length=2048,
+        widget=forms.TextInput({"autocomplete": "off", "inputmode": "url", "spellcheck": "false"}),
+        help_text=ADDRESS,
+    )
+    every_s = forms.IntegerField(label="Every", help_text=f"Seconds, {SHORTEST_S} to {LONGEST_S:,}.")
+
+
+@sensitive_post_parameters()
+@never_cache
+@require_http_methods(["GET", "POST"])
+def heartbeat_edit(request: HttpRequest) -> HttpResponse:
+    """Set it, or change it; an address left empty stays."""
+    found = heartbeat()
+    form = HeartbeatForm(request.POST or None, initial={"every_s": found.every_s if found else 60})
+    if request.method == "POST" and form.is_valid():
+        try:
+            set_heartbeat(**form.cleaned_data, by=signed_in(request))
+        except ControlPlaneError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, "The heartbeat is sent from now on, while all is well.")
+            return redirect("telemetry:channels")
+    context = {"form": form, "heartbeat": found}
+    return render(request, "telemetry/heartbeat.html", context, status=422 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+def heartbeat_remove(request: HttpRequest) -> HttpResponse:
+    """Send it no more, after saying what will happen."""
+    if request.method == "POST":
+        remove_heartbeat(by=signed_in(request))
+        messages.success(request, "No heartbeat is sent any more.")
+        return redirect("telemetry:channels")
+    context = {
+        "title": "Remove the heartbeat",
+        "text": "Nothing is sent any more. Whoever listens will take that for an outage: tell them first.",
+        "action": "Remove the heartbeat",
+        "danger": True,
+        "back": reverse("telemetry:channels"),
+    }
+    return render(request, "controlplane/confirm.html", context)

@@ -13,12 +13,10 @@ from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.web.tags import spreadsheet_safe
 from telemetry.metrics.windows import PointState, Series
-from telemetry.services.figures.timeline import cold_stretches, events_of
-from telemetry.web.asking import Asked, asked
-from telemetry.web.charts import CHARTS, Chart, View
-from telemetry.web.figures import build_figure
-from telemetry.web.markers import markers
-from telemetry.web.sentences import absence, figure_words, notes_of, why_empty
+from telemetry.services.figures.replicas import cold_stretches, events_of
+from telemetry.web.charts import CHARTS, Chart, View, absence, figure_words, notes_of, why_empty
+from telemetry.web.figures import build_figure, markers
+from telemetry.web.ranges import Asked, asked
 
 
 @require_GET

@@ -13,12 +13,11 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from controlplane.access.asker import asker_of
+from controlplane.access.actor import asker_of, visible
 from controlplane.access.rules import needed_role, opens
-from controlplane.access.scope import visible
 from controlplane.api.filters import EventFilter
 from controlplane.models import Event, EventKind, Pool, RoutingPolicy
-from controlplane.web.paging import beyond, cursor_after
+from controlplane.web.tables import beyond, cursor_after
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50

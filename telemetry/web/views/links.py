@@ -1,21 +1,26 @@
-"""Short links to views: made, shown, followed."""
+"""Short links to views: made, shown, followed.
+
+Search by name: a page, and the same as JSON for the list that opens on ``/``.
+"""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
+from controlplane.access.actor import asker_of
 from controlplane.errors import ControlPlaneError
-from controlplane.web.doors import signed_in
+from controlplane.web.base import signed_in
 from telemetry.models import ShortLink
 from telemetry.services.links import follow, shorten
+from telemetry.services.search import Found, search
 from telemetry.web.ranges import asked_range
 
 
@@ -67,3 +72,30 @@ def fixed_view(view: str) -> str | None:
     kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "range"]
     times = [(name, f"{at:%Y-%m-%dT%H:%M:%S}") for name, at in (("from", asked.window.start), ("to", asked.window.end))]
     return f"{parts.path}?{urlencode([*kept, *times])}"
+
+
+PAGES = {
+    "pool": "telemetry:pool",
+    "task group": "telemetry:group",
+    "replica": "telemetry:replica",
+    "policy": "controlplane:policy",
+}
+
+
+@require_GET
+@never_cache
+def search_page(request: HttpRequest) -> HttpResponse:
+    """What is called so, each with the address of its page."""
+    text = request.GET.get("q", "")
+    found = [{"kind": one.kind, "name": _name(one), "href": _href(one)} for one in search(asker_of(request), text)]
+    if request.GET.get("format") == "json":
+        return JsonResponse({"found": found})
+    return render(request, "telemetry/search.html", {"text": text, "found": found})
+
+
+def _name(one: Found) -> str:
+    return f"{one.key[0]} / {one.name}" if one.kind == "task group" else one.name
+
+
+def _href(one: Found) -> str:
+    return reverse(PAGES[one.kind], args=one.key)

@@ -9,18 +9,15 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from controlplane.access.asker import asker_of
-from controlplane.access.scope import visible
+from controlplane.access.actor import asker_of, visible
 from controlplane.models import Pool
-from telemetry.lint.openings import Opening
-from telemetry.metrics.ceiling import cacheable_tokens
+from telemetry.lint import Opening
+from telemetry.metrics.windows import cacheable_tokens
 from telemetry.models import Decision
 from telemetry.services.lab import decisions
 from telemetry.services.lab.decisions import Order, Wanted
-from telemetry.web.asking import Asked, asked
-from telemetry.web.places import place_of, read_place
-from telemetry.web.ranges import PRESETS
-from telemetry.web.reasons import MATCHES, reason_sentence, verdict_of
+from telemetry.web.ranges import PRESETS, Asked, asked
+from telemetry.web.reasons import MATCHES, place_of, read_place, reason_sentence, verdict_of
 
 PAGE = 50
 ORDERS = (

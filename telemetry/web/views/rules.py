@@ -13,15 +13,15 @@ from django.views.decorators.http import require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
-from controlplane.web.doors import refusals_as_messages, signed_in, within
+from controlplane.web.base import refusals_as_messages, signed_in, within
 from controlplane.web.tags import setting
 from telemetry.alerts.kinds import KINDS, Kind
 from telemetry.models import AlertRule, RuleKind, Severity
-from telemetry.models.alert_rule import REPEAT_S
+from telemetry.models.alert import REPEAT_S
 from telemetry.services.alerts.previews import preview_rule
 from telemetry.services.alerts.rules import create_rule, delete_rule, effective_settings, update_rule
-from telemetry.web.rule_form import RuleForm
-from telemetry.web.sketch import draw
+from telemetry.web.forms import RuleForm
+from telemetry.web.ladder_figures import draw
 
 
 @require_http_methods(["GET", "POST"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telemetry.alerts.detection import Detection, Detector, Sensitivity, State
 from telemetry.causes import Evidence, rank
-from telemetry.causes.onset import onset
+from telemetry.causes.evidence import onset
 from tests.benchmarks.alerts.fleet import BIN_S, MemoryFleet
 from tests.benchmarks.alerts.incidents import DROP_S, INCIDENTS, SHAPES, USUAL_S, play
 from tests.telemetry.causes.fleet import T0

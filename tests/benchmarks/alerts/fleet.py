@@ -15,17 +15,17 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from routing.core.health.book import HealthBook
-from routing.core.loads.book import LoadBook
-from routing.core.residency.residency import Residency
-from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.shapes import ShapeSampler
-from routing.proxy.metrics.metrics import Outcome
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.residency import Residency
+from routing.observability.decision_log import StructureSampler
+from routing.observability.decision_record import Record
+from routing.observability.metrics import Outcome
 from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin
+from telemetry.causes.evidence import Bin as OnsetBin
 from telemetry.causes.evidence import EngineSums, Happening, Prefix, Route, Seen, Side, Sums
-from telemetry.causes.onset import Bin as OnsetBin
-from telemetry.lint.openings import Opening
+from telemetry.lint import Opening
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled
 
 BIN_S = 10.0
@@ -59,8 +59,8 @@ class MemoryFleet(Fleet):
         self._move_to = lambda _: None
         self.replicas = [self._replica(f"r{number + 1}", blocks) for number in range(count)]
         self.groups, self.policy, self.revision, self.settings = groups, "chat", 1, settings
-        self.health, self.loads, self.residency = HealthBook(), LoadBook(lambda: self.now_s), Residency()
-        self.sampler = ShapeSampler()
+        self.health, self.loads, self.residency = HealthRegistry(), LoadTracker(lambda: self.now_s), Residency()
+        self.sampler = StructureSampler()
         self._steps, self._busy, self._running = [], set(), {}
         self.ended: list[Ended] = []
         self.counted: list[Counted] = []

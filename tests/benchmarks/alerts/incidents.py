@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from routing.placement.placement import Placement
+from routing.balancing.placement import Placement
 from routing.schema import LowestCostSettings, PrefixHashSettings, RandomSettings, SessionAffinitySettings, Settings
 from tests.benchmarks.alerts.fleet import MemoryFleet
 from tests.telemetry.causes.dramas import APPS, Traffic, _document

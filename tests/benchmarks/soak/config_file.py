@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import aiohttp
 
-from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.last_known_good import LastKnownGood
 from routing.schema import LoadedSnapshot, RouterConfig, dump_snapshot, load_snapshot
-from tests.benchmarks.soak.prompts import connected, request
+from tests.benchmarks.soak.prompts import on_connected, request
 from tests.benchmarks.soak.stand import pool_of, started
 from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import fake_replicas
@@ -112,7 +112,7 @@ async def _serves(folder: Path, config: RouterConfig, revision: int, chance: ran
     """From the start of a router's process to its first answer; then it is killed as it takes a revision."""
     begun = time.perf_counter()
     async with started(("--control-plane", NOWHERE, "--state-dir", str(folder))) as router:
-        async with connected(router.port) as client:
+        async with on_connected(router.port) as client:
             status, _ = await client.ask(request(0))
         took = Served(time.perf_counter() - begun if status == 200 else float("inf"), router.cpu_s)
         url = f"http://127.0.0.1:{router.admin_port}/admin/config"

@@ -14,8 +14,8 @@ import random
 import time
 from collections import Counter
 
-from routing.proxy.replicas.link import IDLE_S
 from routing.schema import BreakerConfig, HealthCheck, Limits
+from routing.upstream.pool import IDLE_S
 from tests.benchmarks.soak.prompts import number_of, request, unchunked, warmed
 from tests.benchmarks.soak.stand import Figures, RouterProcess, pool_of, router_process
 from tests.benchmarks.soak.verdict import Verdict

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from routing.schema import BreakerConfig, HealthCheck, RoundRobinSettings
 from tests.benchmarks.soak import victim
-from tests.benchmarks.soak.prompts import connected, request
+from tests.benchmarks.soak.prompts import on_connected, request
 from tests.benchmarks.soak.stand import Named, RouterProcess, pool_of, router_process
 from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import fake_replicas
@@ -88,7 +88,7 @@ async def _ask(router: RouterProcess, statuses: Counter[int]) -> None:
 
     async def once(number: int) -> None:
         try:
-            async with connected(router.port) as client:
+            async with on_connected(router.port) as client:
                 status, _ = await client.ask(request(number))
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             status = 0

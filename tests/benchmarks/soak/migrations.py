@@ -15,7 +15,7 @@ from tests.reliability.migrating import LONGEST_S, TABLES, Using, before, fill, 
 
 def measure(verdict: Verdict, rows: int) -> None:
     """So many rows in each table."""
-    from controlplane.stack.postgres import EmbeddedPostgres
+    from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running
 
     with tempfile.TemporaryDirectory(prefix="wpb-") as name, ExitStack() as stack:

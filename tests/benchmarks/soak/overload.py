@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 
 from routing.schema import ConcurrencyConfig
-from tests.benchmarks.soak.prompts import connected, request, warmed
+from tests.benchmarks.soak.prompts import on_connected, request, warmed
 from tests.benchmarks.soak.stand import RouterProcess, pool_of, router_process
 from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import Call, FakeReplica, fake_replicas, plain_answer
@@ -77,7 +77,7 @@ async def _offered(router: RouterProcess, clients: int, seconds: float) -> tuple
 
     async def keep_asking(number: int) -> None:
         nonlocal silent
-        async with connected(router.port) as connection:
+        async with on_connected(router.port) as connection:
             while loop.time() < end:
                 status, head = await connection.ask(request(number, words=4))
                 statuses[status] += 1

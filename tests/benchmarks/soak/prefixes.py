@@ -10,20 +10,20 @@ the last.
 
 from __future__ import annotations
 
-from routing.core.health.book import HealthBook
-from routing.core.loads.book import LoadBook
-from routing.core.prompt.canonical import canonical_prompt
-from routing.core.prompt.parsing import parse_body, session_key
-from routing.core.request import PlacementRequest
-from routing.core.residency.residency import MAX_ENTRIES, Residency
-from routing.core.types import BLOCK_TOKENS
-from routing.placement.placement import Placement
-from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.ring import MAX_RECORDS, DecisionRing
-from routing.proxy.memory import give_back_large_blocks, spare_the_collector
-from routing.proxy.metrics.metrics import Metrics, Outcome
-from routing.proxy.usage.answer_json import Usage
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.request import PlacementRequest
+from routing.balancing.residency import MAX_ENTRIES, Residency
+from routing.http.response_json import Usage
+from routing.observability.decision_log import MAX_RECORDS, DecisionRing
+from routing.observability.decision_record import Record
+from routing.observability.metrics import Metrics, Outcome
+from routing.process import give_back_large_blocks, spare_the_collector
+from routing.prompt.canonical import canonical_prompt
+from routing.prompt.parsing import parse_body, session_key
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
+from routing.types import BLOCK_TOKENS
 from tests.benchmarks.soak.stand import resident_kib
 from tests.benchmarks.soak.verdict import Verdict
 
@@ -49,11 +49,11 @@ class Kept:
         policy = PolicyConfig(name="soak", revision=1, settings=LowestCostSettings())
         pool = PoolConfig(name="soak", policy=policy, replicas=members)
         self.now_s = 0.0
-        self.book = LoadBook(clock=lambda: self.now_s)
+        self.book = LoadTracker(clock=lambda: self.now_s)
         self.residency = Residency() if residency is None else residency
         self.metrics = Metrics()
         self.decisions = DecisionRing()
-        self._health = HealthBook()
+        self._health = HealthRegistry()
         config = RouterConfig(hash_secret="0" * 32, pools=(pool,))
         self._placement = Placement(config, self.book, residency=self.residency)
 

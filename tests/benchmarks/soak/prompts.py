@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from routing.proxy.decisions.ring import MAX_RECORDS
+from routing.observability.decision_log import MAX_RECORDS
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: %d\r\n\r\n"
 ANSWER_S = 60.0  # a client waits no longer
@@ -53,7 +53,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Connection]:
+async def on_connected(port: int) -> AsyncIterator[Connection]:
     """A connection for the length of a block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -67,7 +67,7 @@ async def warmed(port: int) -> None:
     numbers = iter(range(1 << 40, (1 << 40) + MAX_RECORDS + MAX_RECORDS // 10))
 
     async def keep_asking() -> None:
-        async with connected(port) as connection:
+        async with on_connected(port) as connection:
             for number in numbers:
                 await connection.ask(request(number))
 

@@ -114,7 +114,7 @@ def _fill(now: datetime) -> str:
     from controlplane.services.fleet.pools import create_pool
     from telemetry.models import RollupState
     from telemetry.storage.partitions import ensure_days, ensure_rollups
-    from telemetry.storage.rollups.roll import roll_up
+    from telemetry.storage.rollup import roll_up
     from telemetry.storage.store import layout_ids
 
     create_pool("default")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from telemetry.collecting.budget import sample_ratio
-from telemetry.lab.hashes import HASHES
+from telemetry.lab.chains import HASHES
+from telemetry.scraping.decision_records import sample_ratio
 from tests.benchmarks.telemetry.stand import server_s, standing
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, sampled, traffic
 

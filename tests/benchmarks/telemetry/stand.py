@@ -24,8 +24,7 @@ class Stand:
 def standing(*, broker: bool = False) -> Iterator[Stand]:
     """Servers for the length of a block, every migration applied."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
-    from controlplane.stack.postgres import EmbeddedPostgres
-    from controlplane.stack.valkey import valkey_child
+    from controlplane.stack.servers import EmbeddedPostgres, valkey_child
     from tests.conftest import running
 
     with tempfile.TemporaryDirectory(prefix="wpb-") as name, ExitStack() as servers:

@@ -3,7 +3,7 @@
 A document that shows a command missing here fails ``make check``; a test named here that does not exist does too.
 """
 
-from .reading import ROOT
+from tests.contracts.documents.reading import ROOT
 
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_make_run.py",
@@ -18,9 +18,9 @@ EXECUTED_BY: dict[str, str] = {
     "python -m routing replica --port 9101": "tests/end_to_end/test_make_run.py",  # started by the stack
     "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",
     "python -m routing play --router http://127.0.0.1:8080 --trace conversation_trace.jsonl.gz --time-scale 0.547"
-    " --loop": "tests/routing/workload/test_player.py",
+    " --loop": "tests/routing/traffic/test_player.py",
     "python -m routing simulate --trace conversation_trace.jsonl.gz --policy policy.json --replicas 4 --blocks 4000"
-    " --time-scale 0.547 --json": "tests/routing/simulation/whatif/test_command.py",
+    " --time-scale 0.547 --json": "tests/routing/replay/test_command.py",
     "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_make_run.py",
     "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_make_run.py",
 } | dict.fromkeys(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from .commands import EXECUTED_BY
-from .reading import DOCUMENTS, ROOT, shown
+from tests.contracts.documents.commands import EXECUTED_BY
+from tests.contracts.documents.reading import DOCUMENTS, ROOT, shown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

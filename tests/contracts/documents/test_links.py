@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .reading import DOCUMENTS, ROOT
+from tests.contracts.documents.reading import DOCUMENTS, ROOT
 
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .reading import DOCUMENTS, ROOT
+from tests.contracts.documents.reading import DOCUMENTS, ROOT
 
 SECTION = "\n## The files\n"
 NAME = re.compile(r"`([^`]+)`")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .reading import ROOT
+from tests.contracts.documents.reading import ROOT
 
 README = ROOT / "telemetry/metrics/README.md"
 RULES = [*(f"H{number}" for number in range(1, 20)), *(f"T{number}" for number in range(1, 10))]

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from .reading import ROOT
+from tests.contracts.documents.reading import ROOT
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

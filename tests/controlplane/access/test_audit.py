@@ -9,7 +9,7 @@ from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Scope
 from controlplane.services.access.tokens import create_token
-from controlplane.services.audit.log import FIRST, BrokenChainError, append_entry, verify_chain
+from controlplane.services.audit_log import FIRST, BrokenChainError, append_entry, verify_chain
 from controlplane.services.fleet.replicas import set_replica_state
 
 

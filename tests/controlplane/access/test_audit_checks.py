@@ -6,8 +6,8 @@ import pytest
 from django.db import connection
 
 from controlplane.models import AuditCheck, AuditEntry, Event
-from controlplane.services.audit.checks import check_audit, check_audit_daily
-from controlplane.services.audit.log import FIRST, append_entry, digest_of
+from controlplane.services.audit_checks import check_audit, check_audit_daily
+from controlplane.services.audit_log import FIRST, append_entry, digest_of
 from controlplane.tasks import check_audit_log
 
 NIGHT = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)

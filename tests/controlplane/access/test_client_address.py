@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from django.test import Client, RequestFactory
 
-from controlplane.client_address import client_address, header_missing, is_hidden_by_proxy
+from controlplane.request_origin import client_address, header_missing, is_hidden_by_proxy
 from controlplane.stack.plan import StackSettings, control_plane
 from tests.controlplane.settings_files import PRODUCTION, read
 
@@ -49,7 +49,7 @@ def test_without_a_declared_proxy_the_header_is_anybodys_word(settings):
 
 
 def test_a_proxy_that_names_no_client_is_logged_once(behind_proxy, caplog):
-    with caplog.at_level(logging.WARNING, logger="controlplane.client_address"):
+    with caplog.at_level(logging.WARNING, logger="controlplane.request_origin"):
         client_address(request({}))  # a probe that came past the proxy
         assert caplog.messages == []
         for _ in range(3):

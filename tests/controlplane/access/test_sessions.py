@@ -8,8 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from controlplane.models import AuditEntry, PersonSession
-from controlplane.services.access.people import set_active, set_password
-from controlplane.services.access.sessions import forget_ended_sessions, sessions_of
+from controlplane.services.access.people import forget_ended_sessions, sessions_of, set_active, set_password
 from controlplane.tasks import tidy
 
 PASSWORD = "a long enough password"

@@ -14,7 +14,7 @@ from django.test import Client
 
 from controlplane.models import AuditEntry, Role, RoleAssignment
 from controlplane.services.access.people import add_person, set_active, set_role
-from controlplane.settings import oidc
+from controlplane.settings import sign_in
 from tests.fakes.identity_provider import running_provider
 
 OURS = "a long enough passphrase"
@@ -33,9 +33,9 @@ def provider(running, settings, monkeypatch):
     """The provider, which this control plane uses; ada and bob are in no group."""
     for name, value in running.settings().items():
         monkeypatch.setenv(name, value)
-    settings.OIDC_ISSUER = oidc.issuer_of(running.issuer)
-    settings.SOCIALACCOUNT_PROVIDERS = oidc.providers(settings.OIDC_ISSUER)
-    settings.OIDC_GROUP_ROLES = oidc.group_roles(["platform=admin", "fleet ops=operator@here", "readers=viewer"])
+    settings.OIDC_ISSUER = sign_in.issuer_of(running.issuer)
+    settings.SOCIALACCOUNT_PROVIDERS = sign_in.providers(settings.OIDC_ISSUER)
+    settings.OIDC_GROUP_ROLES = sign_in.group_roles(["platform=admin", "fleet ops=operator@here", "readers=viewer"])
     for person in ("ada", "bob", "admin"):
         running.move(person)
     yield running
@@ -266,24 +266,24 @@ def test_without_a_provider_there_is_no_such_way(client, here):
 )
 def test_an_issuer_that_anybody_on_the_way_could_be_stops_the_start(url):
     with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_ISSUER"):
-        oidc.issuer_of(url)
+        sign_in.issuer_of(url)
 
 
 @pytest.mark.parametrize("word", ["platform", "=admin", "platform=king", "platform="])
 def test_a_mapping_that_says_nothing_stops_the_start(word):
     with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_GROUP_ROLES"):
-        oidc.group_roles([word])
+        sign_in.group_roles([word])
 
 
 def test_a_group_may_have_any_name():
-    (mapped,) = oidc.group_roles(["cn=ops,dc=x".replace(",", ";") + "=operator@default"])
+    (mapped,) = sign_in.group_roles(["cn=ops,dc=x".replace(",", ";") + "=operator@default"])
     assert (mapped.group, mapped.role, mapped.project) == ("cn=ops;dc=x", "operator", "default")
 
 
 def test_accounts_of_another_issuer_are_other_accounts():
     monkey = pytest.MonkeyPatch()
     monkey.setenv("WARMPATH_OIDC_CLIENT_ID", "x")
-    names = [oidc.providers(issuer)["openid_connect"]["APPS"][0]["provider_id"] for issuer in ISSUERS]
+    names = [sign_in.providers(issuer)["openid_connect"]["APPS"][0]["provider_id"] for issuer in ISSUERS]
     monkey.undo()
     assert len(set(names)) == len(ISSUERS)
 

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
-from controlplane.api.bundle.apply import _Walk
+from controlplane.api.bundle_apply import _Walk
 from controlplane.models import (
     ConfigSnapshot,
     DiscoveredReplica,

@@ -3,8 +3,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from controlplane.encryption import seal
 from controlplane.models import ConfigSnapshot, Event, Router
-from controlplane.sealing import seal
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, mark_lost_routers
 

@@ -17,9 +17,8 @@ from django.conf import settings as django_settings
 from django.db import connection, transaction
 from rest_framework.test import APIClient
 
-from controlplane.api import event_stream
 from controlplane.models import Event, EventKind, Role, Scope
-from controlplane.services import feed
+from controlplane.services import events
 from controlplane.services.access.people import set_active, set_role
 from controlplane.services.access.projects import create_project
 from controlplane.services.access.tokens import create_token, revoke_token
@@ -160,8 +159,8 @@ def test_one_who_waits_sees_their_projects_alone(django_user_model, pool):
 
 
 def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
-    monkeypatch.setattr(event_stream, "_seats", threading.BoundedSemaphore(1))
-    event_stream.take_seat()
+    monkeypatch.setattr(events, "_seats", threading.BoundedSemaphore(1))
+    events.take_seat()
     for path in (f"{EVENTS}?after={newest()}&wait=30", f"{EVENTS}/stream"):
         full = script.get(path)
         assert (full.status_code, full["Retry-After"]) == (503, "5")
@@ -172,9 +171,9 @@ def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
 def test_events_restored_from_another_database_come_first(pool):
     Event.objects.update(xact=2**60)
     fresh = note("fresh")
-    assert feed.adopt_foreign_events() > 0
-    assert feed.settled().last() == fresh
-    assert feed.adopt_foreign_events() == 0
+    assert events.adopt_foreign_events() > 0
+    assert events.settled().last() == fresh
+    assert events.adopt_foreign_events() == 0
 
 
 # --- the stream, from both kinds of server ---------------------------------------------------------------------
@@ -290,7 +289,7 @@ def test_a_stream_is_narrowed_as_the_list_is(site, token, pool):
 
 
 def test_who_goes_away_leaves_their_seat(asgi_server, token, pool):
-    for _ in range(event_stream.SEATS + 8):
+    for _ in range(events.SEATS + 8):
         with stream(asgi_server, token[1]) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())

@@ -9,7 +9,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from controlplane.models import ApiToken, KeptAnswer, Pool
-from controlplane.services import kept_answers
+from controlplane.services import idempotency
 from controlplane.services.access.tokens import create_token
 from tests.controlplane.threads import at_once
 
@@ -54,7 +54,7 @@ def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeyp
         raise RuntimeError
 
     with monkeypatch.context() as broken:
-        broken.setattr("controlplane.services.kept_answers.seal", fail)  # the very last step
+        broken.setattr("controlplane.services.idempotency.seal", fail)  # the very last step
         assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 500
     assert (Pool.objects.count(), KeptAnswer.objects.count()) == (0, 0)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
@@ -78,13 +78,13 @@ def test_a_key_of_no_use_is_refused(api, key):
 
 
 def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monkeypatch):
-    monkeypatch.setattr(kept_answers, "MOST_KEPT", 1)
+    monkeypatch.setattr(idempotency, "MOST_KEPT", 1)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
     full = api.post(f"{ROOT}pools", {"name": "more", "models": ["m"]}, headers={"Idempotency-Key": "other"})
     assert full.status_code == 429
     assert Pool.objects.count() == 1
     KeptAnswer.objects.update(created_at=timezone.now() - timedelta(hours=24, seconds=1))
-    assert (kept_answers.forget_answers(), KeptAnswer.objects.count()) == (1, 0)
+    assert (idempotency.forget_answers(), KeptAnswer.objects.count()) == (1, 0)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -97,7 +97,7 @@ def test_while_the_first_is_at_work_the_second_is_told_so(operator):
         return script.post(f"{ROOT}pools", POOL, headers=KEY)
 
     with transaction.atomic():  # the first, as far as the lock
-        kept_answers.recall_answer(kept_answers.Asked(f"token:{token.pk}", "deploy-17", "whatever"))
+        idempotency.recall_answer(idempotency.Asked(f"token:{token.pk}", "deploy-17", "whatever"))
         (told,) = at_once(second)
     assert (told.status_code, told.data["type"], told["Retry-After"]) == (
         409, "urn:warmpath:problem:still-running", "2",

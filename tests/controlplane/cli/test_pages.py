@@ -5,8 +5,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from controlplane.cli.rest import Rest
-from controlplane.cli.site import Site
+from controlplane.cli.rest import Rest, Site
 
 
 @contextmanager

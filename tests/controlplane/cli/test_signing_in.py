@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from controlplane.cli import rest, site
+from controlplane.cli import rest
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -21,17 +21,17 @@ def test_a_token_is_tried_then_kept_for_its_owner_alone_and_forgotten(unsigned, 
     assert unsigned("get", "pools").status == 2
     done = unsigned("login", live_server.url, "--token-stdin", typed=f"{token}\n")
     assert (done.status, token in done.out + done.err) == (0, False)
-    assert stat.S_IMODE(site.place().stat().st_mode) == 0o600
+    assert stat.S_IMODE(rest.place().stat().st_mode) == 0o600
     assert unsigned("get", "pools").status == 0
     assert unsigned("logout").status == 0
-    assert not site.place().exists()
+    assert not rest.place().exists()
     assert unsigned("get", "pools").status == 2
 
 
 def test_a_wrong_token_is_not_kept(unsigned, live_server):
     done = unsigned("login", live_server.url, "--token-stdin", typed="wp_0000000000000000.nonsense\n")
     assert done.status == 1
-    assert not site.place().exists()
+    assert not rest.place().exists()
 
 
 def test_a_kept_token_is_sent_to_its_own_site_alone(unsigned, live_server, token):

@@ -21,9 +21,8 @@ from controlplane.models import (
     ReplicaState,
     TargetCondition,
 )
-from controlplane.services.discovery.looks import claim_looks, record_failure, record_found
-from controlplane.services.discovery.proposals import adopt
-from controlplane.services.discovery.settling import LAST, settle
+from controlplane.services.discovery.adoption import adopt, claim_looks, record_failure, record_found
+from controlplane.services.discovery.reconcile import LAST, settle
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica
 from tests.controlplane.threads import at_once, at_one_turn

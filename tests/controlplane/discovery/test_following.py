@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Event, Replica, ReplicaSource, ReplicaState
-from controlplane.services.discovery.proposals import adopt, dismiss
+from controlplane.services.discovery.adoption import adopt, dismiss
 from controlplane.services.discovery.sources import request_look, update_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group

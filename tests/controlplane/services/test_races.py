@@ -8,7 +8,7 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     Verdict,
     abort_rollout,
     advance_rollouts,

@@ -2,8 +2,7 @@ import pytest
 
 from controlplane.errors import ConflictError, StaleDraftError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState
-from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.policies.revisions import revert_policy
+from controlplane.services.policies.lifecycle import publish_revision, revert_policy, save_draft
 
 pytestmark = pytest.mark.django_db
 PREFIX = {"strategy": "prefix_hash", "load_factor": 1.5}

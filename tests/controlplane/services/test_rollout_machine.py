@@ -22,8 +22,7 @@ from controlplane.errors import RolloutMoveError
 from controlplane.models import OPEN_ROLLOUTS, PolicyRevision, Rollout, RolloutState, Router, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.moves import MOVES
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     Verdict,
     abort_rollout,
     advance_rollouts,
@@ -32,6 +31,7 @@ from controlplane.services.rollouts.steering import (
     promote_rollout,
     resume_rollout,
 )
+from controlplane.services.rollouts.transitions import MOVES
 from controlplane.services.routers import announce, mark_lost_routers
 from tests.controlplane.rollouts import ack, nack, newest, publish_stages, said_of_pool, start_routers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.stack import postgres
+from controlplane.stack import servers
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in (binaries / "postgres", binaries.parent / "share/last", tmp_path / "site-packages/a_wheel.libs/libpq"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(file.name)
-    monkeypatch.setattr(postgres, "COPIED_BINARIES", tmp_path / "copies")
-    monkeypatch.setattr(postgres.places, "can_reach", lambda _path: False)
+    monkeypatch.setattr(servers, "COPIED_BINARIES", tmp_path / "copies")
+    monkeypatch.setattr(servers.places, "can_reach", lambda _path: False)
     return binaries
 
 
@@ -30,7 +30,7 @@ WHOLE = {"a_wheel.libs/libpq", "a_wheel/pginstall/bin/postgres", "a_wheel/pginst
 
 
 def test_the_copy_lies_to_its_libraries_as_the_wheel_does(closed, tmp_path):
-    assert postgres._reachable(closed) == tmp_path / "copies/a_wheel/pginstall/bin"
+    assert servers._reachable(closed) == tmp_path / "copies/a_wheel/pginstall/bin"
     assert files_below(tmp_path / "copies") == WHOLE
 
 
@@ -45,11 +45,11 @@ def test_a_stack_that_starts_meanwhile_waits_for_the_whole_copy(closed, tmp_path
             assert go_on.wait(timeout=20)
         return whole_copy(source, target, *more, **options)
 
-    monkeypatch.setattr(postgres.shutil, "copytree", halting_copy)
+    monkeypatch.setattr(servers.shutil, "copytree", halting_copy)
     with ThreadPoolExecutor(2) as stacks:
-        first = stacks.submit(postgres._reachable, closed)
+        first = stacks.submit(servers._reachable, closed)
         assert begun.wait(timeout=20)
-        second = stacks.submit(lambda: files_below(postgres._reachable(closed).parent))
+        second = stacks.submit(lambda: files_below(servers._reachable(closed).parent))
         assert not second.done()
         go_on.set()
         first.result(timeout=20)
@@ -66,8 +66,8 @@ def test_a_copy_that_was_cut_short_is_made_again(closed, tmp_path, monkeypatch):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres.shutil, "copytree", broken_copy)
+        patch.setattr(servers.shutil, "copytree", broken_copy)
         with pytest.raises(OSError, match="no space left"):
-            postgres._reachable(closed)
-    postgres._reachable(closed)
+            servers._reachable(closed)
+    servers._reachable(closed)
     assert files_below(tmp_path / "copies") == WHOLE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.stack.child import Child
+from controlplane.stack.paths import Child
 from controlplane.stack.supervisor import StartError, Supervisor
 
 DEADLINE_S = 20
@@ -97,7 +97,7 @@ async def test_children_go_when_the_supervisor_is_killed(tmp_path):
     pid_file = tmp_path / "pid"
     code = f"""
         import asyncio, sys
-        from controlplane.stack.child import Child
+        from controlplane.stack.paths import Child
         from controlplane.stack.supervisor import Supervisor
         body = "import os, signal; open({str(pid_file)!r}, 'w').write(str(os.getpid()) + '.'); signal.pause()"
         async def main():

@@ -206,7 +206,7 @@ def test_the_list_shows_what_is_under_way_and_what_ended_in_a_fixed_number_of_qu
 
 
 def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy, operator, django_assert_num_queries):
-    from controlplane.services.rollouts.steering import pause_rollout, resume_rollout
+    from controlplane.services.rollouts.controller import pause_rollout, resume_rollout
 
     start_routers(*[f"router-{number}" for number in range(6)])
     ack()

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, DiscoveredState, Replica, ReplicaSource
-from controlplane.services.discovery.proposals import adopt
+from controlplane.services.discovery.adoption import adopt
 from controlplane.services.discovery.sources import create_source
 
 DNS = {

@@ -15,9 +15,8 @@ from typing import Any
 import aiohttp
 from cryptography import x509
 
+from routing.http.tls import TlsFiles
 from routing.proxy.router import Router
-from routing.proxy.single_process import SingleProcess
-from routing.proxy.sockets.tls import TlsFiles
 from routing.schema import (
     BreakerConfig,
     ConcurrencyConfig,
@@ -35,6 +34,7 @@ from routing.schema import (
 )
 from routing.server import Server, running
 from routing.settings import ServeSettings
+from routing.singleprocess import SingleProcess
 from tests.fakes.replica import FakeReplica
 
 DEADLINE_S = 10.0
@@ -116,11 +116,11 @@ class Harness:
 
     async def at_rest(self) -> None:
         """Wait until no request is under way, and check that nothing of them is left in the books."""
-        await self.until(lambda: self.router.in_flight == 0, "all requests to end")
-        assert self.router.loads.audit() == {}
+        await self.until(lambda: self.router.services.in_flight == 0, "all requests to end")
+        assert self.router.balancer.loads.audit() == {}
         serving = self.router.serving
-        for name in serving.links if serving else ():
-            load = self.router.loads.load(name)
+        for name in serving.connection_pools if serving else ():
+            load = self.router.balancer.loads.load(name)
             assert (load.running, load.waiting_tokens) == (0, 0)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from routing.placement.decision import CandidateLoads
-from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.ring import DecisionRing
+from routing.balancing.decision import CandidateLoads
+from routing.observability.decision_log import DecisionRing
+from routing.observability.decision_record import Record
 
 
 def record(name: str, blocks: array[int]) -> Record:

@@ -42,5 +42,5 @@ class Load:
             await asyncio.gather(*self.tasks)
 
 
-def p99(values: list[float]) -> float:
-    return sorted(values)[int(len(values) * 0.99)]
+def p95(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.95)]

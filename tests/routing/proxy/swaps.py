@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.proxy.configuration.store import Swap
+from routing.proxy.config_store import Swap
 from routing.schema import (
     LoadedSnapshot,
 )

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from routing.proxy.clients import access as access_module
-from routing.proxy.clients.access import AccessControl
-from routing.proxy.http.errors import RefusalError
-from routing.proxy.http.request import Head
+from routing.http import auth as access_module
+from routing.http.auth import AccessControl
+from routing.http.errors import RefusalError
+from routing.http.request import RequestHead
 from routing.schema import (
     ApiKey,
     ConfigError,
@@ -163,7 +163,7 @@ async def test_a_key_counts_from_one_configuration_to_the_next(replica: FakeRepl
 
 
 def test_what_was_found_of_a_head_holds_for_one_configuration() -> None:
-    head = Head(b"POST", CHAT, http11=True)
+    head = RequestHead(b"POST", CHAT, http11=True)
     head.authorization = b"Bearer " + KEY.encode()
     before, after = (AccessControl(guarded([], *keys)) for keys in ((api_key(),), (api_key("second", OTHER),)))
 
@@ -222,7 +222,7 @@ async def test_a_key_names_the_task_group_and_bounds_it(
     async with routed(guarded([replica], api_key(groups=groups))) as harness:
         answer = await ask(harness, asking(), headers)
         await harness.at_rest()
-        placed = [one["group"] for one in told(harness.router.decisions, 0, 9)["decisions"]]
+        placed = [one["group"] for one in told(harness.router.services.decisions, 0, 9)["decisions"]]
     assert (answer.status, placed) == ((403, []) if expected is None else (200, [expected]))
 
 
@@ -334,7 +334,7 @@ async def test_many_clients_with_bad_keys_cost_little_memory(replica: FakeReplic
             for number in range(1500):
                 await client.send(post(CHAT, BODY, [bearer(f"guess-{number}")]))
                 assert (await client.answer()).status == 401
-        assert len(harness.router.request_heads) <= 1024
+        assert len(harness.router.request_head_cache) <= 1024
     assert replica.calls == []
 
 

@@ -114,7 +114,7 @@ async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeRepl
             status, explained = await harness.admin("POST", "/admin/explain", json=asked)
             answer = await harness.chat(json.dumps(body).encode())
             assert (status, explained["replica"]) == (200, answer.replica)
-            record = told(harness.router.decisions, number, 1)["decisions"][0]
+            record = told(harness.router.services.decisions, number, 1)["decisions"][0]
             assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
             assert len(record["blocks"]) == 3
         calls = sum(len(replica.calls) for replica in two)
@@ -144,8 +144,10 @@ async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeR
 async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
     two[1].health_status = 500
     async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
-        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
-        await harness.until(lambda: harness.router.checks.finding("replica-1").is_up is False, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(
+            lambda: harness.router.services.checks.finding("replica-1").is_up is False, "a first finding"
+        )
         await harness.chat()
         _, shown = await harness.admin("GET", "/admin/replicas")
     up, down = shown["replicas"]

@@ -9,15 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.core.loads.book import LoadBook
-from routing.core.prompt.prefix import PrefixHasher
-from routing.core.token_ratio import TokenRatio
-from routing.placement.keys import RequestKeys
-from routing.placement.placement import Placement
-from routing.proxy.clients.access import Grant
-from routing.proxy.clients.admission import Admission
-from routing.proxy.exchanges.placing import admitted_request
-from routing.proxy.http.request import Head, Request
+from routing.balancing.decision import RequestKeys
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.rates import TokenRatio
+from routing.http.auth import Grant
+from routing.http.request import Request, RequestHead
+from routing.prompt.hashing import PrefixHasher
+from routing.proxy.admission import Admission, admitted_request
 from routing.schema import (
     ApiKey,
     Caps,
@@ -33,7 +32,7 @@ from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import CHAT, SECRET, Answer, Harness, config, post, routed
 from tests.routing.proxy.records import told
-from tests.routing.simulation.standin.replica_process import ReplicaProcess, replica_process
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 LONG = "A passage that several tenants have in common. " * 200
 
@@ -211,7 +210,7 @@ async def test_tenants_have_no_placement_key_in_common(replica: FakeReplica) -> 
         for secret in (KEY, OTHER, KEY):
             assert (await harness.chat(body, [bearer(secret), b"X-Session-ID: alice"])).status == 200
         await harness.at_rest()
-        mine, other, again = told(harness.router.decisions, 0, 9)["decisions"]
+        mine, other, again = told(harness.router.services.decisions, 0, 9)["decisions"]
     assert (mine["prefix"], mine["blocks"]) == (again["prefix"], again["blocks"])
     assert len(mine["blocks"]) > 20
     assert mine["prefix"] != other["prefix"]
@@ -220,11 +219,11 @@ async def test_tenants_have_no_placement_key_in_common(replica: FakeReplica) -> 
 
 def test_one_session_id_is_another_session_for_every_tenant() -> None:
     snapshot = guarded([], *tenants("a", "b"))
-    placement = Placement(snapshot, LoadBook())
+    placement = Placement(snapshot, LoadTracker())
     admission = Admission(snapshot, placement.models, placement.matcher)
     sessions = []
     for key in snapshot.access.keys if snapshot.access else ():
-        request = Request(Head(b"POST", CHAT, http11=True), asking(user="alice"), "id")
+        request = Request(RequestHead(b"POST", CHAT, http11=True), asking(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret, shared=None)
         wanted = admitted_request(request, admission)
         served = placement.models.served(wanted.model)
@@ -262,7 +261,7 @@ async def test_what_one_tenant_has_warmed_is_cold_for_another(stand_in: ReplicaP
         hits = [await cached(harness, secret) for secret in (KEY, KEY, OTHER, OTHER, KEY)]
         forged = await cached(harness, OTHER, cache_salt="a")
         await harness.at_rest()
-        reasons = [one["reason"] for one in told(harness.router.decisions, 0, 9)["decisions"]]
+        reasons = [one["reason"] for one in told(harness.router.services.decisions, 0, 9)["decisions"]]
     assert [hit > 0 for hit in hits] == [False, True, False, True, True]
     assert forged == 0
     assert reasons == ["cold", "hit", "cold", "hit", "hit", "cold"]

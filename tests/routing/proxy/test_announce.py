@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from routing.proxy.control_plane import announce
-from routing.proxy.control_plane.announce import Announcement, keep_announcing
-from routing.proxy.control_plane.spool import Spool
+from routing.admin import announce
+from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.events import EventSpool
 from tests.fakes.control_plane import answering, control_plane
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
@@ -27,7 +27,7 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
     monkeypatch.setattr(announce, "FIRST_PAUSE_S", 0.01)
     async with routed(config([replica]), revision=4) as harness, control_plane([503, 401, 200]) as (url, heard):
         what = Announcement(url, "http://admin", "http://data", "1.0", "token")
-        view, spool = harness.server.data.view, Spool(tmp_path, harness.router.boot)
+        view, spool = harness.server.data.view, EventSpool(tmp_path, harness.router.boot)
         task = asyncio.create_task(keep_announcing(view, what, spool))
         await harness.until(lambda: len(heard) >= 5, "five announcements")
         task.cancel()
@@ -50,7 +50,7 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
 
 @contextmanager
 def announcing(harness: Harness, url: str) -> Iterator[asyncio.Task[None]]:
-    what, spool = Announcement(url, "a", "d", "1.0", "token"), Spool(Path("/nonexistent"), "boot")
+    what, spool = Announcement(url, "a", "d", "1.0", "token"), EventSpool(Path("/nonexistent"), "boot")
     task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
     try:
         yield task
@@ -110,7 +110,7 @@ async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_not
         return web.Response(body=says)
 
     async with answering(listen) as url, routed(config([replica])) as harness:
-        spool = Spool(tmp_path, "boot")
+        spool = EventSpool(tmp_path, "boot")
         spool.add("x")
         task = asyncio.create_task(
             keep_announcing(harness.server.data.view, Announcement(url, "a", "d", "1.0", None), spool)
@@ -126,7 +126,7 @@ async def test_what_happens_during_an_announcement_waits_for_no_heartbeat(
 ) -> None:
     monkeypatch.setattr(announce, "HEARTBEAT_S", 600.0)
     monkeypatch.setattr(announce, "NEWS_PAUSE_S", 0.01)
-    spool = Spool(tmp_path, "boot")
+    spool = EventSpool(tmp_path, "boot")
     heard: list[list[str]] = []
 
     async def listen(request: web.Request) -> web.Response:

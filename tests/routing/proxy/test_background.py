@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from routing.core.health.breaker import Breakers
-from routing.proxy.admin.router_view import RouterView
-from routing.proxy.control_plane import announce
-from routing.proxy.control_plane.announce import reachable
-from routing.proxy.loop import background
-from routing.proxy.loop.background import FIRST_PAUSE_S, LAST_PAUSE_S, Background, failures, keep_going, pause_s
-from routing.proxy.loop.periodic import Periodic
-from routing.proxy.replicas import health
+from routing.admin import announce
+from routing.admin.announce import reachable
+from routing.admin.views import RouterView
+from routing.health import checks
+from routing.health.circuit_breaker import CircuitBreakers
+from routing.http import tasks
+from routing.http.tasks import FIRST_PAUSE_S, LAST_PAUSE_S, Background, Periodic, failures, pause_s, run_until_cancelled
 from routing.schema import HealthCheck
 from routing.server import Server, running
 from routing.settings import read_settings
@@ -30,8 +29,8 @@ SECRET_TEXT = "what the client wrote"
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(background, "_said", set())
+    monkeypatch.setattr(tasks, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(tasks, "_said", set())
 
 
 class Failing:
@@ -67,7 +66,7 @@ async def test_work_that_fails_is_begun_anew_and_said_once_for_each_kind(caplog:
             raise error(SECRET_TEXT)
 
     async with asyncio.timeout(DEADLINE_S):
-        await keep_going(Background.EVENTS, work)
+        await run_until_cancelled(Background.EVENTS, work)
     assert failures()[Background.EVENTS] == before + 4
     told = [record.message for record in caplog.records if record.message.startswith("defect")]
     assert [line.split()[-2] for line in told] == ["error=KeyError", "error=OSError"]
@@ -81,7 +80,7 @@ async def test_a_loop_that_is_cancelled_has_ended(caplog: pytest.LogCaptureFixtu
         began.set()
         await asyncio.Event().wait()
 
-    going = asyncio.create_task(keep_going(Background.HEALTH, work))
+    going = asyncio.create_task(run_until_cancelled(Background.HEALTH, work))
     await began.wait()
     going.cancel()
     async with asyncio.timeout(DEADLINE_S):
@@ -103,16 +102,16 @@ async def test_ticks_go_on_and_end_when_they_are_stopped() -> None:
 
 
 def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE_S", FIRST_PAUSE_S)
+    monkeypatch.setattr(tasks, "FIRST_PAUSE_S", FIRST_PAUSE_S)
     pauses = [pause_s(number) for number in (1, 2, 3, 50, 10_000)]
     assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, LAST_PAUSE_S, LAST_PAUSE_S]
 
 
 async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Failing(health.check_once)
-    monkeypatch.setattr(health, "check_once", probe)
+    probe = Failing(checks.check_once)
+    monkeypatch.setattr(checks, "check_once", probe)
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
-        await until(lambda: harness.router.checks.finding(replica.name).is_up is True, "a finding")
+        await until(lambda: harness.router.services.checks.finding(replica.name).is_up is True, "a finding")
         _, text = await harness.admin("GET", "/metrics")
     assert f'warmpath_router_loop_failures_total{{loop="health"}} {failures()[Background.HEALTH]}' in text
     assert failures()[Background.HEALTH] >= 3
@@ -120,8 +119,8 @@ async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.Monk
 
 @pytest.mark.plain_python(reason="It puts a mistake into an object of the router.")
 async def test_replicas_are_watched_on(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = Failing(Breakers.advance)
-    monkeypatch.setattr(Breakers, "advance", advance)
+    advance = Failing(CircuitBreakers.advance)
+    monkeypatch.setattr(CircuitBreakers, "advance", advance)
     async with routed(config([replica])):
         await until(lambda: advance.calls > 4, "ticks after those that failed")
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from routing.core.types import ReplicaId
 from routing.schema import BreakerConfig, HealthCheck, Limits
+from routing.types import ReplicaId
 from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -48,7 +48,7 @@ async def test_a_replica_that_fails_five_times_is_left_alone_and_comes_back_by_t
         assert 'ejections_total{pool="chat",replica="replica-0",cause="failures"} 1' in text
         assert 'replica_out{pool="chat",replica="replica-0"} 1' in text
         two[0].script = WELL
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a probe")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "a probe")
         for _ in range(8):
             assert (await harness.chat()).status == 200
         _, shown = await harness.admin("GET", "/admin/replicas")
@@ -63,7 +63,7 @@ async def test_while_it_is_tried_no_other_request_goes_there(two: list[FakeRepli
         for _ in range(10):
             await harness.chat()
         two[0].script = hang
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "a probe")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "a probe")
         probe = asyncio.create_task(harness.chat())
         while len(two[0].calls) < 6:
             await asyncio.wait([probe], timeout=0.01)
@@ -78,9 +78,9 @@ async def test_while_it_is_tried_no_other_request_goes_there(two: list[FakeRepli
 async def taken_out(harness: Harness, sick: FakeReplica) -> None:
     """Let a replica break until it is out, and then be tried."""
     sick.script = BROKEN
-    while harness.router.health.is_up(sick.name):
+    while harness.router.balancer.health.is_up(sick.name):
         await harness.chat()
-    harness.router.breakers.came_up(ReplicaId(sick.name))
+    harness.router.balancer.breakers.on_health_check_passed(ReplicaId(sick.name))
 
 
 async def probed(client: RawClient, sick: FakeReplica) -> None:
@@ -105,7 +105,7 @@ async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_en
     breaker = BreakerConfig(open_s=60, successes=3)
     async with routed(config(two, breaker=breaker)) as harness, harness.connect() as second:
         await taken_out(harness, two[0])
-        state = harness.router.breakers.troubled[ReplicaId(two[0].name)]
+        state = harness.router.balancer.breakers.not_closed[ReplicaId(two[0].name)]
         two[0].script = begin
         async with harness.connect() as first:
             await probed(first, two[0])
@@ -113,7 +113,7 @@ async def test_a_client_that_goes_when_its_trial_has_shown_something_does_not_en
             two[0].script = hang
             await probed(second, two[0])
             assert state.is_probing
-        await harness.until(lambda: harness.router.in_flight == 1, "the first client's end to be heard of")
+        await harness.until(lambda: harness.router.services.in_flight == 1, "the first client's end to be heard of")
         assert state.is_probing
         tried = len(two[0].calls)
         for _ in range(4):
@@ -139,7 +139,7 @@ async def test_a_stream_from_before_that_breaks_does_not_end_the_trial(two: list
         await taken_out(harness, sick)
         breaks.set()
         assert b"error" in await old.read_all()
-        state = harness.router.breakers.troubled[ReplicaId(sick.name)]
+        state = harness.router.balancer.breakers.not_closed[ReplicaId(sick.name)]
         assert (state.state, state.reason) == ("half_open", "status_500")
 
 
@@ -152,7 +152,7 @@ async def test_a_trial_that_shows_nothing_leaves_its_place_to_the_next_request(
         two[0].script = answering(b"{}", status=status)
         await probed(client, two[0])
         await harness.at_rest()
-        assert not harness.router.breakers.troubled[ReplicaId(two[0].name)].is_probing
+        assert not harness.router.balancer.breakers.not_closed[ReplicaId(two[0].name)].is_probing
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 501])
@@ -169,7 +169,7 @@ async def test_a_full_queue_is_tried_elsewhere_and_takes_nobody_out(two: list[Fa
     async with routed(config(two)) as harness:
         for _ in range(20):
             assert (await harness.chat()).replica == "replica-1"
-        assert harness.router.breakers.troubled == {}
+        assert harness.router.balancer.breakers.not_closed == {}
         busy = len(two[0].calls)
         assert busy >= 10
         _, text = await harness.admin("GET", "/metrics")
@@ -281,7 +281,7 @@ async def test_an_aborted_answer_that_had_to_be_passed_on_counts_against_the_rep
         assert (await harness.chat()).status == 200
         _, text = await harness.admin("GET", "/metrics")
         assert 'reason="round_robin",outcome="replica_error"} 1' in text
-        assert harness.router.breakers.troubled["replica-0"].failures == 1
+        assert harness.router.balancer.breakers.not_closed["replica-0"].failures == 1
 
 
 async def test_a_text_that_speaks_of_abort_is_a_good_answer(two: list[FakeReplica]) -> None:
@@ -290,4 +290,4 @@ async def test_a_text_that_speaks_of_abort_is_a_good_answer(two: list[FakeReplic
     async with routed(config(two)) as harness:
         assert (await harness.chat()).body == said.encode()
         assert len(two[0].calls) + len(two[1].calls) == 1
-        assert harness.router.breakers.troubled == {}
+        assert harness.router.balancer.breakers.not_closed == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.proxy.http.chunks import SHORT_CHUNK, chunk_start, chunked
+from routing.http.response import SHORT_CHUNK, chunk_start, chunked
 
 
 def test_every_short_chunk_is_found() -> None:

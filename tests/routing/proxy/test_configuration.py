@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from routing import __version__
-from routing.core.prompt.canonical import CanonicalPrompt
-from routing.core.request import PlacementRequest
-from routing.proxy.configuration.last_known_good import CURRENT, LastKnownGood
-from routing.proxy.configuration.store import ConfigStore, NackError, Swap
+from routing.balancing.request import PlacementRequest
+from routing.prompt.canonical import CanonicalPrompt
+from routing.proxy.config_store import ConfigStore, NackError, Swap
+from routing.proxy.last_known_good import CURRENT, LastKnownGood
 from routing.schema import (
     Limits,
     LoadedSnapshot,
@@ -67,7 +67,7 @@ async def test_a_pushed_configuration_is_acknowledged_and_in_force(two: list[Fak
 async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in_force(two: list[FakeReplica]) -> None:
     async with routed(config(two[:1])) as harness:
         await harness.push(config(two, settings=PrefixHashSettings()), 4)  # which asks for less than is made
-        serving, health = harness.router.serving, harness.router.health
+        serving, health = harness.router.serving, harness.router.balancer.health
         assert serving is not None
         asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5]))
         candidates = serving.placement.decide(asked, health).candidates

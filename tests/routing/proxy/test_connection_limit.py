@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.proxy.clients.connection_limit import address_of
+from routing.proxy.connection_limit import address_of
 
 
 class Peer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from routing.proxy.loop.deadlines import NEVER, NOWHERE, TICK_S, Deadlines
+from routing.http.loop import NEVER, NOWHERE, TICK_S, Deadlines
 
 
 class Waiter:
@@ -13,7 +13,7 @@ class Waiter:
         self.passed = asyncio.Event()
         self.at = 0.0
 
-    def deadline_passed(self) -> None:
+    def on_deadline(self) -> None:
         self.at = asyncio.get_running_loop().time()
         self.passed.set()
 
@@ -84,7 +84,7 @@ async def test_one_that_ends_another_as_it_passes_is_not_followed_by_it() -> Non
     wheel, first, second = Deadlines(asyncio.get_running_loop()), Waiter(), Waiter()
     for waiter, other in ((first, second), (second, first)):
         wheel.arm(waiter, 0.01)
-        waiter.deadline_passed = lambda waiter=waiter, other=other: (wheel.forget(other), waiter.passed.set())
+        waiter.on_deadline = lambda waiter=waiter, other=other: (wheel.forget(other), waiter.passed.set())
     await asyncio.sleep(4 * TICK_S)
     assert first.passed.is_set() != second.passed.is_set()
     wheel.close()

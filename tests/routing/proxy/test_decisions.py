@@ -9,7 +9,7 @@ from array import array
 import msgspec
 import pytest
 
-from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS, DecisionRing
+from routing.observability.decision_log import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import LowestCostSettings
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from routing.placement.placement import Placement
-from routing.proxy.exchanges.delivery import Delivery
-from routing.proxy.loop.deadlines import NEVER, NOWHERE, Deadlines
+from routing.balancing.placement import Placement
+from routing.http.loop import NEVER, NOWHERE, Deadlines
+from routing.proxy.response_relay import ResponseRelay
 from routing.proxy.router import Router
 from routing.schema import HealthCheck
 from tests.fakes.replica import FakeReplica, resetting
@@ -65,7 +65,7 @@ async def test_a_failure_while_connecting_elsewhere_is_answered_with_a_500(
     two[0].kill()
     two[1].kill()
     async with routed(config(two)) as harness:
-        monkeypatch.setattr(harness.router.metrics, "retried", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "retried", _fails)
         assert (await harness.chat()).status == 500
         await harness.at_rest()
 
@@ -75,7 +75,7 @@ async def test_a_failure_after_a_reset_is_answered_with_a_500(
 ) -> None:
     two[0].script = two[1].script = resetting
     async with routed(config(two)) as harness:
-        monkeypatch.setattr(harness.router.metrics, "retried", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "retried", _fails)
         assert (await harness.chat()).status == 500
         await harness.at_rest()
 
@@ -84,7 +84,7 @@ async def test_a_failure_after_a_reset_is_answered_with_a_500(
 async def test_a_failure_after_the_first_byte_cuts_the_connection(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    monkeypatch.setattr(Delivery, step, _fails)
+    monkeypatch.setattr(ResponseRelay, step, _fails)
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT))
         await client.read_all()
@@ -94,7 +94,7 @@ async def test_a_failure_after_the_first_byte_cuts_the_connection(
 
 async def test_a_failure_of_the_counters_costs_no_answer(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     async with routed(config([replica])) as harness, harness.connect() as client:
-        monkeypatch.setattr(harness.router.metrics, "placed_ended", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "placed_ended", _fails)
         for _ in range(3):
             await client.send(post(CHAT))
             assert (await client.answer()).status == 200
@@ -131,7 +131,7 @@ async def test_a_deadline_that_fails_stops_no_other_one() -> None:
     class Waiter:
         def __init__(self, action: object) -> None:
             self.deadline, self.due = NEVER, NOWHERE
-            self.deadline_passed = action
+            self.on_deadline = action
 
     wheel = Deadlines(asyncio.get_running_loop())
     events = [asyncio.Event() for _ in range(20)]

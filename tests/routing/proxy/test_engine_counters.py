@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.asking import ResponseError, fetched
-from routing.proxy.replicas.engine_check import Probe, ask_for_a_token
-from routing.proxy.replicas.engine_counters import EngineCounters, NoCounters, parse_counters, read_counters
+from routing.health.engine_probe import (
+    EngineCounters,
+    NoCounters,
+    Probe,
+    ask_for_a_token,
+    parse_counters,
+    read_counters,
+)
+from routing.upstream.address import Address
+from routing.upstream.client import ResponseError, fetch
 from tests.fakes.replica import FakeReplica, Script, fake_replicas, raw
 
 DATA = Path(__file__).resolve().parents[2] / "data/vllm"
@@ -92,10 +98,10 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 async def test_a_response_is_read_whole_or_refused(sent: bytes, expected: object) -> None:
     async with serving(raw(sent, then_close=True)) as (_, address):
         if isinstance(expected, tuple):
-            assert await fetched(address, "/x", max_bytes=4096) == expected
+            assert await fetch(address, "/x", max_bytes=4096) == expected
         else:
             with pytest.raises(ResponseError):
-                await fetched(address, "/x", max_bytes=4096)
+                await fetch(address, "/x", max_bytes=4096)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,9 @@ async def test_a_replica_that_refuses_connections_is_not_noticed_by_clients(two:
     async with routed(config(two)) as harness:
         for _ in range(6):
             assert (await harness.chat()).replica == "replica-1"
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "the dead replica to be down")
+        await harness.until(
+            lambda: not harness.router.balancer.health.is_up("replica-0"), "the dead replica to be down"
+        )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ async def test_other_statuses_are_passed_on(status: int, two: list[FakeReplica])
 async def test_a_stale_connection_is_replaced_by_a_fresh_one_to_the_same_replica(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=Limits(retries=0), health=NEVER_DOWN)) as harness:
         assert (await harness.chat()).status == 200
-        (upstream,) = harness.router.serving.links["replica-0"]._idle
+        (upstream,) = harness.router.serving.connection_pools["replica-0"]._idle
         upstream._transport.pause_reading()  # so that the router has not heard of it yet
         replica.calls[0].close()
         await replica.calls[0].writer.wait_closed()
@@ -132,7 +134,7 @@ async def test_a_stale_connection_is_replaced_by_a_fresh_one_to_the_same_replica
         upstream._transport.resume_reading()
         assert (await asked).status == 200
         _, text = await harness.admin("GET", "/metrics")
-        assert harness.router.breakers.troubled == {}
+        assert harness.router.balancer.breakers.not_closed == {}
     assert (replica.connections, len(replica.calls)) == (2, 2)
     assert "retries_total{" not in text
 
@@ -155,7 +157,7 @@ async def test_a_replica_that_breaks_over_a_request_is_not_sent_it_again(
             assert (await harness.chat()).status == 200
         await harness.at_rest()
         _, text = await harness.admin("GET", "/metrics")
-        assert harness.router.breakers.troubled["replica-0"].failures == 1
+        assert harness.router.balancer.breakers.not_closed["replica-0"].failures == 1
     assert 'retries_total{pool="chat",replica="replica-0",cause="reset"} 1' in text
     assert two[0].connections == 1
 
@@ -196,13 +198,13 @@ async def test_without_any_replica_up_the_answer_names_the_pool(two: list[FakeRe
     for replica in two:
         replica.health_status = 503
     async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
-        await harness.until(lambda: not harness.router.health.is_up("replica-1"), "both to be down")
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "both to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-1"), "both to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "both to be down")
         answer = await harness.chat()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "'chat'" in answer.error["message"]
         two[0].health_status = 200
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "one to be up")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "one to be up")
         assert (await harness.chat()).replica == "replica-0"
         _, text = await harness.admin("GET", "/metrics")
         assert (
@@ -226,14 +228,16 @@ async def test_a_replica_too_busy_for_its_health_check_is_up_while_its_answers_c
     async with routed(config([replica], health=health)) as harness, asyncio.TaskGroup() as group:
         asked = group.create_task(harness.chat())
         await replica.wait_calls(1)
-        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
         replica.health_status, before = None, replica.probes
         await harness.until(lambda: replica.probes >= before + 4, "some checks to pass in silence")
-        assert harness.router.health.is_up("replica-0")
+        assert harness.router.balancer.health.is_up("replica-0")
 
         stops.set()
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "it to be down, now it is silent")
-        assert "no answer within" in (harness.router.checks.finding("replica-0").reason or "")
+        await harness.until(
+            lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down, now it is silent"
+        )
+        assert "no answer within" in (harness.router.services.checks.finding("replica-0").reason or "")
         asked.cancel()
 
 
@@ -241,10 +245,10 @@ async def test_a_replica_that_comes_back_is_used_again(replica: FakeReplica) -> 
     async with routed(config([replica], health=HealthCheck(interval_s=0.05))) as harness:
         assert (await harness.chat()).status == 200
         replica.kill()
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "it to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down")
         assert (await harness.chat()).status == 503
         await replica.start()
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "it to be up")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "it to be up")
         assert (await harness.chat()).status == 200
 
 
@@ -256,9 +260,9 @@ async def test_a_router_out_of_sockets_does_not_blame_the_replica(
         async def fail(*_: object, **__: object) -> None:
             raise OSError(24, "Too many open files")
 
-        finding = harness.router.checks.finding("replica-0")
+        finding = harness.router.services.checks.finding("replica-0")
         await harness.until(lambda: finding.is_up, "the first probe")
-        link = harness.router.serving.links["replica-0"]
+        link = harness.router.serving.connection_pools["replica-0"]
         monkeypatch.setattr(
             link,
             "_loop",

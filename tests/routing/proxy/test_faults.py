@@ -199,7 +199,7 @@ async def test_clients_that_go_leave_nothing_behind(two: list[FakeReplica]) -> N
         replica.script = script
     async with routed(config(two)) as harness:
 
-        async def give_up(number: int) -> None:
+        async def abort_on_error(number: int) -> None:
             async with harness.connect() as client:
                 await client.send(post(CHAT, body(number))[: None if number % 4 else 40 + number % 200])
                 if number % 8 == 1:
@@ -207,7 +207,7 @@ async def test_clients_that_go_leave_nothing_behind(two: list[FakeReplica]) -> N
 
         async def abort_all(first: int, count: int) -> None:
             for number in range(first, first + count):
-                await give_up(number)
+                await abort_on_error(number)
 
         await asyncio.gather(*(abort_all(100 + 50 * number, 50) for number in range(8)))
         await harness.at_rest()
@@ -218,7 +218,7 @@ async def test_clients_that_go_leave_nothing_behind(two: list[FakeReplica]) -> N
         await harness.until(lambda: not router.clients, "all connections to end")
         await harness.until(lambda: descriptors() <= before[0] + 8, "sockets to close")
         await harness.until(lambda: len(asyncio.all_tasks()) <= before[1] + 8, "tasks to end")
-        assert router.breakers.troubled == {}, "it is not the replica's fault"
+        assert router.balancer.breakers.not_closed == {}, "it is not the replica's fault"
 
 
 async def test_nothing_is_left_of_torn_connections() -> None:
@@ -231,7 +231,7 @@ async def test_nothing_is_left_of_torn_connections() -> None:
         for first in range(0, 500, 100):
             await streams.play(harness, 100, first)
             await harness.at_rest()
-            open_ones = sum(link.connections for link in harness.router.serving.links.values())
+            open_ones = sum(link.connections for link in harness.router.serving.connection_pools.values())
             assert open_ones <= 3 * 16, "kept alive, of 16 at once"
             await harness.until(lambda: sum(proxy.open for proxy in sick) <= 3 * 16 + 3, "relays to end")
             assert len(harness.router.deadlines) <= 3 * 16 + 16 + len(harness.router.clients)

@@ -25,7 +25,7 @@ DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text
 
 
 def records(harness: Harness) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = told(harness.router.decisions, 0, 9)["decisions"]
+    found: list[dict[str, Any]] = told(harness.router.services.decisions, 0, 9)["decisions"]
     return found
 
 
@@ -58,7 +58,7 @@ async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
     replica.script = slow
     async with routed(config([replica])) as harness:
         task = asyncio.create_task(harness.chat(STREAM))
-        load = harness.router.loads.load("replica-0")
+        load = harness.router.balancer.loads.load("replica-0")
         await harness.until(lambda: load.running and not load.waiting, "the first token")
         later = asyncio.get_running_loop().call_later(0.1, released.set)
         await task
@@ -73,7 +73,7 @@ async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
 
 async def test_prefill_rates_are_learnt_from_streamed_responses_only(replica: FakeReplica) -> None:
     async with routed(config([replica], settings=LowestCostSettings())) as harness:
-        prefill = harness.router.loads.load("replica-0").prefill
+        prefill = harness.router.balancer.loads.load("replica-0").prefill
         replica.script = answering(USAGE)
         await harness.chat(json.dumps(LONG).encode())
         assert prefill.samples == 0
@@ -114,7 +114,7 @@ async def test_events_of_the_responses_api_that_precede_the_first_token_are_not_
     async with routed(config([replica])) as harness, harness.connect() as client, asyncio.timeout(DEADLINE_S):
         await client.send(post(b"/v1/responses", body))
         seen = await client.read_until(IN_PROGRESS)
-        assert harness.router.loads.load("replica-0").waiting_tokens > 0
+        assert harness.router.balancer.loads.load("replica-0").waiting_tokens > 0
         asyncio.get_running_loop().call_later(0.1, released.set)
         seen += await client.read_until(LAST_CHUNK)
         await harness.at_rest()
@@ -137,7 +137,7 @@ async def test_what_waits_of_a_plain_request_goes_when_a_later_stream_has_its_fi
 
     replica.script = engine
     async with routed(config([replica])) as harness:
-        load = harness.router.loads.load("replica-0")
+        load = harness.router.balancer.loads.load("replica-0")
         load.prefill.learn(1000, 10.0)  # 100 tokens/s: no clock will have it done before
         plain = asyncio.create_task(harness.chat(json.dumps(LONG).encode()))
         await replica.wait_calls(1)

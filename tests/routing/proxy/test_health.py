@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from routing.core.health.book import HealthBook
-from routing.core.types import ReplicaId
-from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.health import AGAIN_S, Checked, HealthChecks, check_once
+from routing.balancing.health import HealthRegistry
+from routing.health.checks import AGAIN_S, Checked, HealthChecks, check_once
 from routing.schema import HealthCheck
+from routing.types import ReplicaId
+from routing.upstream.address import Address
 from tests.fakes.replica import FakeReplica
 
 
@@ -48,9 +48,9 @@ async def test_a_host_without_a_name_to_resolve_is_a_finding() -> None:
 
 
 @asynccontextmanager
-async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tuple[HealthChecks, HealthBook]]:
+async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tuple[HealthChecks, HealthRegistry]]:
     """Health checks of one replica, which has answered the first."""
-    book = HealthBook()
+    book = HealthRegistry()
     checks = HealthChecks(book, lambda _: None, lambda _: 0.0)
     checks.check_only([Checked(replica.name, Address(replica.url), check)])
     try:
@@ -72,10 +72,10 @@ async def test_connections_that_fail_at_one_moment_take_no_replica_down_that_is_
 ) -> None:
     async with checked(replica, HealthCheck(failures=failures, interval_s=3600)) as (checks, book):
         for _ in range(10):
-            checks.connect_failed(replica.name)
+            checks.on_connect_failed(replica.name)
         assert book.is_up(ReplicaId(replica.name))
         await until(lambda: replica.probes == 2)
-        checks.connect_failed(replica.name)
+        checks.on_connect_failed(replica.name)
         await until(lambda: replica.probes == 3)
         assert book.epoch == 0, "nobody ever heard of it"
 
@@ -83,7 +83,7 @@ async def test_connections_that_fail_at_one_moment_take_no_replica_down_that_is_
 async def test_connections_that_fail_and_a_check_that_finds_the_same_take_it_down_at_once(replica: FakeReplica) -> None:
     async with checked(replica, HealthCheck(failures=2, interval_s=3600)) as (checks, book):
         replica.kill()
-        checks.connect_failed(replica.name)
+        checks.on_connect_failed(replica.name)
         await until(lambda: not book.is_up(ReplicaId(replica.name)))
 
 
@@ -103,6 +103,6 @@ async def test_connections_that_fail_and_one_check_are_two_findings_however_many
     async with checked(replica, HealthCheck(failures=3, interval_s=3600)) as (checks, book):
         replica.kill()
         for _ in range(10):
-            checks.connect_failed(replica.name)
+            checks.on_connect_failed(replica.name)
         await until(lambda: checks.finding(replica.name).failures == 2)
         assert book.is_up(ReplicaId(replica.name))

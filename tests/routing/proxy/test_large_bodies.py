@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.core.prompt import splice
-from routing.core.prompt.bodies import BODIES
-from routing.core.prompt.nesting import LARGE_BYTES
-from routing.core.reading import read_body
-from routing.proxy.clients.client import READ_BYTES, Client
-from routing.proxy.large_bodies import reader
-from routing.proxy.large_bodies.process import answered, unpacked
+from routing.balancing.request import read_body
+from routing.prompt import rewrite
+from routing.prompt.bodies import BODIES
+from routing.prompt.parsing import LARGE_BYTES
+from routing.proxy import large_bodies
+from routing.proxy.client_connection import READ_BYTES, ClientConnection
+from routing.proxy.large_body_process import answered, unpacked
 from routing.schema import Alias, Caps, LowestCostSettings
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
 from tests.routing.proxy.api_keys import api_key, bearer, guarded
@@ -38,13 +38,13 @@ def large(text: str = 'a \\ b " c é ', size: int = LARGE_BYTES, **members: Any)
 
 
 def process_of(harness: Harness) -> subprocess.Popen[bytes]:
-    process = harness.router.large_bodies._process
+    process = harness.router.services.large_bodies._process
     assert process is not None
     return process
 
 
 def decisions(harness: Harness) -> list[dict[str, Any]]:
-    return told(harness.router.decisions, 0, 9)["decisions"]
+    return told(harness.router.services.decisions, 0, 9)["decisions"]
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
@@ -82,18 +82,18 @@ async def test_other_connections_are_read_after_each_large_read(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica.script = answering(USAGE)
-    loop, read = asyncio.get_running_loop(), Client.data_received
+    loop, read = asyncio.get_running_loop(), ClientConnection.data_received
     turns, reads = [0], Counter[int]()
 
     def count_turn() -> None:
         turns[0] += 1
         ticks.append(loop.call_soon(count_turn))
 
-    def count_read(self: Client, data: bytes) -> None:
+    def count_read(self: ClientConnection, data: bytes) -> None:
         reads[turns[0]] += len(data) >= READ_BYTES
         read(self, data)
 
-    monkeypatch.setattr(Client, "data_received", count_read)
+    monkeypatch.setattr(ClientConnection, "data_received", count_read)
     ticks: deque[asyncio.Handle] = deque(maxlen=1)
     async with routed(config([replica])) as harness:
         count_turn()
@@ -147,7 +147,7 @@ async def test_the_event_loop_decodes_no_large_body_to_put_members_in(
     pool = msgspec.structs.replace(whole.pools[0], aliases=(Alias("gpt", "tiny"),), caps=Caps(max_tokens=7))
     bodies: list[dict[str, Any]] = []
     sizes: list[int] = []
-    decoded = splice._decoded
+    decoded = rewrite._decoded
 
     async def script(call: Call) -> None:
         bodies.append(json.loads(call.body))
@@ -157,7 +157,7 @@ async def test_the_event_loop_decodes_no_large_body_to_put_members_in(
         sizes.append(len(body))
         return decoded(body)
 
-    monkeypatch.setattr(splice, "_decoded", sized)
+    monkeypatch.setattr(rewrite, "_decoded", sized)
     replica.script = script
     members = {"model": "gpt", "stream": True, "stream_options": {"include_obfuscation": False}, "cache_salt": "mine"}
     sent = large(**members)
@@ -181,7 +181,7 @@ async def test_a_process_that_is_killed_costs_one_body_and_is_replaced(replica: 
         first = process_of(harness)
         os.kill(first.pid, signal.SIGSTOP)
         pending = [asyncio.ensure_future(harness.chat(large())) for _ in range(3)]
-        await harness.until(lambda: harness.router.in_flight == 3, "all to wait")
+        await harness.until(lambda: harness.router.services.in_flight == 3, "all to wait")
         assert (await harness.chat(SMALL)).status == 200, "who has a small one does not wait"
         os.kill(first.pid, signal.SIGKILL)
         assert sorted([(await it).status for it in pending]) == [200, 200, 503]
@@ -204,7 +204,7 @@ async def test_the_process_ends_with_its_router(replica: FakeReplica) -> None:
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat(large())
-        process, streams = process_of(harness), harness.router.large_bodies._streams
+        process, streams = process_of(harness), harness.router.services.large_bodies._streams
         assert streams is not None
         streams[1].transport.abort()  # as the kernel does with those of a process that is killed
         assert await asyncio.to_thread(process.wait, 10) == 0
@@ -214,27 +214,27 @@ async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: 
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat(large())
-        monkeypatch.setattr(reader, "READ_S", 0.3)
+        monkeypatch.setattr(large_bodies, "READ_S", 0.3)
         os.kill(process_of(harness).pid, signal.SIGSTOP)
         assert (await harness.chat(large())).status == 503
-        monkeypatch.setattr(reader, "READ_S", 10.0)
+        monkeypatch.setattr(large_bodies, "READ_S", 10.0)
         assert (await harness.chat(large())).status == 200
 
 
 async def test_who_goes_away_is_not_waited_for_and_the_line_is_bounded(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "MOST_WAITING", 2)
+    monkeypatch.setattr(large_bodies, "MAX_WAITING", 2)
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(large())).status == 200
         os.kill(process_of(harness).pid, signal.SIGSTOP)
         async with harness.connect() as client:
             await client.send(post(CHAT, large()))
-            await harness.until(lambda: harness.router.in_flight == 1, "it to be taken")
-        await harness.until(lambda: harness.router.in_flight == 0, "it to be given up")
+            await harness.until(lambda: harness.router.services.in_flight == 1, "it to be taken")
+        await harness.until(lambda: harness.router.services.in_flight == 0, "it to be given up")
         pending = [asyncio.ensure_future(harness.chat(large())) for _ in range(2)]
-        await harness.until(lambda: harness.router.in_flight == 2, "both to wait")
+        await harness.until(lambda: harness.router.services.in_flight == 2, "both to wait")
         refused = await harness.chat(large())
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         os.kill(process_of(harness).pid, signal.SIGCONT)

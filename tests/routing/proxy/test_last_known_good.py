@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS, LastKnownGood
+from routing.proxy.last_known_good import CURRENT, PREVIOUS, LastKnownGood
 
 PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 WRITER = """
 import sys
 from pathlib import Path
-from routing.proxy.configuration.last_known_good import LastKnownGood
+from routing.proxy.last_known_good import LastKnownGood
 files = LastKnownGood(Path(sys.argv[1]))
 number = int(sys.argv[2])
 print("ready", flush=True)

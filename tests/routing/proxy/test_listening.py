@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from routing.proxy.sockets import listening
-from routing.proxy.sockets.listening import bind, leave, queued, send_newcomers_to_others
+from routing.http import sockets
+from routing.http.sockets import bind, leave, queued, send_newcomers_to_others
 
 Sockets = list[socket.socket]
 
@@ -53,7 +53,7 @@ async def pair(leaving: int, staying: int) -> tuple[list[Sockets], list[Sockets]
 async def test_newcomers_go_to_those_who_stay_and_later_to_all_of_them(
     leaving: int, staying: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.0)
+    monkeypatch.setattr(sockets, "HANDSHAKE_S", 0.0)
     with sharing(*await pair(leaving, staying)) as (port, old, new):
         with connections(port, 60):
             assert all(accept_all([*old, *new]))
@@ -70,7 +70,7 @@ async def test_newcomers_go_to_those_who_stay_and_later_to_all_of_them(
 
 
 async def test_nobody_leaves_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.0)
+    monkeypatch.setattr(sockets, "HANDSHAKE_S", 0.0)
     with sharing(*await pair(1, 1)) as (port, old, _), connections(port, 60):
         assert queued(old[0]) > 0
         leaving = asyncio.create_task(send_newcomers_to_others(old))
@@ -103,7 +103,7 @@ async def test_every_address_of_a_name_has_its_sockets() -> None:
 
 async def test_a_socket_that_cannot_be_had_leaves_none_of_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Sockets = []
-    really_open = listening._open
+    really_open = sockets._open
 
     def open_two(*address: object, **options: bool) -> socket.socket:
         if len(opened) == 2:
@@ -111,7 +111,7 @@ async def test_a_socket_that_cannot_be_had_leaves_none_of_the_others_open(monkey
         opened.append(really_open(*address, **options))  # type: ignore[arg-type]
         return opened[-1]
 
-    monkeypatch.setattr(listening, "_open", open_two)
+    monkeypatch.setattr(sockets, "_open", open_two)
     with pytest.raises(OSError, match="too many"):
         await bind("127.0.0.1", 0, count=3, beside_others=True)
     assert [one.fileno() for one in opened] == [-1, -1]

@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 
 from routing import __version__
-from routing.placement.decision import CandidateLoads
-from routing.proxy.decisions.record import Record
-from routing.proxy.metrics.histogram import EDGES, EXPOSED_EDGES, Histogram
-from routing.proxy.metrics.metrics import GRACE_S, Metrics, Outcome, SeriesKey
+from routing.balancing.decision import CandidateLoads
+from routing.observability.decision_record import Record
+from routing.observability.exposition import EDGES, EXPOSED_EDGES, Histogram
+from routing.observability.metrics import GRACE_S, Metrics, Outcome, SeriesKey
 from routing.schema import ConcurrencyConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, streaming
 from tests.routing.proxy.harness import config, routed
@@ -49,7 +49,7 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     replica.script = streaming(EVENT)
     groups = (TaskGroupConfig(name="coding"),)
     async with routed(config([replica], groups=groups), revision=8) as harness:
-        await harness.until(lambda: harness.router.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
         for _ in range(3):
             await harness.chat(headers=[b"X-Task-Group: coding"])
         await harness.chat(b"not JSON")
@@ -119,7 +119,7 @@ def test_series_leave_after_their_configuration_and_not_before_everybody_has_rea
 async def test_series_leave_though_nobody_reads_them(two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     async with routed(config(two), revision=1) as harness:
-        metrics = harness.router.metrics
+        metrics = harness.router.services.metrics
         monkeypatch.setattr(metrics, "_clock", lambda: now)
         for _ in two:
             await harness.chat()
@@ -215,9 +215,9 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
             await harness.chat(headers=[b"X-Task-Group: " + group])
         placed = record()
         placed.arm = "trial"
-        harness.router.metrics.placed_ended(placed, Outcome.OK)
+        harness.router.services.metrics.placed_ended(placed, Outcome.OK)
         placed.is_streamed, placed.ttft_s, placed.latency_s = False, None, 2.0
-        harness.router.metrics.placed_ended(placed, Outcome.OK)
+        harness.router.services.metrics.placed_ended(placed, Outcome.OK)
         _, text = await harness.admin("GET", "/metrics")
         _, fine = await harness.admin("GET", "/metrics?buckets=fine")
         status, refusal = await harness.admin("GET", "/metrics?buckets=some")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.core.types import ReplicaId
 from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
+from routing.types import ReplicaId
 from tests.fakes.replica import Call, FakeReplica, answering
 from tests.routing.proxy.api_keys import api_key, asking, bearer
 from tests.routing.proxy.harness import CHAT, config, get, routed
@@ -129,7 +129,7 @@ async def test_a_replica_tells_which_adapters_it_holds_and_is_believed_until_it_
         one.script = script(one.name)
     snapshot = named(two, None, None, health=HealthCheck(interval_s=0.01))
     async with routed(snapshot) as harness:
-        health = harness.router.health
+        health = harness.router.balancer.health
 
         def holders() -> list[bool]:
             return [health.holds(ReplicaId(one.name), "sql") for one in two]

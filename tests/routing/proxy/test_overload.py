@@ -41,7 +41,9 @@ def body(name: str) -> bytes:
 
 
 async def waiting(harness: Harness, count: int, key: tuple[str, str] = ("chat", "")) -> None:
-    await harness.until(lambda: harness.router.all_gates._gates[key][0].waiting == count, f"{count} to wait")
+    await harness.until(
+        lambda: harness.router.services.all_admission_queues._gates[key][0].waiting == count, f"{count} to wait"
+    )
 
 
 def ask(harness: Harness, name: str, *headers: bytes) -> asyncio.Task[Answer]:
@@ -88,7 +90,7 @@ async def test_waiting_is_part_of_the_latency(replica: FakeReplica) -> None:
         await replica.wait_calls(2)
         await desk.answer_next()
         await asyncio.gather(first, second)
-        records = told(harness.router.decisions, 0, 9)["decisions"]
+        records = told(harness.router.services.decisions, 0, 9)["decisions"]
         assert records[1]["latency_s"] >= 0.3
 
 
@@ -145,8 +147,8 @@ async def test_who_waits_too_long_is_told_so(replica: FakeReplica) -> None:
         answer = await harness.chat()
         assert (answer.status, "retry-after" in answer.headers) == (503, True)
         first.cancel()
-        await harness.until(lambda: harness.router.in_flight == 0, "the first to be cancelled")
-        gate = harness.router.all_gates._gates["chat", ""][0]
+        await harness.until(lambda: harness.router.services.in_flight == 0, "the first to be cancelled")
+        gate = harness.router.services.all_admission_queues._gates["chat", ""][0]
         assert (gate.running, gate.waiting) == (0, 0)
 
 
@@ -198,7 +200,7 @@ async def test_who_was_let_in_and_finds_no_replica_up_is_told_so(replica: FakeRe
         second = ask(harness, "1")
         await waiting(harness, 1)
         replica.health_status = 500
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "it to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down")
         await desk.answer_next()
         assert [(await task).status for task in (first, second)] == [200, 503]
         await harness.at_rest()
@@ -258,7 +260,7 @@ async def test_at_five_times_the_load_the_goodput_is_that_of_the_peak(replica: F
 async def test_without_limits_nothing_is_asked_or_shown(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=Limits())) as harness:
         assert (await harness.chat()).status == 200
-        assert harness.router.gates is None
+        assert harness.router.services.admission_queues is None
         _, text = await harness.admin("GET", "/metrics")
         assert "queue_" not in text
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.proxy.replicas.address import Address
-from routing.proxy.replicas.permitted import ForbiddenAddressError, permitted_hosts
 from routing.schema import HealthCheck, ReplicaNetworks, RouterConfig
+from routing.upstream.address import Address
+from routing.upstream.client import ForbiddenAddressError, permitted_hosts
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 
@@ -70,7 +70,9 @@ async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
             assert answer.status == 200
             return
         assert answer.status in {502, 503}
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "its health check to see it too")
+        await harness.until(
+            lambda: not harness.router.balancer.health.is_up("replica-0"), "its health check to see it too"
+        )
         _, shown = await harness.admin("GET", "/admin/replicas")
         assert "its address is not permitted" in shown["replicas"][0]["reason"]
     assert (replica.calls, replica.connections, replica.probes) == ([], 0, 0)
@@ -90,7 +92,7 @@ def test_a_name_is_judged_anew_at_each_connection(names: dict[str, list[str]]) -
             assert (await harness.chat()).status == 200
             names["engine.example"] = [METADATA]
             assert (await harness.chat()).status == 200, "on the connection that is kept alive"
-            (idle,) = harness.router.serving.links["replica-0"]._idle
+            (idle,) = harness.router.serving.connection_pools["replica-0"]._idle
             idle.abandon()
             answer = await harness.chat()
             assert (answer.status, "not permitted" in answer.error["message"]) == (502, True)
@@ -135,5 +137,5 @@ async def test_new_networks_hold_from_the_next_configuration_on(replica: FakeRep
         await harness.push(restricted(made, ELSEWHERE), 2)
         assert (await harness.chat()).status in {502, 503}
         await harness.push(restricted(made, LOOPBACK), 3)
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "it to be asked again")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "it to be asked again")
         assert (await harness.chat()).status == 200

@@ -86,7 +86,7 @@ async def test_plain_responses_that_take_longer_than_a_first_token_may_are_gener
         limits = Limits(first_byte_timeout_s=1.0)
         async with routed(config(replicas, limits=limits, health=PATIENT)) as harness:
             assert await ask_all(harness) == {200: REQUESTS}
-            assert harness.router.breakers.opened == {}
+            assert harness.router.balancer.breakers.opened == {}
             await harness.at_rest()
         assert sum(len(replica.calls) for replica in replicas) == REQUESTS
 
@@ -100,7 +100,7 @@ async def test_a_timeout_generates_nothing_twice_and_is_not_blamed_on_an_engine_
         breaker = BreakerConfig(failures=2, stall_s=1.2)
         async with routed(config(replicas, limits=limits, health=PATIENT, breaker=breaker)) as harness:
             assert await ask_all(harness, body) == {504: REQUESTS}
-            assert (harness.router.breakers.opened, harness.router.breakers.troubled) == ({}, {})
+            assert (harness.router.balancer.breakers.opened, harness.router.balancer.breakers.not_closed) == ({}, {})
             await harness.at_rest()
             calls = [call for replica in replicas for call in replica.calls]
             assert len(calls) == REQUESTS
@@ -120,8 +120,10 @@ async def test_a_stream_that_pauses_for_too_long_is_not_blamed_on_an_engine_that
         assert json.loads((await harness.chat(STREAM)).body.split(b"data: ")[2])["error"]["code"] == 504
         await harness.until(lambda: replica.token_probes, "a probe")
         await harness.at_rest()
-        await harness.until(lambda: not harness.router.watch._checks[replica.name]._tasks, "the probe to end")
-        assert harness.router.breakers.troubled == {}
+        await harness.until(
+            lambda: not harness.router.services.stall_detector._checks[replica.name]._tasks, "the probe to end"
+        )
+        assert harness.router.balancer.breakers.not_closed == {}
 
 
 async def test_timeouts_count_against_a_replica_whose_engine_shows_no_progress(two: list[FakeReplica]) -> None:
@@ -130,8 +132,8 @@ async def test_timeouts_count_against_a_replica_whose_engine_shows_no_progress(t
     limits = Limits(response_timeout_s=0.3, first_byte_timeout_s=0.3)
     async with routed(config(two, limits=limits, health=PATIENT, breaker=EAGER)) as harness:
         assert await ask_all(harness) == {504: REQUESTS}
-        await harness.until(lambda: harness.router.breakers.opened, "one to be out")
-        ((_, _, cause),) = harness.router.breakers.opened
+        await harness.until(lambda: harness.router.balancer.breakers.opened, "one to be out")
+        ((_, _, cause),) = harness.router.balancer.breakers.opened
         assert cause == "failures"
 
 

@@ -9,9 +9,9 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from routing.core.loads.book import LoadBook
-from routing.placement.placement import Placement
-from routing.proxy.log import LineFormatter
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.log import LineFormatter
 from routing.schema import (
     Access,
     ApiKey,
@@ -75,7 +75,7 @@ async def say(harness: Harness, said: bytes) -> None:
 
 async def nothing_is_kept(harness: Harness) -> None:
     await harness.at_rest()
-    assert CANARY not in str(told(harness.router.decisions, 0, 100)).encode()
+    assert CANARY not in str(told(harness.router.services.decisions, 0, 100)).encode()
     for page in ("/metrics", "/admin/decisions", "/admin/replicas", "/admin/config"):
         status, text = await harness.admin("GET", page)
         assert (status, "canary" in str(text)) == (200, False)
@@ -112,7 +112,7 @@ async def test_nothing_that_a_replica_says_is_logged(
     assert "canary" not in caplog.text
 
 
-@pytest.mark.parametrize("place", [(Placement, "decide"), (LoadBook, "dispatch")], ids=["placing", "dispatching"])
+@pytest.mark.parametrize("place", [(Placement, "decide"), (LoadTracker, "dispatch")], ids=["placing", "dispatching"])
 @pytest.mark.plain_python(reason="It puts mistakes into objects of the router.")
 async def test_a_mistake_of_our_own_quotes_nobody(
     place: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +194,12 @@ async def test_keys_of_clients_and_replicas_are_told_to_nobody(
         }
         shown = [str(await harness.admin("POST", "/admin/explain", json=explained))]
         shown += [str(await harness.admin("GET", page)) for page in ("/admin/config", "/admin/replicas", "/metrics")]
-        shown += [repr(snapshot), repr(harness.router.serving), str(told(harness.router.decisions, 0, 9)), caplog.text]
+        shown += [
+            repr(snapshot),
+            repr(harness.router.serving),
+            str(told(harness.router.services.decisions, 0, 9)),
+            caplog.text,
+        ]
         shown += [(answer.head + answer.body).decode()] if status != 200 else []
     for text in shown:
         assert not [secret for secret in secrets if secret in text]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.decisions.shapes import GROUP_S, MOST_PER_S, ShapeSampler, shape_json
-from routing.proxy.exchanges import exchange
+from routing.observability.decision_log import GROUP_S, MAX_PER_S, StructureSampler, structure_json
+from routing.proxy import exchange
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config as routed_config
 from tests.routing.proxy.harness import routed
@@ -64,9 +64,9 @@ class Asked:
 
 
 @pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
-@pytest.mark.parametrize(("groups", "per_s", "expected"), [(1, 100, 1.0), (4, 400, 4.0), (100, 1000, MOST_PER_S)])
+@pytest.mark.parametrize(("groups", "per_s", "expected"), [(1, 100, 1.0), (4, 400, 4.0), (100, 1000, MAX_PER_S)])
 def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: float) -> None:
-    sampler, looked, seconds, chance = ShapeSampler(), 0, 20, random.Random(5)
+    sampler, looked, seconds, chance = StructureSampler(), 0, 20, random.Random(5)
     decided = [Decided(f"group-{number}") for number in range(groups)]
     for number in range(per_s * seconds):
         at, chosen = number / per_s, chance.choice(decided)
@@ -82,7 +82,7 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
 
 @pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
 def test_a_description_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    assert shape_json(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
+    assert structure_json(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
     assert "shape" in caplog.text
 
 
@@ -97,11 +97,11 @@ async def test_a_request_is_on_its_way_before_its_opening_is_described(
         monkeypatch.setattr(owner, attribute, lambda *args: (told.append(name), genuine(*args))[1])
 
     noting("sent", exchange.Exchange, "_send")
-    noting("described", exchange, "shape_json")
+    noting("described", exchange, "structure_json")
     async with routed(routed_config([replica])) as harness:
         await harness.chat()  # on a new connection, which is waited for
         told.clear()
-        harness.router.shape_sampler = ShapeSampler()
+        harness.router.services.structure_sampler = StructureSampler()
         await harness.chat()
 
     assert told == ["sent", "described"]

@@ -12,9 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.signatures import SKEW_S, Signatures
-from routing.proxy.configuration.store import ConfigStore, NackError, Source
+from routing.proxy.config_store import ConfigStore, NackError, Source
+from routing.proxy.last_known_good import SKEW_S, LastKnownGood, Signatures
 from routing.schema import ConfigError, RouterConfig, dump_snapshot, key_id, load_snapshot, sign_document
 from routing.settings import SettingsError, read_settings
 from tests.routing.proxy.swaps import ready

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from routing.proxy.clients.client import AHEAD_BYTES
-from routing.proxy.loop.outbox import BURST_BYTES, BURST_PIECES, Outbox
-from routing.proxy.sockets.tls import TlsFiles
+from routing.http.loop import BURST_BYTES, BURST_PIECES, WriteBuffer
+from routing.http.tls import TlsFiles
+from routing.proxy.client_connection import AHEAD_BYTES
 from routing.schema import Limits
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer
@@ -154,10 +154,10 @@ class Wire(asyncio.Transport):
 
 
 async def test_what_one_turn_writes_does_not_pile_up() -> None:
-    outbox, wire, written = Outbox(asyncio.get_running_loop()), Wire(), 0
+    write_buffer, wire, written = WriteBuffer(asyncio.get_running_loop()), Wire(), 0
     for _ in range(10 * BURST_PIECES):
-        outbox.write(wire, bytes(BURST_BYTES))
+        write_buffer.write(wire, bytes(BURST_BYTES))
         written += BURST_BYTES
         assert written - wire.took < BURST_PIECES * BURST_BYTES
-    outbox.flush()
+    write_buffer.flush()
     assert wire.took == written

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from routing.proxy import stopping
-from routing.proxy.single_process import SingleProcess
-from routing.proxy.sockets.tls import TlsFiles
-from routing.proxy.stopping import LAST_WORDS_S, LOOK_S
+from routing.http.tls import TlsFiles
+from routing.proxy import shutdown
+from routing.proxy.shutdown import LAST_WORDS_S, LOOK_S, drain
 from routing.schema import Limits
 from routing.server import serve
 from routing.settings import read_settings
+from routing.singleprocess import SingleProcess
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import Call, FakeReplica, Held, answering, hanging, plain_answer, sse
 from tests.routing.proxy.harness import CHAT, DEADLINE_S, SOCKET_BYTES, config, get, narrow, post, routed
@@ -83,7 +83,7 @@ async def test_an_idle_connection_may_bring_one_more_request_where_another_proce
         for client in (idle, silent):
             await client.send(get(b"/health"))
             await client.answer()
-        draining = asyncio.create_task(harness.router.drain(linger_s=0.2))
+        draining = asyncio.create_task(drain(harness.router, linger_s=0.2))
         await harness.until(lambda: harness.router.is_draining, "the drain")
         await idle.send(post(CHAT))
         answer = await idle.answer()
@@ -165,12 +165,12 @@ async def test_a_client_that_never_takes_its_answer_is_not_waited_for_for_ever(r
 
 
 async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "OWED_S", 0.1)
+    monkeypatch.setattr(shutdown, "OWED_S", 0.1)
     async with routed(config([replica])) as harness, harness.connect() as half, harness.connect() as silent:
         await half.send(post(CHAT)[:-5])
         await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "half a request")
-        async with asyncio.timeout(stopping.UPLOADS_S):
-            await harness.router.drain()
+        async with asyncio.timeout(shutdown.UPLOADS_S):
+            await drain(harness.router)
         answer = await half.answer()
         assert (answer.status, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
         assert await half.read_all() == await silent.read_all() == b""
@@ -181,13 +181,13 @@ async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, mon
 async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
     uploads_s: float, status: int, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "OWED_S", 0.4)
-    monkeypatch.setattr(stopping, "UPLOADS_S", uploads_s)
+    monkeypatch.setattr(shutdown, "OWED_S", 0.4)
+    monkeypatch.setattr(shutdown, "UPLOADS_S", uploads_s)
     whole = post(CHAT)
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(whole[:-10])
         await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "part of a request")
-        draining = asyncio.create_task(harness.router.drain())
+        draining = asyncio.create_task(drain(harness.router))
         with suppress(ConnectionError):
             for at in range(len(whole) - 10, len(whole)):
                 await asyncio.sleep(0.1)
@@ -200,8 +200,8 @@ async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
 async def test_half_a_request_behind_one_that_is_answered_holds_nobody_up(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "OWED_S", 60.0)
-    monkeypatch.setattr(stopping, "UPLOADS_S", 60.0)
+    monkeypatch.setattr(shutdown, "OWED_S", 60.0)
+    monkeypatch.setattr(shutdown, "UPLOADS_S", 60.0)
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -212,7 +212,7 @@ async def test_half_a_request_behind_one_that_is_answered_holds_nobody_up(
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT) + post(CHAT)[:-5])
         await replica.wait_calls(1)
-        draining = asyncio.create_task(harness.router.drain())
+        draining = asyncio.create_task(drain(harness.router))
         await harness.until(lambda: harness.router.is_draining, "the drain")
         go.set()
         assert (await client.answer()).headers["connection"] == "close"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from routing.core.types import TargetId
-from routing.proxy.clients import access
+from routing.http import auth
 from routing.schema import LowestCostSettings
-from routing.workload.words import passage
+from routing.traffic.mix import passage
+from routing.types import TargetId
 from tests.fakes.replica import Call, FakeReplica, Script, answering
 from tests.routing.proxy.api_keys import api_key, asking, bearer, guarded
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
@@ -85,7 +85,7 @@ async def test_the_room_in_blocks_follows(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
         await played(harness, 40)
-        holding = harness.router.residency.holding(TargetId(replica.name))
+        holding = harness.router.balancer.residency.holding(TargetId(replica.name))
 
     assert holding is not None
     assert holding.capacity == pytest.approx(holding.capacity_tokens / (256 * TOKENS_PER_BYTE), rel=0.05)
@@ -135,7 +135,7 @@ async def test_token_ids_are_as_many_as_they_are_and_teach_nothing(replica: Fake
 async def test_a_budget_of_tokens_counts_prompts_by_what_was_learnt(
     monkeypatch: pytest.MonkeyPatch, replica: FakeReplica
 ) -> None:
-    monkeypatch.setattr(access, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(auth, "monotonic", lambda: 1000.0)
     replica.script = tokenizing()
     async with routed(guarded([replica], api_key(tokens_per_min=1_000_000))) as harness:
         for number in range(40):

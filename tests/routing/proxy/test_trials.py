@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from routing.proxy.metrics import metrics
+from routing.observability import metrics
 from routing.schema import LeastLoadSettings
 from tests.fakes.replica import FakeReplica, answering, streaming
 from tests.routing.proxy.harness import Answer, Harness, config, get, routed

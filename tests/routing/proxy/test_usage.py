@@ -8,8 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.proxy.usage.answer_reading import prompt_and_cached
-from routing.proxy.usage.tail import TAIL_BYTES, Tail
+from routing.http.usage import TAIL_BYTES, ResponseTail, prompt_and_cached
 from tests.fakes.replica import sse
 
 PIECES = (
@@ -21,9 +20,9 @@ PIECES = (
 hostile = st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(PIECES), max_size=40).map(b"".join))
 
 
-def kept(reads: list[bytes]) -> Tail:
+def kept(reads: list[bytes]) -> ResponseTail:
     """What is kept of these reads, as a delivery keeps it."""
-    tail = Tail()
+    tail = ResponseTail()
     for read in reads:
         tail.add(read)
     return tail

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.proxy.usage.usage_filter import HELD_BYTES, UsageFilter
+from routing.http.usage import HELD_BYTES, UsageFilter
 from tests.fakes.replica import sse
 
 CAPTURES = Path(__file__).parents[2] / "data" / "vllm"

@@ -46,7 +46,7 @@ async def like_vllm(call: Call) -> None:
 
 
 def cached(harness: Harness) -> list[int | None]:
-    return [it["cached_tokens"] for it in told(harness.router.decisions, 0, 9)["decisions"]]
+    return [it["cached_tokens"] for it in told(harness.router.services.decisions, 0, 9)["decisions"]]
 
 
 async def count(harness: Harness, name: str) -> float:
@@ -130,7 +130,9 @@ async def test_a_stream_of_any_framing_stays_readable(
         cut = wire.index(TOKEN) + len(TOKEN) if halves else len(wire)
         await call.send(wire[:cut])
         if halves:
-            await harness.until(lambda: harness.router.loads.load("replica-0").running, "the first event to arrive")
+            await harness.until(
+                lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
+            )
             await call.send(wire[cut:])
         call.close()
 
@@ -152,7 +154,9 @@ async def test_a_compressed_stream_passes_as_it_is(replica: FakeReplica) -> None
 async def test_a_stream_that_breaks_off_ends_with_a_whole_error_event(replica: FakeReplica) -> None:
     async def torn(call: Call) -> None:
         await call.send(STREAM_HEAD, chunk(TOKEN), chunk(TOKEN[:10]))
-        await harness.until(lambda: harness.router.loads.load("replica-0").running, "the first event to arrive")
+        await harness.until(
+            lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
+        )
         call.reset()
 
     replica.script = torn
@@ -187,7 +191,7 @@ async def test_an_engine_that_refuses_gets_the_clients_own_request(replica: Fake
         assert asked == [True, False, False, False]  # it is remembered
         assert replica.calls[1].body == STREAM
         assert await count(harness, "requests_total") == 3
-        assert not harness.router.breakers.troubled
+        assert not harness.router.balancer.breakers.not_closed
 
 
 async def test_a_request_that_is_wrong_by_itself_does_not_stop_the_asking(replica: FakeReplica) -> None:

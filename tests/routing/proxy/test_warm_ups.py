@@ -90,7 +90,7 @@ async def test_a_replica_that_was_down_is_warmed_when_it_is_back(three: list[Fak
         await teach(harness)
         own = (await homes(harness))["replica-2"]
         three[2].health_status = 503
-        await harness.until(lambda: not harness.router.health.is_up("replica-2"), "the replica to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-2"), "the replica to be down")
         before = len(three[2].calls)
         three[2].health_status = 200
         await harness.until(lambda: bool(sent_to_warm(three[2])), "the first warm-up request")
@@ -241,7 +241,7 @@ async def test_a_request_that_it_could_not_serve_either_costs_no_warm_up(three: 
         three[0].script = resetting
         assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 502
         three[0].health_status = 503
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "the replica to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the replica to be down")
         assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 503
         assert is_joining(harness, new.name)
 
@@ -284,9 +284,9 @@ async def test_the_only_replica_of_a_pool_is_not_kept_back(three: list[FakeRepli
     async with routed(warming(three[:1])) as harness:
         await teach(harness)
         three[0].health_status = 503
-        await harness.until(lambda: not harness.router.health.is_up("replica-0"), "the replica to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the replica to be down")
         three[0].health_status = 200
-        await harness.until(lambda: harness.router.health.is_up("replica-0"), "the replica to be up")
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "the replica to be up")
         assert not is_joining(harness, "replica-0")
     assert not sent_to_warm(three[0])
 

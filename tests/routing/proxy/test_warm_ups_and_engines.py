@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from routing.schema import RouterConfig, WarmUp
 from tests.routing.proxy.harness import Harness, routed
 from tests.routing.proxy.warm_ups import joined, opening, row, warming
-from tests.routing.simulation.standin.replica_process import replica_process
+from tests.routing.standin.replica_process import replica_process
 
 OPENINGS = 16
 JSON = [b"Content-Type: application/json"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.control_plane import announce
-from routing.proxy.control_plane.announce import Announcement, keep_announcing
-from routing.proxy.control_plane.spool import Spool
+from routing.admin import announce
+from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.events import EventSpool
 from routing.schema import (
     PrefixHashSettings,
     WarmUp,
@@ -40,7 +40,7 @@ async def test_without_the_setting_nothing_is_kept_or_sent(three: list[FakeRepli
     cold = config(three, settings=PrefixHashSettings(), health=QUICK)
     async with routed(config(three[:2], settings=PrefixHashSettings(), health=QUICK)) as harness:
         await teach(harness)
-        assert harness.router.warm_ups is None
+        assert harness.router.services.warm_ups is None
         await harness.push(cold, 2)
         assert (await homes(harness))["replica-2"]  # at once
         _, text = await harness.admin("GET", "/metrics")
@@ -50,16 +50,16 @@ async def test_without_the_setting_nothing_is_kept_or_sent(three: list[FakeRepli
         await harness.push(warming(three), 3)
         await teach(harness)
         await harness.push(cold, 4)
-        assert harness.router.all_warm_ups._openings == {}  # switched off, it lets go of what it had
+        assert harness.router.services.all_warm_ups._popular_prefixes == {}  # switched off, it lets go of what it had
         await harness.push(warming(three), 5)
-        assert harness.router.all_warm_ups._openings["chat"].bytes == 0
+        assert harness.router.services.all_warm_ups._popular_prefixes["chat"].bytes == 0
     assert not any(map(sent_to_warm, three))
 
 
 async def test_memory_stays_within_its_limit(three: list[FakeReplica]) -> None:
     small = WarmUp(memory_bytes=1 << 16)
     async with routed(warming(three[:2], small)) as harness:
-        kept = harness.router.all_warm_ups._openings["chat"]
+        kept = harness.router.services.all_warm_ups._popular_prefixes["chat"]
         highest = 0
         for number in range(120):
             for _ in range(2):
@@ -96,7 +96,7 @@ async def test_the_control_plane_hears_how_far_it_is(three: list[FakeReplica], m
     async with taught(three) as (harness, new), control_plane([200]) as (url, heard):
         new.script = Call.wait_gone
         what = Announcement(url, "http://admin", "http://data", "1.0", None)
-        spool = Spool(Path("/nonexistent"), "boot")
+        spool = EventSpool(Path("/nonexistent"), "boot")
         task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
         await harness.until(lambda: bool(heard), "a heartbeat")
         assert "warming" not in heard[-1]

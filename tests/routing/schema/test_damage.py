@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.core.loads.book import LoadBook
-from routing.placement.placement import Placement
-from routing.proxy.clients.access import AccessControl
-from routing.proxy.clients.admission import Admission
-from routing.proxy.replicas.address import Address
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.http.auth import AccessControl
+from routing.proxy.admission import Admission
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
+from routing.upstream.address import Address
 from tests.routing.schema.damage import CONFIG, damage, sealed
 
 ROUNDS = 150  # for each seed
@@ -36,7 +36,7 @@ def read(document: bytes) -> bool:
 
 
 def can_be_run(config: RouterConfig) -> bool:
-    placement = Placement(config, LoadBook(), seed=1)
+    placement = Placement(config, LoadTracker(), seed=1)
     Admission(config, placement.models, placement.matcher)
     AccessControl(config)
     for pool in config.pools:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.core.homes.ring import HashRing
-from routing.core.types import PrefixHash, ReplicaId
+from routing.balancing.hash_ring import HashRing
 from routing.schema import ConfigError, ReplicaConfig, check_config
 from routing.schema.ring import MAX_ON_RING, moved_by_chance, moved_ratio, points_of
+from routing.types import PrefixHash, ReplicaId
 from tests.routing.building import config, pool
 
 KEYS = 250

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from routing.simulation.block_residency import BlockResidency
-from routing.simulation.blocks import BlockPool
+from routing.simulation.blocks import BlockPool, BlockResidency, Histogram
 from routing.simulation.engine import Engine, EngineConfig
-from routing.simulation.histogram import Histogram
 from routing.simulation.sequence import Sequence
 
 

@@ -15,6 +15,11 @@ from typing import Any
 
 import pytest
 
+from routing.replay.block_runs import Forest
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import quantile, report
+from routing.replay.replay import replay as replay_fast
+from routing.replay.routed import Clairvoyant, Routed, pooled_hit_rate
 from routing.schema import (
     Boundary,
     LeastLoadSettings,
@@ -24,13 +29,7 @@ from routing.schema import (
     Settings,
 )
 from routing.simulation.engine import Engine, EngineConfig
-from routing.simulation.whatif.clairvoyant import Clairvoyant, pooled_hit_rate
-from routing.simulation.whatif.fast_engine import FastEngineConfig
-from routing.simulation.whatif.forest import Forest
-from routing.simulation.whatif.replay import replay as replay_fast
-from routing.simulation.whatif.report import quantile, report
-from routing.simulation.whatif.routed import Routed
-from routing.workload.trace import BLOCK_TOKENS, TraceRequest, read_columns, read_trace
+from routing.traffic.trace import BLOCK_TOKENS, TraceRequest, read_columns, read_trace
 from tests.routing.simulation.stepwise import replay, replay_in_order
 
 NAME = "mooncake_conversation_first30min.jsonl.gz"

@@ -7,9 +7,9 @@ from statistics import mean, median
 
 import pytest
 
-from routing.simulation.whatif.clairvoyant import pooled_hit_rate
-from routing.simulation.whatif.forest import Forest
-from routing.workload.columns import Columns
+from routing.replay.block_runs import Forest
+from routing.replay.routed import pooled_hit_rate
+from routing.traffic.columns import Columns
 from tests import synthetic_traces as synthetic
 
 MAKERS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from routing.workers.channel import Channel, ChannelClosedError, DeclinedError
+from routing.workers.messages import Channel, ChannelClosedError, DeclinedError
 
 
 async def test_a_channel_says_why_there_is_no_answer() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.proxy.configuration.last_known_good import CURRENT, PREVIOUS
-from routing.proxy.control_plane.spool import FILE as HAPPENINGS
-from routing.proxy.decisions.ring import MAX_SHOWN_BLOCKS
+from routing.admin.events import FILE as HAPPENINGS
+from routing.observability.decision_log import MAX_SHOWN_BLOCKS
+from routing.proxy.last_known_good import CURRENT, PREVIOUS
 from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from routing.proxy.decisions.ring import DecisionRing
+from routing.observability.decision_log import DecisionRing
 from routing.workers import sequence as module
 from routing.workers.sequence import DecisionSequence, KeptBook
 from tests.routing.proxy.records import record, told

@@ -12,11 +12,10 @@ from time import monotonic
 
 import pytest
 
-from routing.core.limits.budget import Budget
-from routing.proxy.clients.access import AccessControl, Grant
+from routing.http.auth import AccessControl, Grant
+from routing.limits.budgets import Budget
 from routing.schema import ConcurrencyConfig
-from routing.workers.board import Board
-from routing.workers.shared_limits import GATES, SharedPlaces, WorkerLimits, assign_gates, assign_rates
+from routing.workers.shared_state import GATES, SharedBoard, SharedPlaces, WorkerLimits, assign_gates, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.routing.proxy.api_keys import api_key, bearer, guarded
 from tests.routing.proxy.harness import CHAT, config, connect, post
@@ -84,8 +83,8 @@ def holder(router: Process, replica: FakeReplica) -> int:
     # Both ports: connections to other servers may use the same local port.
     inode = next(line[9] for line in lines if [int(end.split(":")[1], 16) for end in line[1:3]] == ends)
     for pid in router.workers:
-        links = (str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
-        if f"socket:[{inode}]" in links:
+        connection_pools = (str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
+        if f"socket:[{inode}]" in connection_pools:
             return pid
     raise AssertionError("no worker has it")
 
@@ -116,7 +115,7 @@ async def test_a_keys_rate_is_the_routers_and_not_each_workers(replica: FakeRepl
     assert 0.7 * rate * seconds <= seen[200] <= 1.05 * rate * took_s + burst
 
 
-def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, board: Board) -> list[Grant]:
+def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, board: SharedBoard) -> list[Grant]:
     """The same key in several workers."""
     key = api_key(tokens_per_min=tokens_per_min)
     snapshot = guarded([], key)
@@ -135,7 +134,7 @@ def left(grant: Grant) -> int:
 
 
 def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
-    board = Board.create(3)
+    board = SharedBoard.create(3)
     one, other, third = grants(3, tokens_per_min=600, board=board)
     one.began(400)
     other.began(100)
@@ -144,10 +143,10 @@ def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
 
 
 def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_and_only_once() -> None:
-    board = Board.create(2)
+    board = SharedBoard.create(2)
     before = grants(2, tokens_per_min=600, board=board)
     before[0].began(590)
-    slots = assign_rates(guarded([], api_key(tokens_per_min=600)), {}, Board.create(1).limits)
+    slots = assign_rates(guarded([], api_key(tokens_per_min=600)), {}, SharedBoard.create(1).limits)
     after = grants(2, tokens_per_min=60_000, before=slots, board=board)
     for old, new in zip(before, after, strict=True):
         new.carry_over(old)
@@ -158,7 +157,7 @@ def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_an
 
 
 def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_runs_there() -> None:
-    board = Board.create(2)
+    board = SharedBoard.create(2)
     limit = ConcurrencyConfig(max_running=1)
     slots = assign_gates(config([], concurrency=limit), {}, board.limits)
     assert assign_gates(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
@@ -171,10 +170,10 @@ def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_ru
 
 
 def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -> None:
-    board = Board.create(2)
+    board = SharedBoard.create(2)
     here, there = (SharedPlaces(board.limits, 0, row) for row in range(2))
     WorkerLimits(board.limits, 1).tick()
-    there.tell_line(1, 5.0)
+    there.publish_queue(1, 5.0)
     assert not here.take(1, 4.0)
     assert here.take(1, 6.0)
     here.give()
@@ -183,7 +182,7 @@ def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
-    places = SharedPlaces(Board(fd, 4).limits, GATES - 1, row)
+    places = SharedPlaces(SharedBoard(fd, 4).limits, GATES - 1, row)
     for _ in range(rounds):
         while not places.take(2, 1.0):
             os.sched_yield()
@@ -193,7 +192,7 @@ def _take_and_give(fd: int, row: int, rounds: int) -> None:
 
 @pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
 def test_processes_that_take_places_at_once_never_take_more_than_there_are() -> None:
-    board = Board.create(4)
+    board = SharedBoard.create(4)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_take_and_give, args=(board.fd, row, 3000)) for row in range(4)]
     for process in processes:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from routing.core.types import ReplicaId
 from routing.proxy.router import Router
 from routing.schema import Limits, PrefixHashSettings
-from routing.workers.board import COLUMNS, Board, assign_columns
+from routing.types import ReplicaId
 from routing.workers.shared_loads import SharedLoads
+from routing.workers.shared_state import COLUMNS, SharedBoard, assign_columns
 from tests.fakes.replica import FakeReplica, Held
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import EXPLAIN, Process, serving
@@ -25,7 +25,7 @@ class Pair:
     """Two workers' books over one board."""
 
     def __init__(self) -> None:
-        self.board = Board.create(3)
+        self.board = SharedBoard.create(3)
         self.routers = [Router("one"), Router("other")]
         self.shared = [SharedLoads(router, self.board, row) for row, router in enumerate(self.routers)]
         self.use({"a": 0, "b": 1})
@@ -39,12 +39,12 @@ class Pair:
             shared.exchange()
 
     def seen(self, worker: int) -> list[tuple[int, int]]:
-        book = self.routers[worker].loads
+        book = self.routers[worker].balancer.loads
         return [(book.load(name).running, book.load(name).waiting_tokens) for name in (A, B)]
 
 
 async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
     pair, calls = Pair(), iter(range(1000))
     exchange = SharedLoads._write
 
@@ -56,7 +56,7 @@ async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(SharedLoads, "_write", fail_at_first)
     for shared in pair.shared:
         shared.start()
-    pair.routers[1].loads.dispatch(A, 0)
+    pair.routers[1].balancer.loads.dispatch(A, 0)
     async with asyncio.timeout(5):
         while pair.seen(0)[0][0] != 1:
             await asyncio.sleep(0.001)
@@ -66,7 +66,7 @@ async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.Mo
 
 async def test_what_one_has_in_flight_the_other_sees() -> None:
     pair = Pair()
-    one, other = (router.loads for router in pair.routers)
+    one, other = (router.balancer.loads for router in pair.routers)
     first, second = one.dispatch(A, 0), other.dispatch(A, 100)
     third = other.dispatch(B, 0)
     pair.exchange()
@@ -85,7 +85,7 @@ async def test_what_one_has_in_flight_the_other_sees() -> None:
 
 async def test_a_dead_workers_row_counts_no_more() -> None:
     pair = Pair()
-    pair.routers[1].loads.dispatch(A, 7)
+    pair.routers[1].balancer.loads.dispatch(A, 7)
     pair.exchange()
     assert pair.seen(0)[0][0] == 1
     pair.board.clear(1)
@@ -95,7 +95,7 @@ async def test_a_dead_workers_row_counts_no_more() -> None:
 
 async def test_replicas_may_change_columns_and_leave() -> None:
     pair = Pair()
-    tickets = [router.loads.dispatch(name, 0) for router in pair.routers for name in (A, B)]
+    tickets = [router.balancer.loads.dispatch(name, 0) for router in pair.routers for name in (A, B)]
     pair.exchange()
     assert pair.seen(0) == [(2, 0), (2, 0)]
     pair.use({"b": 5})
@@ -109,7 +109,7 @@ async def test_replicas_may_change_columns_and_leave() -> None:
 
 
 def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> None:
-    board = Board.create(2)
+    board = SharedBoard.create(2)
     columns = assign_columns(["a", "b"], {}, board)
     assert columns == {"a": 0, "b": 1}
     board.row(1)[1] = 3  # something at the replica of column 0
@@ -121,7 +121,7 @@ def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> N
 
 def test_replicas_beyond_the_board_have_no_column() -> None:
     names = [f"replica-{number}" for number in range(COLUMNS + 5)]
-    assert len(assign_columns(names, {}, Board.create(1))) == COLUMNS
+    assert len(assign_columns(names, {}, SharedBoard.create(1))) == COLUMNS
 
 
 async def both_know(router: Process, count: int) -> None:

@@ -15,19 +15,24 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from routing.proxy.configuration.last_known_good import LastKnownGood
-from routing.proxy.configuration.store import NackError, NotNowError, Source
-from routing.proxy.control_plane.observer import Observer
-from routing.proxy.control_plane.spool import Spool
-from routing.proxy.sockets.listening import bind
+from routing.admin.events import EventSpool, StateObserver
+from routing.http.sockets import bind
+from routing.proxy.config_store import NackError, NotNowError, Source
+from routing.proxy.last_known_good import LastKnownGood
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
-from routing.workers.channel import DeclinedError
-from routing.workers.counts import Counts
-from routing.workers.messages import Preparation
-from routing.workers.polling import LONGEST_POLL_S, PATIENCE_S, POLL_S, POLL_SHARE, SILENT_POLLS, pause_after
-from routing.workers.process import WorkerProcess
+from routing.workers.messages import DeclinedError, Preparation
+from routing.workers.metrics import Counts
+from routing.workers.multiprocess import WorkersView
+from routing.workers.process import (
+    LONGEST_POLL_S,
+    PATIENCE_S,
+    POLL_S,
+    POLL_SHARE,
+    SILENT_POLLS,
+    WorkerProcess,
+    pause_after,
+)
 from routing.workers.supervisor import Supervisor
-from routing.workers.view import WorkersView
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, config, connect, post
 
@@ -68,8 +73,8 @@ async def until(holds: Any, what: str) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once; a worker that is well has time enough all the same."""
-    monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
-    monkeypatch.setattr("routing.workers.polling.PATIENCE_S", 2.0)
+    monkeypatch.setattr("routing.workers.process.POLL_S", 0.01)
+    monkeypatch.setattr("routing.workers.process.PATIENCE_S", 2.0)
 
 
 async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answers(
@@ -102,7 +107,7 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
 async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_workers(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.workers.polling.POLL_S", 3600.0)
+    monkeypatch.setattr("routing.workers.process.POLL_S", 3600.0)
     polls, poll = 0, WorkerProcess.poll
 
     async def count(self: WorkerProcess, **options: Any) -> None:
@@ -112,8 +117,8 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
 
     quick = config([replica], health=HealthCheck(interval_s=0.05))
     async with supervised(tmp_path, dump_snapshot(quick, 1).document) as supervisor:
-        view, spool = WorkersView(supervisor, "1.0"), Spool(tmp_path / "events", "b1")
-        observer = Observer(view, spool, "1.0")
+        view, spool = WorkersView(supervisor, "1.0"), EventSpool(tmp_path / "events", "b1")
+        observer = StateObserver(view, spool, "1.0")
         replica.kill()
         async with asyncio.timeout(DEADLINE_S):
             while not all(row["health"] == "down" for row in await view.replicas()):
@@ -127,7 +132,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
 async def test_a_worker_that_is_silent_for_too_long_is_replaced(
     tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.workers.polling.PATIENCE_S", 0.5)
+    monkeypatch.setattr("routing.workers.process.PATIENCE_S", 0.5)
     async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
         os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -211,7 +216,7 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
         await until(lambda: not supervisor.ready, "the worker's end")
         with pytest.raises(NotNowError, match="no worker is running"):
             await supervisor.store.apply(document, Source.PUSH)
-        monkeypatch.setattr("routing.workers.view.TAKE_S", 0.05)
+        monkeypatch.setattr("routing.workers.multiprocess.TAKE_S", 0.05)
         with pytest.raises(NotNowError, match="no worker is running"):
             await view.take(document)
         assert supervisor.store.last_nack is None
@@ -262,9 +267,9 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
 async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_poll_and_no_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.proxy.loop.background.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("routing.workers.polling.POLL_S", 0.01)
-    poll, bury, share = WorkerProcess.poll, Counts.bury, Supervisor._share_sockets
+    monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("routing.workers.process.POLL_S", 0.01)
+    poll, add_exited, share = WorkerProcess.poll, Counts.add_exited, Supervisor._share_sockets
     failed: list[str] = []
 
     def fail_once(name: str) -> None:
@@ -277,8 +282,8 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         await poll(self, **options)
 
     def bury_badly(self: Counts, *what: Any) -> None:
-        fail_once("bury")
-        bury(self, *what)
+        fail_once("add_exited")
+        add_exited(self, *what)
 
     async def share_badly(self: Supervisor) -> None:
         fail_once("share")
@@ -290,12 +295,12 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         worker = supervisor.ready[0]
         worker.figures = {}
         await until(lambda: worker.figures != {}, "a poll after the one that failed")
-        monkeypatch.setattr(Counts, "bury", bury_badly)
+        monkeypatch.setattr(Counts, "add_exited", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
         worker.kill()
         await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")
         assert len(supervisor._rows) == 2
-    assert failed == ["poll", "bury", "share"]
+    assert failed == ["poll", "add_exited", "share"]
 
 
 async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from routing.schema import WarmUp
-from routing.workers.view import merged_rows
+from routing.workers.multiprocess import merged_rows
 from tests.fakes.replica import FakeReplica, fake_replicas
 from tests.routing.proxy.scraped import samples
 from tests.routing.proxy.warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from telemetry.alerts.history_window import Past, ReplicaStep, WindowSum
 from telemetry.alerts.kinds import KINDS, Asked
-from telemetry.alerts.past import Past, ReplicaStep, WindowSum
 from telemetry.alerts.verdict import Verdict, Verdicts
 from tests.telemetry.conftest import T0
 

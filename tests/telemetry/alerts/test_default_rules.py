@@ -14,10 +14,10 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.kinds import KINDS
 from telemetry.metrics.histograms import ROUTER_EDGES
 from telemetry.models import STARTING_S, Alert, AlertRule, AlertState, RuleKind, ScrapeState
+from telemetry.services import self_monitoring
 from telemetry.services.alerts import rules
-from telemetry.services.alerts.defaults import default_rules
-from telemetry.services.alerts.evaluation import evaluate_alerts
-from telemetry.services.own import watchdog
+from telemetry.services.alerts.explanations import evaluate_alerts
+from telemetry.services.alerts.rules import default_rules
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
 
@@ -223,8 +223,8 @@ def test_a_replica_that_was_killed_and_came_back_is_told_once_and_not_again_as_e
 def test_a_web_process_sends_the_alert_of_a_late_evaluator(fleet):
     assert fleet.run(60) == set()
     late = fleet.now + timedelta(seconds=45)
-    assert watchdog.check(late)
-    assert watchdog.check(late + timedelta(seconds=15))
+    assert self_monitoring.check(late)
+    assert self_monitoring.check(late + timedelta(seconds=15))
     (alert,) = Alert.objects.filter(state=AlertState.FIRING)
     assert alert.rule.kind == "evaluator_lag"
 

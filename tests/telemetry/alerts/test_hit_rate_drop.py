@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.errors import InvalidError
 from telemetry.alerts.detection import Bin
+from telemetry.alerts.history_window import WindowSum
 from telemetry.alerts.kinds import KINDS, Where
-from telemetry.alerts.past import WindowSum
 from telemetry.alerts.series import HitRateSeries, bin_length_s, grid_floor
 from telemetry.alerts.verdict import Answer, Reason
 from tests.telemetry.alerts.detection.traffic import Stretch, bins

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from controlplane.errors import InvalidError
+from telemetry.alerts.history_window import ControlNow, PressureStep
 from telemetry.alerts.kinds import KINDS, Where
-from telemetry.alerts.past import ControlNow, PressureStep
 from telemetry.alerts.verdict import Answer, Reason
 from telemetry.metrics.histograms import Buckets
-from telemetry.metrics.reconciling import AnswerSide
+from telemetry.metrics.rates import AnswerSide
 from telemetry.models import RuleKind
 from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
 

@@ -13,15 +13,14 @@ from controlplane.models import Event
 from controlplane.services.access.projects import create_project
 from controlplane.services.fleet.pools import create_pool, remove_pool
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
-from telemetry.alerts import telling
+from telemetry.alerts import notifications
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.labels import labels_of
-from telemetry.alerts.muting import INHIBITED_BY
+from telemetry.alerts.message import labels_of
+from telemetry.alerts.notifications import INHIBITED_BY, tell_due
 from telemetry.alerts.pipeline import resolve
-from telemetry.alerts.telling import tell_due
 from telemetry.alerts.verdict import OVER, Answer, Reason, Verdict
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts.acknowledgements import acknowledge, release
+from telemetry.services.alerts.alerts import acknowledge, release
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.alerts.silences import create_silence, end_silence, matched
 from telemetry.services.notifications.channels import create_channel
@@ -297,7 +296,7 @@ def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(p
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(telling, "enqueue", killed)
+        patch.setattr(notifications, "enqueue", killed)
         with pytest.raises(SystemExit):
             tell_due(at(10))
     assert (fresh(alert).told_at, told()) == (None, [])

@@ -11,12 +11,12 @@ from controlplane.isolation import Items
 from controlplane.models import Event, PeriodicTask, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
-from telemetry.alerts import pipeline, telling
-from telemetry.alerts.telling import tell_due
+from telemetry.alerts import notifications, pipeline
+from telemetry.alerts.notifications import tell_due
 from telemetry.alerts.verdict import Answer, Reason, Verdict
 from telemetry.models import Alert, AlertRule, AlertState, Notification, NotificationKind
 from telemetry.services.alerts import rules
-from telemetry.services.alerts.evaluation import evaluate_alerts
+from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
@@ -220,8 +220,8 @@ def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, 
         pipeline.fire(alert, ready, verdict, now)
     assert pipeline.open_alert(ready, "", verdict, T0) is None
     untold = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
-    claim = telling._claim_telling(now)
-    told = [telling._tell_together([alert], NotificationKind.FIRING, claim, now) for alert in untold]
+    claim = notifications._claim_telling(now)
+    told = [notifications._tell_together([alert], NotificationKind.FIRING, claim, now) for alert in untold]
 
     assert told == [1, 0]
     assert Notification.objects.count() == 1

@@ -14,15 +14,15 @@ from controlplane.services.routers import announce
 from telemetry.alerts import pipeline
 from telemetry.alerts.history import engine_hours
 from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.notifications import tell_due
 from telemetry.alerts.replay import Point, replay, thinned
-from telemetry.alerts.telling import tell_due
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts import previews
 from telemetry.services.alerts.explanations import explain_drops
 from telemetry.services.alerts.previews import preview_rule
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel
-from telemetry.web.sketch import draw
+from telemetry.web.ladder_figures import draw
 from tests.telemetry.alerts.pasts import past, window
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, route_reading, router_scraped

@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.schema_fields import settings_of
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.muting import INHIBITED_BY
+from telemetry.alerts.notifications import INHIBITED_BY
 from tests.contracts.documents.reading import ROOT
 
 README = ROOT / "telemetry/alerts/README.md"

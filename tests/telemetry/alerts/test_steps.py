@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.alerts.steps import OpenAlert, Step, Timing, next_step
-from telemetry.alerts.verdict import Answer
+from telemetry.alerts.verdict import Answer, OpenAlert, Step, Timing, next_step
 from tests.telemetry.conftest import T0
 
 TIMING = Timing(for_s=10, keep_firing_s=60, confirm_s=60)

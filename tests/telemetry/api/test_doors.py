@@ -10,9 +10,9 @@ from rest_framework.test import APIClient
 from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
-from telemetry.api.charts import CHARTS
+from telemetry.api.viewsets import CHARTS
 from telemetry.models import Alert, AlertRule, Channel
-from telemetry.services.alerts.defaults import default_rules
+from telemetry.services.alerts.rules import default_rules
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, open_config
 from tests.telemetry.conftest import T0

@@ -3,8 +3,7 @@
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
-from telemetry.services.lab.curves import update_curve
-from telemetry.services.lab.replays import replay_pools
+from telemetry.services.lab.replays import replay_pools, update_curve
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import traffic

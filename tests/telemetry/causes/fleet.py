@@ -20,30 +20,27 @@ import msgspec
 from controlplane.models import Pool, Replica, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
-from routing.core.health.book import HealthBook
-from routing.core.loads.book import LoadBook, Ticket
-from routing.core.prompt.canonical import canonical_prompt
-from routing.core.prompt.parsing import parse_body, session_key
-from routing.core.request import PlacementRequest
-from routing.core.residency.residency import Residency
-from routing.core.types import ReplicaId
-from routing.placement.placement import Placement
-from routing.proxy.decisions.record import Record
-from routing.proxy.decisions.ring import DecisionRing
-from routing.proxy.decisions.shapes import ShapeSampler, shape_json
-from routing.proxy.metrics.exposition import PREFIX
-from routing.proxy.metrics.metrics import Metrics, Outcome
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker, Ticket
+from routing.balancing.placement import Placement
+from routing.balancing.request import PlacementRequest
+from routing.balancing.residency import Residency
+from routing.observability.decision_log import DecisionRing, StructureSampler, structure_json
+from routing.observability.decision_record import Record
+from routing.observability.exposition import PREFIX
+from routing.observability.metrics import Metrics, Outcome
+from routing.prompt.canonical import canonical_prompt
+from routing.prompt.parsing import parse_body, session_key
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
 from routing.simulation.engine import Engine, EngineConfig, Step
 from routing.simulation.sequence import Sequence
-from routing.simulation.standin.exposition import render
-from routing.simulation.standin.metrics import EngineMetrics, Rejections
-from telemetry.collecting.page import read_page
-from telemetry.collecting.record import Progress, record_page
+from routing.standin.metrics import EngineMetrics, Rejections, render
+from routing.types import ReplicaId
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
 from telemetry.models import DecisionCursor
-from telemetry.scraping.fold import Failure, Taken
+from telemetry.scraping.decision_records import Progress, read_page, record_page
+from telemetry.scraping.merge import Failure, Taken
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
 from tests.routing.proxy.records import told
 
@@ -112,8 +109,8 @@ class Fleet:
         self.groups = groups
         self.policy = pool.policies.get(group=None).name
         self.revision, self.settings = 1, settings
-        self.health, self.loads, self.residency = HealthBook(), LoadBook(lambda: self.now_s), Residency()
-        self.figures, self.ring, self.sampler = Metrics(), DecisionRing(), ShapeSampler()
+        self.health, self.loads, self.residency = HealthRegistry(), LoadTracker(lambda: self.now_s), Residency()
+        self.figures, self.ring, self.sampler = Metrics(), DecisionRing(), StructureSampler()
         self._steps: list[tuple[float, int, Modelled, Engine, Step]] = []
         self._busy: set[Engine] = set()
         self._running: dict[Sequence, tuple[Record, Ticket, Modelled]] = {}
@@ -178,7 +175,7 @@ class Fleet:
         record = Record.of(decision, f"q{self._numbers}")
         record.at = T0.timestamp() + self.now_s
         if self.sampler.takes(decision, self.now_s):
-            record.shape = shape_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
+            record.shape = structure_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
         sequence = Sequence(decision.keys.chain, decision.keys.prompt_tokens, output_tokens, self.now_s)

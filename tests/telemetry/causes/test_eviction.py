@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.causes import affinity_given_up, capacity
+from telemetry.causes import policies, workload
 from telemetry.causes.evidence import Evidence, Happening, Prefix, Route, Side, Sums
 from tests.telemetry.conftest import T0
 
@@ -43,11 +43,11 @@ def tokens(judge, seen):
 def test_what_is_lost_elsewhere_is_given_up_affinity_as_far_as_requests_spilled(spilled, given_up, evicted):
     seen = evidence(spilled)
 
-    assert tokens(affinity_given_up.judge, seen) == pytest.approx(given_up)
-    assert tokens(capacity.judge, seen) == pytest.approx(evicted)
+    assert tokens(policies.judge_overflow, seen) == pytest.approx(given_up)
+    assert tokens(workload.judge_capacity, seen) == pytest.approx(evicted)
 
 
 def test_what_a_restart_may_have_sent_elsewhere_is_not_taken_for_evicted():
     restarted = Happening(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
 
-    assert tokens(capacity.judge, evidence(0, restarted)) == 0
+    assert tokens(workload.judge_capacity, evidence(0, restarted)) == 0

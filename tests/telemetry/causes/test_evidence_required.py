@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from telemetry.services.alerts.causes import explain_drop
+from telemetry.services.alerts.explanations import explain_drop
 from tests.telemetry.causes.dramas import DRAMAS, SAME_AGAIN, Decoy, Drama, Traffic, play
 from tests.telemetry.causes.fleet import SCRAPE_S, Fleet
 

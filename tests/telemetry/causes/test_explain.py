@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import CauseKind
-from telemetry.services.alerts.causes import evidence_of, explain_drop
+from telemetry.services.alerts.explanations import evidence_of, explain_drop
 from telemetry.services.lab.replays import replay_pool
 from tests.telemetry.causes.dramas import DRAMAS, LONG_S, Drama, play
 from tests.telemetry.causes.fleet import SCRAPE_S, T0

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.causes.onset import Bin, onset
+from telemetry.causes.evidence import Bin, onset
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes.evidence import Evidence, Happening, Route, Side, Sums
-from telemetry.causes.revision import judge
+from telemetry.causes.policies import judge_revision
 from tests.telemetry.conftest import T0
 
 HOUR = timedelta(hours=1)
@@ -37,7 +37,7 @@ def evidence(*before, ahead_s=0.0):
     ],
 )
 def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did_well, certainty):
-    finding = judge(evidence(*before))
+    finding = judge_revision(evidence(*before))
 
     assert finding.evidence["did_well_before"] is did_well
     assert finding.certainty == pytest.approx(certainty)
@@ -46,6 +46,6 @@ def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did
 @pytest.mark.parametrize(("rate", "is_named"), [(0.79, False), (0.6, True)])
 def test_a_revision_that_did_well_since_its_last_event_is_not_named(rate, is_named):
     """Published a minute before the fall: what it placed since then shows whether that is its doing."""
-    finding = judge(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
+    finding = judge_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
 
     assert (finding is not None) is is_named

@@ -5,10 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.channels.alertmanager.channel import ALERTMANAGER
-from telemetry.channels.alertmanager.message import KEPT_S, REFRESH_S, labels_of, posted
-from telemetry.channels.base import Message
-from telemetry.channels.fields import ConfigError
+from telemetry.channels.alertmanager import ALERTMANAGER, KEPT_S, REFRESH_S, labels_of, posted
+from telemetry.channels.base import ConfigError, Message
 from tests.fakes.alertmanager import alertmanager, until
 from tests.fakes.real_prometheus import program
 from tests.telemetry.channels.told import HOSTILE, TEST, message, payload, several

@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from telemetry.channels.base import DeliveryError
-from telemetry.channels.fields import ConfigError
-from telemetry.channels.pagerduty import channel as pagerduty_module
-from telemetry.channels.pagerduty.channel import PAGERDUTY
-from telemetry.channels.slack.channel import SLACK
-from telemetry.channels.slack.message import escaped
+from telemetry.channels import pagerduty as pagerduty_module
+from telemetry.channels.base import ConfigError, DeliveryError
+from telemetry.channels.pagerduty import PAGERDUTY
+from telemetry.channels.slack import SLACK, escaped
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.told import HOSTILE, NOTICE, TEST, message, several
 

@@ -8,10 +8,9 @@ import threading
 import pytest
 
 from controlplane.egress import Rules
-from telemetry.channels.base import DeliveryError
-from telemetry.channels.email import channel as channel_module
-from telemetry.channels.email.channel import EMAIL, EmailChannel
-from telemetry.channels.fields import ConfigError
+from telemetry.channels import email as channel_module
+from telemetry.channels.base import ConfigError, DeliveryError
+from telemetry.channels.email import EMAIL, EmailChannel
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.mail_server import mail_server

@@ -9,8 +9,7 @@ from django.apps import apps
 
 from controlplane.errors import InvalidError
 from telemetry import migrations
-from telemetry.channels.enqueue import enqueue
-from telemetry.channels.grouping import MOST_TOGETHER, together
+from telemetry.channels.enqueue import MOST_TOGETHER, enqueue, together
 from telemetry.matchers import match_all, stored
 from telemetry.models import Alert, AlertRule, Channel, Notification, NotificationKind
 from telemetry.services.notifications.channels import create_channel, update_channel

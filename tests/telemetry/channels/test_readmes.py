@@ -6,7 +6,7 @@ import pytest
 
 from telemetry import channels
 from telemetry.channels.registry import KINDS
-from telemetry.web.channel_forms import NOT_TWICE
+from telemetry.web.forms import NOT_TWICE
 
 FOLDER = Path(channels.__file__).parent
 
@@ -19,7 +19,7 @@ def row(field):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_readme_holds_every_setting_as_it_is_declared(kind):
-    text = (FOLDER / kind.name / "README.md").read_text()
+    text = (FOLDER / f"{kind.name}.md").read_text()
 
     assert [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 5] == [
         row(field) for field in kind.fields
@@ -29,7 +29,7 @@ def test_a_readme_holds_every_setting_as_it_is_declared(kind):
 def test_the_list_of_kinds_names_each():
     text = (FOLDER / "README.md").read_text()
 
-    assert all(f"| `{name}` | " in text and f"({name}/README.md)" in text for name in KINDS)
+    assert all(f"| `{name}` | " in text and f"({name}.md)" in text for name in KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -7,12 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.channels import exchange
-from telemetry.channels.base import DeliveryError, Message
-from telemetry.channels.fields import ConfigError
-from telemetry.channels.webhook import channel as webhook
-from telemetry.channels.webhook.channel import WEBHOOK
-from telemetry.channels.webhook.signature import signature
+from telemetry.channels import http_post, webhook
+from telemetry.channels.base import ConfigError, DeliveryError, Message
+from telemetry.channels.webhook import WEBHOOK, signature
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
@@ -104,7 +101,7 @@ def test_a_receiver_s_wish_to_wait_is_read(receiver, value, seconds):
 
 
 def test_a_receiver_that_never_answers_ends_in_a_retryable_error(receiver, monkeypatch):
-    monkeypatch.setattr(exchange, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(http_post, "DEADLINE_S", 0.2)
     receiver.replies = [Reply(hang=True)]
 
     assert refused(receiver.url).retryable

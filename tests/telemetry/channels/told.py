@@ -1,7 +1,7 @@
 """Messages as rules write them, for the tests of every channel."""
 
 from telemetry.channels.base import Message
-from telemetry.channels.grouping import together
+from telemetry.channels.enqueue import together
 from tests.telemetry.conftest import T0
 
 ISO = T0.isoformat(timespec="seconds")

@@ -9,11 +9,11 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.models import Router
-from telemetry.collecting import collect
-from telemetry.collecting.budget import faded_peak, sample_ratio
-from telemetry.collecting.collect import collect_decisions
-from telemetry.lab.hashes import shown
+from telemetry.lab.chains import shown
 from telemetry.models import Decision, DecisionCursor
+from telemetry.scraping import collect
+from telemetry.scraping.collect import collect_decisions
+from telemetry.scraping.decision_records import faded_peak, sample_ratio
 from telemetry.storage.locks import COLLECT
 from tests.fakes.fake_metrics_server import endless, hang, status
 from tests.side_by_side import alone

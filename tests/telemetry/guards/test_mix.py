@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.guards.mix import weights
+from telemetry.guards.confidence import weights
 
 GROUPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 1000))
 

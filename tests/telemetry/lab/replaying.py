@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from telemetry.lab.ladder import Sums
-from telemetry.lab.replay import Replay
-from telemetry.lab.tally import Tally
+from telemetry.lab.replay import Replay, Tally
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns
 
 

@@ -12,12 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.lab import replay as module
-from telemetry.lab.chains import Prompts, coded, error
-from telemetry.lab.hashes import HASHES
+from telemetry.lab.chains import HASHES, Prompts, coded, error
 from telemetry.lab.ladder import TERMS, Ladder, ladder_from
-from telemetry.lab.replay import HORIZON_S, Replay
-from telemetry.lab.state import StateError, dump, load
-from telemetry.lab.tally import Tally
+from telemetry.lab.replay import HORIZON_S, Replay, StateError, Tally, dump, load
 from tests.telemetry.lab.replaying import PlainCache, replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 

@@ -12,17 +12,11 @@ from hypothesis import strategies as st
 
 from telemetry.lab.caches import Chains, Numbers, best_of, place, seen, through
 from telemetry.lab.capacity import CapacityCurve, Distances
-from telemetry.lab.chains import Prompts, Requests, error
-from telemetry.lab.hashes import HASHES
-from telemetry.lab.ladder import TERMS, Sums, ladder_from
+from telemetry.lab.chains import HASHES, Prompts, Requests, error
+from telemetry.lab.ladder import TERMS, Sums, doubts, ladder_from, sentence
 from telemetry.lab.prefix_tree import Passage, tree_of
-from telemetry.lab.replay import HORIZON_S, Replay
-from telemetry.lab.state import dump, load
-from telemetry.lab.tally import Tally
-from telemetry.lab.words import doubts, sentence
-from telemetry.lint.compare import compare
-from telemetry.lint.findings import describe, lint
-from telemetry.lint.openings import Opening
+from telemetry.lab.replay import HORIZON_S, Replay, Tally, dump, load
+from telemetry.lint import Opening, compare, describe, lint
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request
 
 NAMES = ("", "a", "b")

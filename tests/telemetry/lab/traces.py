@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from telemetry.lab.chains import Floats, Requests, coded
-from telemetry.lab.hashes import HASHES
+from telemetry.lab.chains import HASHES, Floats, Requests, coded
 
 HASH_TOKENS = 64
 

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from controlplane.models import Router
-from routing.core.prompt.prefix import PrefixHasher
-from routing.core.prompt.shape import shape_of
-from telemetry.collecting.page import read_page
-from telemetry.collecting.record import Progress, record_page
-from telemetry.lint.openings import Opening
+from routing.prompt.hashing import PrefixHasher
+from routing.prompt.structure import describe_structure
+from telemetry.lint import Opening
 from telemetry.models import DecisionCursor
+from telemetry.scraping.decision_records import Progress, read_page, record_page
 from tests.routing.building import CHAT, SECRET, canonical
 from tests.telemetry.decisions import decision
 
@@ -44,7 +43,7 @@ def opening(system: str, *turns: str, tools: Any = None, session: str | None = N
 
 def _told(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:
     """What a router tells of a prompt."""
-    return json.loads(msgspec.json.encode(shape_of(canonical(CHAT, body), tools, session, _digest)))
+    return json.loads(msgspec.json.encode(describe_structure(canonical(CHAT, body), tools, session, _digest)))
 
 
 def store_openings(router: Router, now: datetime, heads: dict[tuple[str, str], tuple[str, int]]) -> None:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.lint.compare import Kind, compare
-from telemetry.lint.findings import Finding, lint
-from telemetry.lint.openings import Opening
+from telemetry.lint import Finding, Kind, Opening, compare, lint
 from tests.telemetry.lint.prompts import opening, rules
 
 RULES = rules()

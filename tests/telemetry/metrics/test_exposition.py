@@ -332,9 +332,9 @@ def test_the_ttft_of_a_revision_is_read_beside_that_of_all_requests():
 
 def test_what_the_router_really_serves_is_read():
     """The names and the sparse histograms are the router's own, not this file's idea of them."""
-    from routing.placement.decision import CandidateLoads
-    from routing.proxy.decisions.record import Record
-    from routing.proxy.metrics.metrics import Metrics, Outcome
+    from routing.balancing.decision import CandidateLoads
+    from routing.observability.decision_record import Record
+    from routing.observability.metrics import Metrics, Outcome
 
     metrics = Metrics()
     for seconds in (0.0005, 0.05, 0.05, 3.0, 10_000.0):

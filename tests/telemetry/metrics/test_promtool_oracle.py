@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from telemetry.metrics.counters import Mark
+from telemetry.metrics.histograms import Mark
 from telemetry.metrics.rates import advance
 from tests.fakes.real_prometheus import program
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.metrics.ceiling import cacheable_tokens
-from telemetry.metrics.counters import Mark
-from telemetry.metrics.histograms import Buckets
+from telemetry.metrics.histograms import Buckets, Mark
 from telemetry.metrics.rates import ReadingState, advance, hit_rate_ratio, ratio
+from telemetry.metrics.windows import cacheable_tokens
 
 EDGES = (0.1, 1.0)
 

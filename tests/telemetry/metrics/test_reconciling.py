@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from telemetry.metrics.reconciling import LEAST_REQUESTS, Agreement, AnswerSide, EngineSide, compare
+from telemetry.metrics.rates import LEAST_REQUESTS, Agreement, AnswerSide, EngineSide, compare
 
 ENGINE = EngineSide(queries=100_000, hits=40_000, external_hits=10_000, requests=1000, prompt_tokens=101_000)
 ANSWERS = AnswerSide(

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from routing.placement.decision import CandidateLoads
-from routing.proxy.decisions.record import Record
-from routing.proxy.metrics.histogram import EXPOSED_EDGES
-from routing.proxy.metrics.metrics import Metrics, Outcome
-from routing.workers.exposition import add, lines, parse
+from routing.balancing.decision import CandidateLoads
+from routing.observability.decision_record import Record
+from routing.observability.exposition import EXPOSED_EDGES
+from routing.observability.metrics import Metrics, Outcome
+from routing.workers.metrics import add, lines, parse
 from telemetry.metrics.histograms import merge, quantile
 from telemetry.metrics.router import read_router
 from tests.fakes import real_prometheus

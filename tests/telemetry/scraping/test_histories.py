@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.exposition import ExpositionError
 from telemetry.metrics.rates import hit_rate_ratio
-from telemetry.scraping.fold import Condition, Failure, Taken, fold_replica
+from telemetry.scraping.merge import Condition, Failure, Taken, fold_replica
 
 INTERVAL_S = 10.0
 BAD = ("silent", "torn", "nan", "negative", "huge")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.scraping.shards import MOST_SHARDS, Shard, missed_ticks, shards_for
+from telemetry.scraping.cycle import MOST_SHARDS, Shard, missed_ticks, shards_for
 
 WHOLE = Shard(0, 1)
 intervals = st.integers(1, 300)

@@ -10,9 +10,8 @@ from controlplane.models import Replica
 from controlplane.services.fleet.replicas import add_replica
 from telemetry import tasks
 from telemetry.models import Reading, ScrapeShard, ScrapeState
-from telemetry.scraping.shards import Shard
-from telemetry.scraping.tick import scrape_shard
-from telemetry.services.own.lag import scrape_lags
+from telemetry.scraping.cycle import Shard, scrape_shard
+from telemetry.services.self_monitoring import scrape_lags
 from telemetry.storage.locks import SCRAPE
 from tests.fakes.fake_metrics_server import hang, silent, text
 from tests.pace import is_within

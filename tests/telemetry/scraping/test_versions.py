@@ -6,8 +6,7 @@ import pytest
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Reading, ScrapeState
-from telemetry.scraping.shards import Shard
-from telemetry.scraping.tick import scrape_shard
+from telemetry.scraping.cycle import Shard, scrape_shard
 from telemetry.scraping.versions import ASK_AGAIN, ask_versions
 from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.conftest import T0

@@ -4,8 +4,7 @@ from datetime import timedelta
 
 from controlplane.models import Event, Replica, Router
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.scraping.shards import Shard
-from telemetry.scraping.tick import scrape_shard
+from telemetry.scraping.cycle import Shard, scrape_shard
 from tests.telemetry.conftest import T0
 
 WHOLE = Shard(0, 1)  # a small fleet's only one

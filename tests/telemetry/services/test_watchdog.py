@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Alert, AlertRule
+from telemetry.services import self_monitoring
 from telemetry.services.alerts.rules import create_rule
 from telemetry.services.notifications.channels import create_channel
-from telemetry.services.own import watchdog
 from telemetry.storage.locks import EVALUATE, only_one
 from tests.telemetry.readings import engine_reading
 
@@ -35,7 +35,7 @@ def test_it_reports_a_worker_that_is_gone_and_leaves_other_rules_as_late_as_they
     create_channel("ops", config={"url": receiver.url})
 
     for second in (40, 50):  # the default rule fires on the second check, 10 s later
-        assert watchdog.check(T0 + timedelta(seconds=second))
+        assert self_monitoring.check(T0 + timedelta(seconds=second))
 
     (message,) = receiver.received
     assert message.payload["data"]["kind"] == "evaluator_lag"
@@ -46,14 +46,14 @@ def test_it_reports_a_worker_that_is_gone_and_leaves_other_rules_as_late_as_they
 def test_it_says_so_once_while_the_worker_stays_away(rule, receiver):
     create_channel("ops", config={"url": receiver.url})
     for second in (40, 50, 60):
-        watchdog.check(T0 + timedelta(seconds=second))
+        self_monitoring.check(T0 + timedelta(seconds=second))
     assert len(receiver.received) == 1
 
 
 @pytest.mark.parametrize("second", [0, 29])
 def test_it_leaves_a_worker_in_peace_that_evaluates_or_restarts(rule, receiver, second):
     create_channel("ops", config={"url": receiver.url})
-    assert not watchdog.check(T0 + timedelta(seconds=second))
+    assert not self_monitoring.check(T0 + timedelta(seconds=second))
     assert receiver.received == []
 
 
@@ -61,7 +61,7 @@ def test_it_evaluates_nothing_beside_a_slow_evaluator(rule):
     done = []
 
     def elsewhere():
-        done.append(watchdog.check(T0 + timedelta(seconds=40)))
+        done.append(self_monitoring.check(T0 + timedelta(seconds=40)))
         connection.close()
 
     with only_one(EVALUATE):
@@ -74,4 +74,4 @@ def test_it_evaluates_nothing_beside_a_slow_evaluator(rule):
 
 def test_an_installation_whose_rules_were_never_evaluated_is_not_late(rule):
     AlertRule.objects.update(evaluated_at=None)
-    assert not watchdog.check(T0 + timedelta(hours=1))
+    assert not self_monitoring.check(T0 + timedelta(hours=1))

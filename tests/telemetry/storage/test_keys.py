@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from telemetry.storage.keys import ReplaceKey
-from telemetry.storage.partitions import ensure_days, partitions_of
+from telemetry.storage.partitions import ReplaceKey, ensure_days, partitions_of
 from tests.telemetry.conftest import T0
 
 TABLE = "telemetry_routerreading"

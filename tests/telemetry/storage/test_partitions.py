@@ -7,7 +7,7 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupState
 from telemetry.storage.partitions import drop_before, ensure_days, maintain
-from telemetry.storage.rollups.roll import roll_up
+from telemetry.storage.rollup import roll_up
 from telemetry.storage.sums import engine_sums
 from tests.telemetry.readings import engine_reading
 

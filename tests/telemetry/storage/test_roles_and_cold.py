@@ -8,13 +8,13 @@ from controlplane.models import EventKind
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.history import Wanted, load_pasts
-from telemetry.alerts.past import Source
+from telemetry.alerts.history_window import Source
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import overview, series
-from telemetry.services.figures.subjects import Subject
-from telemetry.services.figures.timeline import cold_stretches
-from telemetry.storage.cold import COLD_S, cold_bands
+from telemetry.services.figures.overview import Subject
+from telemetry.services.figures.replicas import cold_stretches
+from telemetry.storage.replica_facts import COLD_S, cold_bands
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, scraped
 

@@ -15,14 +15,12 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
-from telemetry.storage import sums
+from telemetry.storage import rollup_source, sums
 from telemetry.storage.locks import ROLLUP
 from telemetry.storage.partitions import drop_before, partitions_of
-from telemetry.storage.rollups import source
-from telemetry.storage.rollups.columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, histograms
-from telemetry.storage.rollups.cover import Part
-from telemetry.storage.rollups.late import close
-from telemetry.storage.rollups.roll import CHUNK_BINS, roll_up
+from telemetry.storage.rollup import CHUNK_BINS, roll_up
+from telemetry.storage.rollup_columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, Part, histograms
+from telemetry.storage.rollup_source import close
 from tests.conftest import wait_until
 from tests.controlplane.threads import at_once, waiting
 from tests.telemetry.conftest import T0
@@ -100,7 +98,7 @@ def answers(replicas, window):
 
 
 def read_from(window, whole=False):
-    return {part.resolution_s for part in source.parts_of(window, whole=whole)}
+    return {part.resolution_s for part in rollup_source.parts_of(window, whole=whole)}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_what_is_not_rolled_up_yet_comes_from_finer_bins_and_from_readings(repli
 
     roll(hours=3 + 7.5 / 60)
 
-    assert [part.resolution_s for part in source.parts_of(HOURS)] == [3600, 300, 60, None]
+    assert [part.resolution_s for part in rollup_source.parts_of(HOURS)] == [3600, 300, 60, None]
     assert answers(replicas, HOURS) == before
 
 
@@ -181,7 +179,7 @@ def test_a_reading_that_is_not_committed_yet_is_in_its_bin_or_marks_it_again(rep
         is_closed.set()
         assert is_stored.wait(20)
 
-    with patch("telemetry.storage.rollups.roll.close", close_and_wait), ThreadPoolExecutor(1) as beside:
+    with patch("telemetry.storage.rollup.close", close_and_wait), ThreadPoolExecutor(1) as beside:
         rolled = beside.submit(at_once, roll)
         assert is_closed.wait(20)
         with transaction.atomic():
@@ -325,4 +323,6 @@ def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(re
 
     assert rolled == told()
     assert rolled[2]
-    assert all(part == Part(None, window.start, window.end) for window in windows for part in source.parts_of(window))
+    assert all(
+        part == Part(None, window.start, window.end) for window in windows for part in rollup_source.parts_of(window)
+    )

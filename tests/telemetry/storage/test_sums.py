@@ -9,8 +9,8 @@ from django.db import connection
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import Window
+from telemetry.storage.rule_sums import Timed, waited
 from telemetry.storage.sums import engine_ttft, router_ttft
-from telemetry.storage.trials import Timed, waited
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, route_reading
 from tests.telemetry.stored_decisions import a_router

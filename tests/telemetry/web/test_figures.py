@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.web import palette
+from telemetry.web import figures
 from telemetry.web.charts import HIT_RATE, TTFT
 from telemetry.web.figures import build_figure
 
@@ -61,8 +61,8 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("surface", palette.SURFACES)
-@pytest.mark.parametrize("colour", palette.COLOURS)
+@pytest.mark.parametrize("surface", figures.SURFACES)
+@pytest.mark.parametrize("colour", figures.COLOURS)
 def test_every_line_stands_out_on_both_themes(colour, surface):
     low, high = sorted((luminance(colour), luminance(surface)))
 
@@ -70,4 +70,4 @@ def test_every_line_stands_out_on_both_themes(colour, surface):
 
 
 def test_no_two_of_48_lines_look_the_same():
-    assert len({(palette.colour(index), palette.dash(index)) for index in range(48)}) == 48
+    assert len({(figures.colour(index), figures.dash(index)) for index in range(48)}) == 48

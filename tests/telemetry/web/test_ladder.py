@@ -9,8 +9,7 @@ import pytest
 from controlplane.models import Replica
 from controlplane.services.fleet.pools import create_pool
 from telemetry.models import DecisionCursor
-from telemetry.services.lab.curves import update_curve
-from telemetry.services.lab.replays import replay_pools
+from telemetry.services.lab.replays import replay_pools, update_curve
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import traffic
 from tests.telemetry.services.lab.test_ladders import fleet as room  # noqa: F401 - a fixture

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool
-from telemetry.web.views.prefixes import warmth
+from telemetry.web.views.lab import warmth
 from tests.telemetry.stored_decisions import a_router, decided
 
 

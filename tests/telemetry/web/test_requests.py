@@ -10,7 +10,7 @@ from controlplane.services.access.people import set_role
 from controlplane.services.access.projects import create_project
 from controlplane.services.fleet.pools import create_pool
 from telemetry.services.lab import decisions as service
-from telemetry.web.places import place_of, read_place
+from telemetry.web.reasons import place_of, read_place
 from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row
 
 CANDIDATES = [

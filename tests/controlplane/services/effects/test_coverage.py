@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.services.effects import compare_configs
-from controlplane.services.effects.leaves import differing, explained, leaves_of
-from controlplane.services.effects.plain import plain_effects
+from controlplane.services.impact import compare_configs
+from controlplane.services.impact.compare import plain_effects
+from controlplane.services.impact.effect import differing, explained, leaves_of
 from routing import schema
-from routing.schema.base import SECRET_FIELDS
+from routing.schema.fields import SECRET_FIELDS
 from tests.controlplane.services.effects.configurations import configs
 
 many = settings(

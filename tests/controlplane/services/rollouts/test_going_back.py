@@ -6,10 +6,10 @@ from controlplane.errors import RolloutMoveError
 from controlplane.models import AuditEntry, Event
 from controlplane.services.access.projects import update_project
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.moves import MOVES
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     abort_rollout,
 )
+from controlplane.services.rollouts.transitions import MOVES
 from tests.controlplane.rollouts import (
     BREACH,
     NEXT,

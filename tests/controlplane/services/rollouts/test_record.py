@@ -5,7 +5,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.models import AuditEntry, Event
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     abort_rollout,
     pause_rollout,
 )

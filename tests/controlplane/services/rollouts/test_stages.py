@@ -6,7 +6,7 @@ from controlplane.errors import InvalidError
 from controlplane.models import ConfigSnapshot, Event, RolloutStep
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     advance_rollouts,
     pause_rollout,
     promote_rollout,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.services.rollouts.steering import (
+from controlplane.services.rollouts.controller import (
     SILENT_S,
     abort_rollout,
     advance_rollouts,

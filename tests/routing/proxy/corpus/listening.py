@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from routing.proxy.clients.client import Client
-from routing.proxy.http.local_answer import LocalAnswer
-from routing.proxy.http.request import Request
+from routing.http.request import Request
+from routing.http.response import LocalResponse
+from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.schema import Limits
 from tests.routing.proxy.corpus.requests import MAX_BODY_BYTES, MAX_HEADER_BYTES
@@ -22,11 +22,11 @@ class Listening(Router):
         self.limits = Limits(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=MAX_BODY_BYTES)
         self.heard: list[tuple[Any, ...]] = []
 
-    def open(self, client: Client, request: Request) -> LocalAnswer:  # noqa: ARG002 - a router's signature
+    def open(self, client: ClientConnection, request: Request) -> LocalResponse:  # noqa: ARG002 - a router's signature
         head = request.head
         lines = head.lines_with(request.values, anonymous=False)
         self.heard.append((head.method, head.target, lines, request.body, head.keep_alive))
-        return LocalAnswer(200, b"{}")
+        return LocalResponse(200, b"{}")
 
 
 @dataclass
@@ -65,7 +65,7 @@ Outcome = tuple[list[tuple[Any, ...]], list[bytes], bool]
 async def outcome(router: Listening, *pieces: bytes) -> Outcome:
     """What the router hears in these pieces, the first lines of its answers, and whether the connection stays."""
     router.heard, wire = [], Wire()
-    client = Client(router)
+    client = ClientConnection(router)
     client.connection_made(wire)  # type: ignore[arg-type]
     for piece in pieces:
         client.data_received(piece)

@@ -11,11 +11,10 @@ from typing import Any
 import h11
 import pytest
 
-from routing.proxy.http.answer import AnswerHead
-from routing.proxy.known_heads import ANSWER_NAMES, KnownHeads
-from routing.proxy.loop.deadlines import Deadlines
-from routing.proxy.loop.outbox import Outbox
-from routing.proxy.replicas.upstream import Failure, Upstream
+from routing.http.headers import ANSWER_NAMES, HeaderCache
+from routing.http.loop import Deadlines, WriteBuffer
+from routing.http.response import ResponseHead
+from routing.upstream.connection import Failure, UpstreamConnection
 from tests.routing.proxy.corpus.answers import VECTORS, Fate
 from tests.routing.proxy.corpus.damage import ROUNDS, damaged
 from tests.routing.proxy.corpus.listening import Wire
@@ -34,48 +33,48 @@ class Link:
     name = "replica"
     address = SimpleNamespace(ssl_context=None)  # no TLS
 
-    def park(self, upstream: Upstream) -> None:
+    def return_idle(self, upstream: UpstreamConnection) -> None:
         """Take a connection back."""
 
-    closed = park
+    closed = return_idle
 
 
 @dataclass
 class Listening:
     """Who waits for an answer, and pours its middle straight on as a delivery does."""
 
-    upstream: Upstream
+    upstream: UpstreamConnection
     status: int = 0
     body: bytes = b""
     is_complete: bool = False
 
-    def answer_arrived(self, answer: AnswerHead, data: bytes, last: bool) -> None:
+    def on_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
         assert not self.is_complete
         self.status, self.is_complete = answer.status, last
         self.pour(data, 0)
         if not last:
-            self.upstream.pour_into(self.pour)
+            self.upstream.pipe_to(self.pour)
 
     def pour(self, data: bytes, start: int) -> None:
         self.body += data[start:-2] if start else data
 
-    def upstream_failed(self, failure: Failure, *, stale: bool) -> None:  # noqa: ARG002 - a listener's signature
+    def on_upstream_failed(self, failure: Failure, *, stale: bool) -> None:  # noqa: ARG002 - a listener's signature
         assert not self.is_complete
 
 
-class Reader:
+class RequestReader:
     """Reads answers as the router does, one connection each; what it knows of heads stays."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
-        self.outbox = Outbox(loop)
-        self.known: KnownHeads[AnswerHead] = KnownHeads(ANSWER_NAMES)
+        self.write_buffer = WriteBuffer(loop)
+        self.known: HeaderCache[ResponseHead] = HeaderCache(ANSWER_NAMES)
 
     def read(self, *pieces: bytes) -> Read:
         link: Any = Link()
         wire: Any = Wire()
-        upstream = Upstream(link, self.deadlines, self.outbox, self.known)
+        upstream = UpstreamConnection(link, self.deadlines, self.write_buffer, self.known)
         listener = Listening(upstream)
         upstream.connection_made(wire)
         upstream.send(listener, b"", b"", first_byte_s=9, idle_s=9, bodyless=False)
@@ -108,7 +107,7 @@ def by_h11(raw: bytes) -> Read:
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_no_damage_moves_the_end_of_an_answer(seed: int) -> None:
-    chance, reader = random.Random(seed), Reader()
+    chance, reader = random.Random(seed), RequestReader()
     complete = 0
     for _ in range(ROUNDS):
         raw = damaged(chance.choice(SEEDS), chance)
@@ -139,7 +138,7 @@ def cut(pieces: list[bytes], chance: random.Random) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_stream_of_chunks_is_the_same_however_it_comes(seed: int) -> None:
-    chance, reader = random.Random(seed), Reader()
+    chance, reader = random.Random(seed), RequestReader()
     for _ in range(ROUNDS):
         pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *chunks(chance), b"0\r\n\r\n"]
         expected = reader.read(b"".join(pieces))

@@ -42,8 +42,8 @@ def sending(pieces: list[bytes], *, ends: bool) -> Script:
 
 
 async def no_connections(harness: Harness) -> None:
-    links = harness.router.serving.links.values()
-    await harness.until(lambda: not any(link.connections for link in links), "the connection to be closed")
+    connection_pools = harness.router.serving.connection_pools.values()
+    await harness.until(lambda: not any(link.connections for link in connection_pools), "the connection to be closed")
 
 
 async def expect_whole(vector: Vector, harness: Harness, replicas: list[FakeReplica]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.proxy.clients.client import Client
+from routing.proxy.client_connection import ClientConnection
 from tests.routing.proxy.corpus.listening import Listening, Wire, outcome
 from tests.routing.proxy.corpus.requests import (
     CHUNKED,
@@ -47,7 +47,7 @@ async def test_what_was_asked_before_makes_no_difference() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 5000])
 async def test_a_body_in_tiny_reads_and_chunks_is_kept_in_few_pieces(size: int) -> None:
     router = Listening()
-    client = Client(router)
+    client = ClientConnection(router)
     client.connection_made(Wire())  # type: ignore[arg-type]
     body = bytes(range(256)) * 120
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)

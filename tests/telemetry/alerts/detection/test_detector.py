@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.alerts.detection import Bin, GroupBin, Sensitivity, State
-from telemetry.alerts.detection.noise import inflation
+from telemetry.alerts.detection.level import inflation
 from tests.telemetry.alerts.detection.traffic import MIX, Stretch, alarms, bins, detections, second
 from tests.telemetry.conftest import T0
 

@@ -6,7 +6,7 @@ import math
 import random
 from datetime import timedelta
 
-from telemetry.alerts.detection.slow import DAY, HOUR, Hour, find_decline
+from telemetry.alerts.detection.level import DAY, HOUR, Hour, find_decline
 from tests.telemetry.conftest import T0
 
 

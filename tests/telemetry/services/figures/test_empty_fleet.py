@@ -7,8 +7,8 @@ import pytest
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import overview, series, timeline
-from telemetry.services.figures.subjects import Subject
+from telemetry.services.figures import overview, replicas, series
+from telemetry.services.figures.overview import Subject
 
 pytestmark = pytest.mark.django_db
 WINDOW = Window.last(900, until=datetime(2031, 3, 4, 12, tzinfo=UTC))
@@ -54,4 +54,4 @@ def test_every_chart_is_one_long_gap(pool):
             assert set(line.states) == {PointState.UNKNOWN}
     assert series.hit_rate_by_group([pool], WINDOW) == []
     assert overview.group_rows([pool], WINDOW) == []
-    assert timeline.events_of(Subject.of_pool(pool), WINDOW) == []
+    assert replicas.events_of(Subject.of_pool(pool), WINDOW) == []

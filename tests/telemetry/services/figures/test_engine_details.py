@@ -7,9 +7,9 @@ import pytest
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import engine_details
-from telemetry.services.figures.subjects import Subject
-from telemetry.storage.engine_totals import counted, counted_by_replica
+from telemetry.services.figures import engine
+from telemetry.services.figures.overview import Subject
+from telemetry.storage.dimension_sums import counted, counted_by_replica
 from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_queue_and_prefill_are_means_over_the_requests_of_all_replicas(pool, rep
     engine_reading(replicas[1], AT, queue_ms=3000, queue_count=30, prefill_ms=7000, prefill_count=30)
     engine_reading(replicas[0], LATER, queue_ms=0, queue_count=0, prefill_ms=0, prefill_count=0)
 
-    queue, prefill = engine_details.queue_and_prefill(Subject.of_pool(pool), WINDOW)
+    queue, prefill = engine.queue_and_prefill(Subject.of_pool(pool), WINDOW)
 
     assert values([queue, prefill]) == {"in queue": [0.3, None], "in prefill": [0.2, None]}
     assert queue.states == [PointState.OK, PointState.NO_TRAFFIC]
@@ -48,7 +48,7 @@ def test_a_failed_scrape_leaves_a_gap_and_no_zero(pool, replicas):
     engine_reading(replicas[0], AT, queue_ms=9000, queue_count=10)
     gap(replicas[0], LATER)
 
-    (queue,) = engine_details.queue_and_prefill(Subject.of_pool(pool), WINDOW)
+    (queue,) = engine.queue_and_prefill(Subject.of_pool(pool), WINDOW)
 
     assert values([queue]) == {"in queue": [0.9, None]}
     assert queue.states == [PointState.OK, PointState.STALE]
@@ -57,7 +57,7 @@ def test_a_failed_scrape_leaves_a_gap_and_no_zero(pool, replicas):
 def test_prompt_tokens_by_source_are_shares_of_their_sum(pool, replicas):
     engine_reading(replicas[0], AT, computed_prompt_tokens=600, cached_prompt_tokens=400, transferred_prompt_tokens=0)
 
-    found = values(engine_details.prompt_sources(Subject.of_pool(pool), WINDOW))
+    found = values(engine.prompt_sources(Subject.of_pool(pool), WINDOW))
 
     assert found == {"computed": [0.6, None], "cached": [0.4, None], "transferred": [0, None]}
 
@@ -67,17 +67,17 @@ def test_waiting_requests_by_reason_are_means_of_each_engine_added_up(pool, repl
     engine_reading(replicas[0], AT + timedelta(seconds=5), gauges={"waiting_capacity": 4.0, "waiting_deferred": 0.0})
     engine_reading(replicas[1], AT, gauges={"waiting_capacity": 5.0, "waiting_deferred": 0.0})
 
-    found = values(engine_details.waiting_by_reason(Subject.of_pool(pool), WINDOW))
+    found = values(engine.waiting_by_reason(Subject.of_pool(pool), WINDOW))
 
     assert found == {"capacity": [8.0, None], "deferred": [0.5, None]}
 
 
 def test_the_multimodal_cache_has_a_line_only_where_it_was_asked(pool, replicas):
     engine_reading(replicas[0], AT, mm_cache_queries=0, mm_cache_hits=0)
-    assert engine_details.mm_hit_rate(Subject.of_pool(pool), WINDOW) == []
+    assert engine.mm_hit_rate(Subject.of_pool(pool), WINDOW) == []
 
     engine_reading(replicas[0], LATER, mm_cache_queries=8, mm_cache_hits=6)
-    found = values(engine_details.mm_hit_rate(Subject.of_pool(pool), WINDOW))
+    found = values(engine.mm_hit_rate(Subject.of_pool(pool), WINDOW))
     assert found == {"Multimodal hit rate": [None, 0.75]}
 
 
@@ -86,7 +86,7 @@ def test_sampled_blocks_have_mean_times(pool, replicas):
         replicas[0], AT, block_lifetime_ms=60_000, block_lifetime_count=2, block_idle_ms=8000, block_idle_count=2
     )
 
-    found = values(engine_details.block_times(Subject.of_pool(pool), WINDOW))
+    found = values(engine.block_times(Subject.of_pool(pool), WINDOW))
 
     assert found == {"allocation to eviction": [30.0, None], "last access to eviction": [4.0, None]}
 
@@ -98,7 +98,7 @@ def test_sampled_evictions_are_a_rate_per_replica(pool, replicas):
     engine_reading(replicas[0], LATER, block_lifetime_count=0, block_lifetime_ms=0)
     engine_reading(replicas[1], AT, queries=10, hits=5)
 
-    found = values(engine_details.sampled_evictions(Subject.of_pool(pool), WINDOW))
+    found = values(engine.sampled_evictions(Subject.of_pool(pool), WINDOW))
 
     assert found == {"r1": [pytest.approx(72.0), 0.0]}
 
@@ -110,7 +110,7 @@ def test_churn_is_what_is_written_over_the_capacity(pool, replicas):
     engine_reading(replicas[0], AT, **written, generation_tokens=400)
     gap(replicas[0], LATER)
 
-    (churn,) = engine_details.cache_churn(Subject.of_pool(pool), WINDOW)
+    (churn,) = engine.cache_churn(Subject.of_pool(pool), WINDOW)
 
     assert values([churn]) == {"r1": [pytest.approx(90.0), None]}
     assert churn.states == [PointState.OK, PointState.STALE]
@@ -121,19 +121,19 @@ def test_churn_is_unknown_without_a_capacity_or_the_computed_tokens(pool, replic
     engine_reading(replicas[0], AT, computed_prompt_tokens=1000, transferred_prompt_tokens=0, generation_tokens=400)
     engine_reading(replicas[1], AT, generation_tokens=400)
 
-    assert engine_details.cache_churn(Subject.of_pool(pool), WINDOW) == []
+    assert engine.cache_churn(Subject.of_pool(pool), WINDOW) == []
 
 
 @pytest.mark.parametrize(
     "figure",
     [
-        engine_details.queue_and_prefill,
-        engine_details.prompt_sources,
-        engine_details.mm_hit_rate,
-        engine_details.waiting_by_reason,
-        engine_details.block_times,
-        engine_details.sampled_evictions,
-        engine_details.cache_churn,
+        engine.queue_and_prefill,
+        engine.prompt_sources,
+        engine.mm_hit_rate,
+        engine.waiting_by_reason,
+        engine.block_times,
+        engine.sampled_evictions,
+        engine.cache_churn,
     ],
 )
 def test_what_no_engine_reports_has_no_line(pool, replicas, figure):

@@ -12,8 +12,7 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.histograms import ROUTER_EDGES
 from telemetry.metrics.windows import Window
 from telemetry.services.figures import series
-from telemetry.services.figures.engine_notes import EngineNotes, engine_notes
-from telemetry.services.figures.reconciliation import reconcile
+from telemetry.services.figures.engine import EngineNotes, engine_notes, reconcile
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped
 

@@ -11,10 +11,10 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.rates import ReadingState
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import groups, lines, overview, series
-from telemetry.services.figures.subjects import Subject
+from telemetry.services.figures import chart_series, groups, overview, series
+from telemetry.services.figures.overview import Subject
 from telemetry.storage import sums
-from telemetry.storage.answers import usage_reports
+from telemetry.storage.responses import usage_reports
 from tests.telemetry.conftest import T0
 from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
@@ -406,7 +406,7 @@ def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, r
     notes = {line.label: line.note for line in series.hit_rate_by_group([pool], MINUTE)}
     assert notes["part"] == "part rests on 25.0 % of the responses."
     assert notes["whole"] == notes["failed"] == ""
-    assert lines.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate rests on 25.0 % of the responses.")
+    assert chart_series.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate rests on 25.0 % of the responses.")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import series
-from telemetry.services.figures.tiers import reuse_by_tier
+from telemetry.services.figures.series import reuse_by_tier
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading
 

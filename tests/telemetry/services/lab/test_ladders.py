@@ -10,14 +10,12 @@ from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from telemetry import tasks
-from telemetry.lab.bins import BIN
-from telemetry.lab.ladder import ladder_from
+from telemetry.lab.ladder import BIN, ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, Decision, LadderBin, ReplayState
 from telemetry.services.lab import replays
-from telemetry.services.lab.curves import update_curve, update_curves
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, ladders_over_time
-from telemetry.services.lab.replays import replay_pools
+from telemetry.services.lab.replays import replay_pools, update_curve, update_curves
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.replaying import replayed

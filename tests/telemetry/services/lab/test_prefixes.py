@@ -7,9 +7,9 @@ import pytest
 from controlplane.services.fleet.pools import create_pool
 from telemetry.lab import prefix_tree
 from telemetry.metrics.windows import Window
-from telemetry.services.figures.subjects import Subject
-from telemetry.services.lab import prefixes
-from telemetry.services.lab.prefixes import hottest_prefixes
+from telemetry.services.figures.overview import Subject
+from telemetry.services.lab import decisions
+from telemetry.services.lab.decisions import hottest_prefixes
 from tests.telemetry.conftest import T0
 from tests.telemetry.stored_decisions import a_router, decided
 
@@ -76,7 +76,7 @@ def test_a_prompt_none_of_whose_blocks_is_there_stays_at_its_tier_1_prefix():
 
 
 def test_a_tree_is_made_of_a_bounded_number_of_requests_spread_over_the_range(monkeypatch):
-    monkeypatch.setattr(prefixes, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(decisions, "MOST_REQUESTS", 10)
     prompts(*[(1, number) for number in range(2, 37)])
 
     tree = hottest_prefixes(Subject(), HOUR)

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from controlplane.database.retrying import ATTEMPTS, retry_when_ended
+from controlplane.database.transactions import ATTEMPTS, retry_when_ended
 from controlplane.models import Event, ItemFailure, PeriodicTask
-from controlplane.services.audit.log import _LOCK as AUDIT
+from controlplane.services.audit_log import _LOCK as AUDIT
 from controlplane.services.fleet.pools import create_pool
 from telemetry.channels.base import DeliveryError
 from telemetry.channels.enqueue import enqueue

@@ -10,7 +10,7 @@ from telemetry.channels.base import DeliveryError
 from telemetry.models import DeliveryAttempt, Notification
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send, update_channel
-from telemetry.services.notifications.deliveries import deliveries, replay
+from telemetry.services.notifications.outbox import deliveries, replay
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.notifications.scripted import Scripted, away, told

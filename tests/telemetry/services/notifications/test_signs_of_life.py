@@ -9,7 +9,7 @@ from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification,
 from telemetry.services.alerts.refreshing import refresh_firing
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
-from telemetry.services.own.pulse import falling_behind
+from telemetry.services.self_monitoring import falling_behind
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.told import payload
 from tests.telemetry.conftest import T0

@@ -1,0 +1,89 @@
+"""Secrets at rest: encryption of what must be read again, keyed hashes of what must only be recognised.
+
+Every key is derived from ``SECRET_KEY``, one per purpose. ``SECRET_KEY_FALLBACKS`` still open what older keys
+sealed, so a key is changed by moving the old one there.
+
+The pair of keys that configurations are signed and checked with, out of one secret text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from django.conf import settings
+from django.utils.encoding import force_bytes
+
+from controlplane.errors import SealBrokenError
+
+
+def seal(plain: bytes) -> bytes:
+    """Encrypt and authenticate; the result is about 4/3 of the length."""
+    return _fernet().encrypt(plain)
+
+
+def unseal(sealed: bytes | memoryview) -> bytes:
+    """What was sealed; SealBrokenError when it was altered, or sealed under a key that is gone."""
+    try:
+        return _fernet().decrypt(bytes(sealed))
+    except InvalidToken:
+        raise SealBrokenError(
+            "A stored secret cannot be read: WARMPATH_SECRET_KEY is not the key it was sealed with. "
+            "Put the former key into WARMPATH_SECRET_KEY_FALLBACKS."
+        ) from None
+
+
+def reseal(sealed: bytes | memoryview) -> bytes | None:
+    """The same sealed under the present key; None where it is already, SealBrokenError as for ``unseal``."""
+    present = _fernets()[0]
+    try:
+        present.decrypt(bytes(sealed))
+    except InvalidToken:
+        return present.encrypt(unseal(sealed))
+    return None
+
+
+def keyed_digest(purpose: str, value: str) -> str:
+    """HMAC-SHA256 in hex, for values that are recognised and never shown again."""
+    return next(_digests(purpose, value))
+
+
+def matches_digest(purpose: str, value: str, digest: str) -> bool:
+    """Whether ``digest`` is of this value, under the present key or a former one; in constant time for each."""
+    answers = [hmac.compare_digest(candidate, digest) for candidate in _digests(purpose, value)]
+    return any(answers)
+
+
+def _digests(purpose: str, value: str) -> Iterator[str]:
+    for key in _keys(purpose):
+        yield hmac.new(key, value.encode(), hashlib.sha256).hexdigest()
+
+
+def _fernet() -> MultiFernet:
+    return MultiFernet(_fernets())
+
+
+def _fernets() -> list[Fernet]:
+    return [Fernet(base64.urlsafe_b64encode(key)) for key in _keys("at rest")]
+
+
+def _keys(purpose: str) -> Iterator[bytes]:
+    """32 bytes for each secret key, the present one first."""
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        yield hmac.new(force_bytes(secret), f"warmpath {purpose}".encode(), hashlib.sha256).digest()
+
+
+def private_key(secret: str) -> Ed25519PrivateKey:
+    """The same for the same text, and of no use to whoever has another key that is derived from it."""
+    return Ed25519PrivateKey.from_private_bytes(
+        hmac.new(secret.encode(), b"warmpath configurations", hashlib.sha256).digest()
+    )
+
+
+def public_key(secret: str) -> str:
+    """What routers are given: 64 hex digits."""
+    return private_key(secret).public_key().public_bytes_raw().hex()

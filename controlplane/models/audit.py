@@ -1,0 +1,220 @@
+"""Who changed what, from where, and why: for good.
+
+What the nightly look at the audit log found.
+
+What happened, in one line each.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import BigIntegerField, Func, TextField
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from controlplane.models.fleet import Pool, Replica
+from controlplane.models.router import Router
+
+# What an entry says, and its digest covers.
+SAID = (
+    "number",
+    "at",
+    "kind",
+    "actor",
+    "token",
+    "address",
+    "request_id",
+    "project",
+    "pool",
+    "summary",
+    "reason",
+    "before",
+    "after",
+    "previous",
+)
+
+
+class AuditEntry(models.Model):
+    """One change. Rows are only added: a trigger refuses everything else (migration 0003), and each holds the digest
+    of the one before it, so that a row that was taken away or altered behind the trigger's back is found.
+
+    It refers to no other row, because it outlives them all.
+    """
+
+    number = models.BigIntegerField(primary_key=True)  # 1, 2, 3 ... without a gap
+    at = models.DateTimeField()
+    kind = models.CharField(max_length=32)  # an EventKind
+    actor = models.CharField(max_length=150, blank=True)  # a user's name; "" where the system acted by itself
+    token = models.CharField(max_length=16, blank=True)  # the key_id of the API token that was used
+    address = models.CharField(max_length=45, blank=True)  # where the request came from
+    request_id = models.CharField(max_length=64, blank=True)
+    project = models.CharField(max_length=30, blank=True)
+    pool = models.CharField(max_length=30, blank=True)
+    summary = models.CharField(max_length=500)
+    reason = models.CharField(max_length=500, blank=True)  # in the words of whoever did it
+    before = models.JSONField(null=True)
+    after = models.JSONField(null=True)
+    previous = models.CharField(max_length=64)  # the digest of the entry before; zeros before the first
+    digest = models.CharField(max_length=64)  # SHA-256, hex, of everything above
+
+    class Meta:
+        ordering = ("-number",)
+        indexes = (
+            models.Index(fields=["actor", "-number"], name="audit_actor"),
+            models.Index(fields=["kind", "-number"], name="audit_kind"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.summary}"
+
+
+class AuditCheck(models.Model):
+    """One walk along the audit log's chain. The newest digest is noted, so that the next walk finds it unless somebody
+    wrote the whole rest of the chain anew.
+    """
+
+    at = models.DateTimeField()
+    entries = models.BigIntegerField()  # that were whole
+    digest = models.CharField(max_length=64)  # of the last of them
+    fault = models.CharField(max_length=500, blank=True)  # "": none; else the first entry that is not right
+
+    class Meta:
+        ordering = ("-at", "-pk")
+        indexes = (models.Index(fields=["-at"], name="audit_check_at"),)
+
+    def __str__(self) -> str:
+        return self.fault or f"{self.entries} entries, whole"
+
+
+class EventKind(models.TextChoices):
+    """Everything that is recorded."""
+
+    POOL_CREATED = "pool_created", "Pool created"
+    POOL_CHANGED = "pool_changed", "Pool changed"
+    POOL_REMOVED = "pool_removed", "Pool removed"
+    REPLICA_ADDED = "replica_added", "Replica added"
+    REPLICA_REMOVED = "replica_removed", "Replica removed"
+    REPLICA_CHANGED = "replica_changed", "Replica changed"
+    REPLICA_STATE_CHANGED = "replica_state_changed", "Replica state changed"
+    SOURCE_ADDED = "source_added", "Replica source added"
+    SOURCE_CHANGED = "source_changed", "Replica source changed"
+    SOURCE_REMOVED = "source_removed", "Replica source removed"
+    SOURCE_FAILING = "source_failing", "Replica source failing"
+    SOURCE_RECOVERED = "source_recovered", "Replica source recovered"
+    SOURCE_HOLDING = "source_holding", "Replica source holding"
+    REPLICAS_FOUND = "replicas_found", "Replicas found"
+    REPLICAS_MISSING = "replicas_missing", "Replicas missing"
+    REPLICA_ADOPTED = "replica_adopted", "Replica adopted"
+    REPLICA_DISMISSED = "replica_dismissed", "Replica dismissed"
+    GROUP_CREATED = "group_created", "Task group created"
+    GROUP_CHANGED = "group_changed", "Task group changed"
+    GROUP_REMOVED = "group_removed", "Task group removed"
+    POLICY_PUBLISHED = "policy_published", "Policy published"
+    POLICY_REMOVED = "policy_removed", "Policy removed"
+    ROLLOUT_PROPOSED = "rollout_proposed", "Rollout awaits approval"
+    ROLLOUT_APPROVED = "rollout_approved", "Rollout approved"
+    ROLLOUT_STARTED = "rollout_started", "Trial started"
+    ROLLOUT_BEGUN = "rollout_begun", "Rollout reached a router"
+    ROLLOUT_WIDENED = "rollout_widened", "Trial widened"
+    ROLLOUT_PAUSED = "rollout_paused", "Rollout paused"
+    ROLLOUT_RESUMED = "rollout_resumed", "Rollout resumed"
+    ROLLOUT_HELD = "rollout_held", "Rollout held"
+    ROLLOUT_RELEASED = "rollout_released", "Rollout no longer held"
+    ROLLOUT_COMPLETED = "rollout_completed", "Rollout complete"
+    ROLLOUT_ABORTED = "rollout_aborted", "Rollout aborted"
+    ROLLOUT_ROLLED_BACK = "rollout_rolled_back", "Rolled back by its guard"
+    ROLLOUT_SUPERSEDED = "rollout_superseded", "Rollout superseded"
+    CONFIG_APPLIED = "config_applied", "Configuration applied"
+    CONFIG_REFUSED = "config_refused", "Configuration refused"
+    PROJECT_CREATED = "project_created", "Project created"
+    PROJECT_CHANGED = "project_changed", "Project changed"
+    PROJECT_REMOVED = "project_removed", "Project removed"
+    USER_ADDED = "user_added", "Person added"
+    USER_CHANGED = "user_changed", "Person changed"
+    ROLE_CHANGED = "role_changed", "Role changed"
+    AUDIT_BROKEN = "audit_broken", "Audit log broken"
+    SECRETS_ROTATED = "secrets_rotated", "Secrets rotated"
+    SIGN_IN_LOCKED = "sign_in_locked", "Sign-in locked"
+    SIGN_IN_UNLOCKED = "sign_in_unlocked", "Sign-in unlocked"
+    SECOND_FACTOR_CHANGED = "second_factor_changed", "Second factor changed"
+    TOKEN_CREATED = "token_created", "Token created"
+    TOKEN_REVOKED = "token_revoked", "Token revoked"
+    CLIENT_KEY_CREATED = "client_key_created", "Client key created"
+    CLIENT_KEY_CHANGED = "client_key_changed", "Client key changed"
+    CLIENT_KEY_REVOKED = "client_key_revoked", "Client key revoked"
+    FLEET_CHANGED = "fleet_changed", "Fleet settings changed"
+    RULE_CREATED = "rule_created", "Alert rule created"
+    RULE_CHANGED = "rule_changed", "Alert rule changed"
+    RULE_REMOVED = "rule_removed", "Alert rule removed"
+    CHANNEL_CREATED = "channel_created", "Channel created"
+    CHANNEL_CHANGED = "channel_changed", "Channel changed"
+    CHANNEL_REMOVED = "channel_removed", "Channel removed"
+    METRICS_SERVER_CREATED = "metrics_server_created", "Metrics server added"
+    METRICS_SERVER_CHANGED = "metrics_server_changed", "Metrics server changed"
+    METRICS_SERVER_REMOVED = "metrics_server_removed", "Metrics server removed"
+    CHANNEL_DISABLED = "channel_disabled", "Channel disabled"
+    ROUTER_JOINED = "router_joined", "Router joined"
+    ROUTER_LOST = "router_lost", "Router lost"
+    ROUTER_REMOVED = "router_removed", "Router removed"
+    ROUTER_STARTED = "router_started", "Router started"
+    ROUTER_REPORTED = "router_reported", "Router reported"  # by a newer one, in words that this release has not
+    CONFIG_LOADED = "config_loaded", "Configuration loaded"
+    REPLICA_EJECTED = "replica_ejected", "Replica ejected"
+    REPLICA_READMITTED = "replica_readmitted", "Replica readmitted"
+    REPLICA_UNREACHABLE = "replica_unreachable", "Replica unreachable"
+    REPLICA_REACHABLE = "replica_reachable", "Replica reachable"
+    REPLICA_DOWN = "replica_down", "Replica down"
+    REPLICA_UP = "replica_up", "Replica up"
+    REPLICA_RESTARTED = "replica_restarted", "Replica restarted"
+    TRAFFIC_MIX_CHANGED = "traffic_mix_changed", "Traffic mix changed"
+    ALERT_FIRING = "alert_firing", "Alert firing"
+    ALERT_RESOLVED = "alert_resolved", "Alert resolved"
+    ALERT_ACKNOWLEDGED = "alert_acknowledged", "Alert acknowledged"
+    ALERT_RELEASED = "alert_released", "Alert no longer acknowledged"
+    SILENCE_CREATED = "silence_created", "Silence created"
+    SILENCE_CHANGED = "silence_changed", "Silence changed"
+    SILENCE_ENDED = "silence_ended", "Silence ended"
+
+
+def event_kinds() -> list[tuple[str, str]]:
+    """The choices of ``Event.kind``; a function, so that a new kind is no change of the table."""
+    return EventKind.choices
+
+
+def transaction_number() -> Cast:
+    """The number of the present transaction; PostgreSQL gives them out in ascending order."""
+    return Cast(Cast(Func(function="pg_current_xact_id"), TextField()), BigIntegerField())
+
+
+class Event(models.Model):
+    """Something that happened, and who did it. Its text stands on its own: what it names may be gone by now."""
+
+    at = models.DateTimeField(default=timezone.now)
+    kind = models.CharField(max_length=32, choices=event_kinds)
+    pool = models.ForeignKey(Pool, models.SET_NULL, null=True, blank=True, related_name="events")
+    replica = models.ForeignKey(Replica, models.SET_NULL, null=True, blank=True, related_name="events")
+    router = models.ForeignKey(Router, models.SET_NULL, null=True, blank=True, related_name="events")
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="events"
+    )  # None: the system itself
+    summary = models.CharField(max_length=500)  # one sentence that names the object
+    # The transaction that recorded it. Ids are given out before the commit and so may be seen out of order; what is
+    # ordered by transactions that are no longer at work is complete (services/events.py).
+    xact = models.BigIntegerField(db_default=transaction_number(), editable=False)
+    detail = models.JSONField(default=dict)  # "before" and "after" where something was changed; never a secret
+
+    class Meta:
+        ordering = ("-at", "-pk")
+        indexes = (
+            models.Index(fields=["-at", "-id"], name="event_at"),
+            models.Index(fields=["pool", "-at"], name="event_pool_at"),
+            models.Index(fields=["xact", "id"], name="event_xact"),
+            models.Index(fields=["kind", "-at"], name="event_kind_at"),
+            models.Index(fields=["replica", "-at"], name="event_replica_at"),
+            models.Index(fields=["router", "-at"], name="event_router_at"),
+            models.Index(fields=["actor", "-at"], name="event_actor_at"),
+        )
+
+    def __str__(self) -> str:
+        return self.summary

@@ -1,0 +1,282 @@
+"""The forms that names take. They become metric labels, header values and ring identities, so they never change.
+
+What people are let into.
+
+Replicas that serve the same models.
+
+One vLLM engine behind a base URL.
+
+Requests with one purpose.
+
+What clients of the routers sign in with.
+
+What holds for all routers and all pools.
+
+The fleet's one secret.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import (
+    CASCADE,
+    PROTECT,
+    BooleanField,
+    CharField,
+    CheckConstraint,
+    DateTimeField,
+    FloatField,
+    ForeignKey,
+    JSONField,
+    Model,
+    PositiveBigIntegerField,
+    PositiveIntegerField,
+    PositiveSmallIntegerField,
+    Q,
+    TextField,
+    UniqueConstraint,
+)
+from django.utils import timezone
+
+from routing.schema import LEAST_URGENT, StreamUsage
+from routing.schema import ReplicaState as WireState
+
+# A policy's name is its pool's, or ``pool.group``: pools and groups hold no dot, and both fit in 63 characters.
+SHORT_NAME = r"^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$"
+LONG_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"  # routing.schema.Name
+
+
+def short_name(*, unique: bool = False) -> CharField[str, str]:
+    """1 to 30 characters of a-z, 0-9, ``-`` and ``_``."""
+    return CharField(max_length=30, unique=unique)
+
+
+def long_name(*, unique: bool = False) -> CharField[str, str]:
+    """1 to 63 characters; dots too."""
+    return CharField(max_length=63, unique=unique)
+
+
+def well_formed(name: str, pattern: str) -> CheckConstraint:
+    """Hold the column ``name`` to its form in the database itself."""
+    return CheckConstraint(
+        condition=Q(name__regex=pattern),
+        name=name,
+        violation_error_message="Expected lower-case letters, digits and -, a letter or digit at either end.",
+    )
+
+
+class Project(Model):
+    """Pools that the same people look after. Whoever has no role in it cannot tell that it exists."""
+
+    name = short_name(unique=True)
+    description = TextField(blank=True, max_length=1000)
+    needs_approval = BooleanField(default=False, db_default=False)  # what is published waits for a second person
+    created_at = DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (well_formed("project_name_form", SHORT_NAME),)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Pool(Model):
+    """Replicas that serve the same models, and so can stand in for each other. It always has a live policy.
+
+    What routers do about it is kept as the schema's own JSON (``schema_fields``); None: what they do by themselves.
+    """
+
+    project = ForeignKey(Project, PROTECT, related_name="pools")  # who may see and change it
+    name = short_name(unique=True)
+    models = ArrayField(CharField(max_length=256), default=list, blank=True)  # served names; [] takes any model
+    aliases = JSONField(default=list, blank=True)  # routing.schema.Alias each: other names for these
+    adapters = JSONField(default=list, blank=True)  # routing.schema.Adapter each: that its replicas may hold
+    description = TextField(blank=True, max_length=1000)
+    health = JSONField(null=True, blank=True)  # routing.schema.HealthCheck
+    breaker = JSONField(null=True, blank=True)  # routing.schema.BreakerConfig
+    caps = JSONField(null=True, blank=True)  # routing.schema.Caps
+    concurrency = JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
+    tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: where the policy says
+    share_half_life = PositiveIntegerField(null=True, blank=True)  # requests
+    stream_usage = CharField(  # noqa: DJ001 - None: as routers do
+        max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
+    )
+    warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: replicas take traffic cold
+    created_at = DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            well_formed("pool_name_form", SHORT_NAME),
+            CheckConstraint(
+                condition=Q(share_half_life=None) | Q(share_half_life__range=(100, 1_000_000)),
+                name="pool_share_half_life_range",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ReplicaState(models.TextChoices):
+    """What an operator wants of a replica; whether it answers is measured, not kept here."""
+
+    ACTIVE = WireState.ACTIVE, "Active"
+    DRAINING = WireState.DRAINING, "Draining"  # running requests finish, new ones go elsewhere
+    DISABLED = WireState.DISABLED, "Disabled"  # not even health-checked
+
+
+class Replica(models.Model):
+    """One vLLM engine behind a base URL. Its name is its identity on every ring; the URL may change."""
+
+    pool = models.ForeignKey(Pool, models.PROTECT, related_name="replicas")
+    name = long_name(unique=True)
+    url = models.CharField(max_length=2048, unique=True)  # http(s)://host[:port][/base], without a final slash
+    state = models.CharField(max_length=8, choices=ReplicaState, default=ReplicaState.ACTIVE)
+    weight = models.FloatField(default=1.0)  # relative capacity
+    block_tokens = models.PositiveIntegerField(null=True, blank=True)  # tokens a KV block holds; None until it told us
+    capacity_blocks = models.PositiveIntegerField(null=True, blank=True)  # usable KV blocks of all ranks, or not told
+    labels = models.JSONField(default=dict, blank=True)  # {key: value}, to find it by; routers do not know them
+    adapters = models.JSONField(null=True, blank=True)  # names of its pool's; None: those that its /v1/models lists
+    data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks behind the URL, each with its own cache
+    api_key_sealed = models.BinaryField(null=True, blank=True)  # what the engine asks of clients, encrypted at rest
+    api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: it has none
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            well_formed("replica_name_form", LONG_NAME),
+            CheckConstraint(condition=Q(state__in=ReplicaState.values), name="replica_state_known"),
+            CheckConstraint(condition=Q(weight__gt=0, weight__lte=1000), name="replica_weight_range"),
+            CheckConstraint(condition=Q(data_parallel_size__range=(1, 1024)), name="replica_data_parallel_size_range"),
+            CheckConstraint(
+                condition=Q(api_key_sealed__isnull=True, api_key_set_at__isnull=True)
+                | Q(api_key_sealed__isnull=False, api_key_set_at__isnull=False),
+                name="replica_api_key_dated",
+            ),
+            CheckConstraint(
+                condition=Q(block_tokens=None) | Q(block_tokens__gt=0), name="replica_block_tokens_positive"
+            ),
+            CheckConstraint(
+                condition=Q(capacity_blocks=None) | Q(capacity_blocks__gt=0), name="replica_capacity_positive"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TaskGroup(models.Model):
+    """Requests with one purpose, sharing a tier-1 prefix; named by the ``X-Task-Group`` header, or found by ``match``.
+
+    What routers do about it is kept as the schema's own JSON (``schema_fields``).
+    """
+
+    pool = models.ForeignKey(Pool, models.PROTECT, related_name="groups")
+    name = short_name()
+    owner = models.CharField(max_length=200, blank=True)  # who to ask: a team, an address
+    description = models.TextField(blank=True, max_length=1000)
+    replicas = models.ManyToManyField(Replica, related_name="groups", blank=True)  # the subset it may use; none: all
+    match = models.JSONField(null=True, blank=True)  # routing.schema.GroupMatch; None: the header alone
+    tier1 = models.JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the pool's, else the policy's
+    auto_replicas = models.JSONField(null=True, blank=True)  # routing.schema.AutoReplicas, instead of ``replicas``
+    priority = models.PositiveSmallIntegerField(default=0)  # place in line, 0 first
+    concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
+    caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's
+    expected_tier1 = models.CharField(max_length=16, blank=True)  # hash of the prefix that it should share; "": unsaid
+    hit_rate_objective = models.FloatField(null=True, blank=True)  # ratio that it should reach; None: unsaid
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("pool__name", "name")
+        constraints = (
+            well_formed("group_name_form", SHORT_NAME),
+            UniqueConstraint(fields=["pool", "name"], name="group_name_unique"),
+            CheckConstraint(condition=Q(priority__lte=LEAST_URGENT), name="group_priority_range"),
+            CheckConstraint(condition=Q(expected_tier1__regex=r"^([0-9a-f]{16})?$"), name="group_expected_tier1_form"),
+            CheckConstraint(
+                condition=Q(hit_rate_objective=None) | Q(hit_rate_objective__gt=0, hit_rate_objective__lte=1),
+                name="group_hit_rate_objective_range",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.pool.name}.{self.name}"
+
+
+class ClientKey(Model):
+    """A client's key to the models and task groups of one project. Only the digest that routers compare is kept.
+
+    What it does not limit is unlimited. Routers know it by its full name, so that projects need not know each other's.
+    """
+
+    project = ForeignKey(Project, CASCADE, related_name="client_keys")
+    name = short_name()
+    hint = CharField(max_length=12)  # how its text begins, to tell keys apart
+    digest = CharField(max_length=64, unique=True)  # SHA-256 of its text, hex: 256 random bits need no salt
+    models = JSONField(null=True, blank=True)  # names that it is good for; None: all of its project's
+    groups = JSONField(null=True, blank=True)  # task groups, the first for requests that name none; None: all
+    tenant = CharField(max_length=30, blank=True)  # keys of one share cached prefixes with nobody else; "": none
+    requests_per_s = FloatField(null=True, blank=True)
+    burst = PositiveIntegerField(null=True, blank=True)  # requests at once; None: a second's worth
+    tokens_per_min = PositiveBigIntegerField(null=True, blank=True)
+    created_at = DateTimeField(auto_now_add=True)
+    created_by = ForeignKey(settings.AUTH_USER_MODEL, PROTECT, null=True, blank=True, related_name="+")
+    expires_at = DateTimeField(null=True, blank=True)  # when it ceases to work by itself; None: never
+    revoked_at = DateTimeField(null=True, blank=True)  # None: it works
+
+    class Meta:
+        ordering = ("project__name", "name", "-created_at")
+        constraints = (
+            well_formed("client_key_name_form", SHORT_NAME),
+            UniqueConstraint(fields=["project", "name"], condition=Q(revoked_at=None), name="client_key_name_unique"),
+            CheckConstraint(
+                condition=Q(burst=None) | Q(requests_per_s__isnull=False), name="client_key_burst_of_a_rate"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.hint}...)"
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether routers refuse it although nobody revoked it."""
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def full_name(self) -> str:
+        """How routers and figures call it."""
+        return f"{self.project.name}.{self.name}"
+
+
+class FleetSettings(Model):
+    """One row, or none while nothing was said: then routers take requests from anybody, within their own limits."""
+
+    id = PositiveSmallIntegerField(primary_key=True, default=1)
+    needs_key = BooleanField(default=False)  # whether only clients with a key are let in
+    limits = JSONField(null=True, blank=True)  # routing.schema.Limits; None: the routers' own
+
+    class Meta:
+        verbose_name_plural = "fleet settings"
+        constraints = (CheckConstraint(condition=Q(id=1), name="fleet_settings_single_row"),)
+
+    def __str__(self) -> str:
+        return "fleet settings"
+
+
+class FleetSecret(models.Model):
+    """The ``hash_secret`` mixed into every prefix hash, generated once, encrypted at rest. One row."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    sealed = models.BinaryField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = (CheckConstraint(condition=Q(id=1), name="fleet_secret_single_row"),)
+
+    def __str__(self) -> str:
+        return "fleet secret"

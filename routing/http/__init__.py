@@ -1,0 +1,1 @@
+"""HTTP messages, sockets, timers and tasks, and what responses say about token usage."""

@@ -1,0 +1,1 @@
+"""Limits: request caps, concurrency, token buckets and the retry budget. Pure."""

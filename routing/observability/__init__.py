@@ -1,0 +1,1 @@
+"""Metrics and decision records of the router."""

@@ -1,1 +1,0 @@
-"""A configuration made ready to place requests: pools, task groups, trials and strategies put together."""

@@ -1,0 +1,224 @@
+"""The shape of how a prompt begins: where its parts are, and what in them changes from request to request. No text.
+
+Theory of operation. What a prefix cache can share ends at the first byte in which two prompts differ, so one date in
+the first line of a system prompt costs all that follows it. To find such a place later, without keeping a word, the
+first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each by keyed hashes:
+
+- segments: tools and messages, each with the hash of its bytes and that of its letters in any order;
+- pieces: a segment cut at ends of lines and sentences that its own bytes choose, so that two prompts fall into step
+  again behind a difference, whatever its length: what is stable behind it can be told;
+- volatile tokens: what looks like a date, a time, an id or a number, by class.
+
+The client's tool list is described as it was sent as well, since the canonical prompt sorts its keys and an engine
+does not. Lengths, offsets, counts, classes from ``VOLATILE`` and hashes under the fleet's secret are all that leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from routing.prompt.canonical import CONTENT, DOCUMENTS, MESSAGE, ODD, PREVIOUS, CanonicalPrompt
+
+DESCRIBED_BYTES = 32 << 10
+MAX_SEGMENTS = 48
+MAX_PIECES = 96
+MAX_VOLATILE = 64
+MAX_NUMBERS = 24  # of those: they are the commonest and say the least
+MAX_LOOKS = 256  # numbers and the like in one segment that are looked at
+
+Digest = Callable[[bytes], str]  # keyed, 16 hexadecimal digits
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_MIN_PIECE, _MAX_PIECE, _LONG_LINE = 48, 1024, 256  # bytes
+_LETTERS = tuple(bytes([it]) for it in b"etaoinshrdlu0123456789")  # counting all costs three times as much
+_MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
+_CLOCK = rb"\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AaPp][Mm]\b)?(?:Z\b| ?[+-]\d\d:?\d\d)?"
+# The order matters: the first that fits names the class. Each repetition is bounded or of one kind of byte.
+_PATTERNS = {
+    "uuid": rb"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
+    "date": (
+        rb"\d{4}[-/]\d\d[-/]\d\d(?:[T ]" + _CLOCK + rb")?|\d{1,2}[./]\d{1,2}[./]\d{4}|" + _CLOCK + rb"|"
+        rb"\d{1,2}(?:st|nd|rd|th)? " + _MONTH + rb",? \d{4}|" + _MONTH + rb" \d{1,2}(?:st|nd|rd|th)?,? \d{4}"
+    ),
+    "epoch": rb"1\d{9}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?(?![0-9A-Za-z])",
+    "hex": rb"(?=[a-f]{0,64}\d)(?=\d{0,64}[a-f])[0-9a-f]{8,64}(?![0-9A-Za-z])"
+    rb"|(?=[A-F]{0,64}\d)(?=\d{0,64}[A-F])[0-9A-F]{8,64}(?![0-9A-Za-z])",
+    "id": rb"(?=[A-Za-z_-]{0,40}\d)(?=[0-9_-]{0,40}[A-Za-z])[A-Za-z0-9_-]{16,64}(?![0-9A-Za-z])",
+    "number": rb"\d{1,32}(?:[.,]\d{1,32}){0,4}",
+}
+VOLATILE = tuple(_PATTERNS)
+_volatile = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), it) for name, it in _PATTERNS.items())).match
+_digit = re.compile(rb"[0-9]").finditer
+_month = re.compile(_MONTH).fullmatch
+_WORD = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
+_json = msgspec.json.Encoder().encode
+_sorted_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Segment(Struct, frozen=True, gc=False):
+    """The tools, or one message."""
+
+    kind: str  # "tools", a role of ``_ROLES``, "prompt" for a completion's, "other"
+    at: int  # bytes before it in the canonical prompt
+    bytes: int
+    hash: str
+    letters: str  # of how often common letters and digits occur: the same for the same things in another order
+
+
+class Volatile(Struct, frozen=True, gc=False):
+    """Something of a kind that is seldom the same twice."""
+
+    kind: str  # of ``VOLATILE``
+    at: int
+    bytes: int
+    hash: str
+
+
+class ToolList(Struct, frozen=True, gc=False):
+    """The tools as they were sent."""
+
+    count: int
+    names: str  # of the sorted names
+    definitions: str  # of the definitions in any order, their keys too
+    sent: str  # of all as it was sent
+
+
+class PromptStructure(Struct, frozen=True, gc=False):
+    """How one request's prompt begins."""
+
+    bytes: int  # of the whole canonical prompt
+    described: int  # of these, from the first on
+    messages: int
+    session: str | None
+    tools: ToolList | None
+    segments: list[Segment]
+    pieces: list[tuple[int, int, str]]  # (offset, bytes, hash), ascending
+    volatile: list[Volatile]
+
+
+def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None, digest: Digest) -> PromptStructure:
+    """Describe a prompt; ``tools`` as the client sent them. 1 ms for 32 KiB and more: for few requests only."""
+    data = prompt.data[:DESCRIBED_BYTES]
+    segments: list[Segment] = []
+    pieces: list[tuple[int, int, str]] = []
+    volatile: list[Volatile] = []
+    numbers = 0
+    for kind, start, end in _spans(prompt, len(data)):
+        content = data[start:end]
+        segments.append(Segment(kind, start, end - start, digest(content), digest(_letters(content))))
+        for at, length in _cut(content, MAX_PIECES - len(pieces)):
+            pieces.append((start + at, length, digest(content[at : at + length])))
+        for name, at, length in _found(content):
+            numbers += name == "number"
+            if len(volatile) < MAX_VOLATILE and (name != "number" or numbers <= MAX_NUMBERS):
+                volatile.append(Volatile(name, start + at, length, digest(content[at : at + length])))
+        if len(segments) == MAX_SEGMENTS:
+            break
+    described = segments[-1].at + segments[-1].bytes if segments else 0
+    messages = len(prompt.message_ends)
+    hashed_session = digest(b"session " + session.encode("utf-8", "replace")) if session else None
+    sent = _tool_list(tools, digest)
+    return PromptStructure(len(prompt.data), described, messages, hashed_session, sent, segments, pieces, volatile)
+
+
+def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]]:
+    """(kind, start, end) of the segments that begin before ``limit``, which the last one may be cut at."""
+    start = prompt.tools_end
+    if start:
+        yield "tools", 0, min(start, limit)
+    for end in prompt.message_ends:
+        if start >= limit:
+            return
+        if prompt.data.startswith(DOCUMENTS, start):
+            message = prompt.data.index(MESSAGE, start)
+            yield "other", start + 1, min(message, limit)
+            start = message
+        kind, content = _kind(prompt.data, start)
+        yield kind, min(content, limit), min(end, limit)
+        start = end
+
+
+def _kind(data: bytes, start: int) -> tuple[str, int]:
+    """The kind of a message, in a word of ours, and where its content begins."""
+    if data[start : start + 2] == MESSAGE + ODD:
+        return "other", start + 2
+    if data.startswith(PREVIOUS, start):
+        return "other", start + 1
+    content = data.find(CONTENT, start)
+    role = data[start + 1 : content].decode("utf-8", "replace")
+    return (role if role in _ROLES else "other") if role else "prompt", content + 1
+
+
+def _letters(content: bytes) -> bytes:
+    count = content.count
+    return b",".join([b"%d" % count(letter) for letter in _LETTERS])
+
+
+def _cut(content: bytes, most: int) -> Iterator[tuple[int, int]]:
+    """(offset, length) of pieces, at most so many; the last one takes all that is left."""
+    start = at = 0
+    for line in content.splitlines(keepends=True):
+        for part in (line,) if len(line) < _LONG_LINE else re.split(rb"(?<=[.!?}] )", line):
+            at += len(part)
+            length = at - start
+            is_edge = length >= _MAX_PIECE or (length >= _MIN_PIECE and not xxh3_64_intdigest(part) & 3)
+            if is_edge and most > 1:
+                yield start, length
+                start = at
+                most -= 1
+    if start < len(content) and most > 0:
+        yield start, len(content) - start
+
+
+def _found(content: bytes) -> Iterator[tuple[str, int, int]]:
+    """(class, offset, length) of volatile tokens, ascending. Each has a digit: it is looked for, and then around it."""
+    done = looks = 0
+    for digit in _digit(content):
+        at = digit.start()
+        if at < done:
+            continue
+        found = _volatile(content, _token_start(content, at, done)) or _volatile(content, at)
+        if found is None:
+            continue
+        yield found.lastgroup or "", found.start(), found.end() - found.start()
+        done, looks = found.end(), looks + 1
+        if looks == MAX_LOOKS:
+            return
+
+
+def _token_start(content: bytes, digit: int, done: int) -> int:
+    """Where the word begins that a digit stands in, or the name of a month before it."""
+    before = content[max(done, digit - 64) : digit]
+    word = before.rstrip(_WORD)
+    if before.endswith(b" "):
+        before = before[:-1]
+        word = before.rstrip(_WORD)
+        return digit - 1 - len(before) + len(word) if _month(before[len(word) :]) else digit
+    return digit - len(before) + len(word)
+
+
+def _tool_list(tools: Any, digest: Digest) -> ToolList | None:
+    """None without tools, or where they are nested beyond what can be written down."""
+    if type(tools) is not list or not tools:
+        return None
+    try:
+        definitions = sorted(map(_sorted_json, tools))
+        sent = _json(tools)
+    except (RecursionError, msgspec.EncodeError, UnicodeEncodeError, TypeError):
+        return None
+    names = b"\n".join(sorted(_sorted_json(_name(tool)) for tool in tools))
+    return ToolList(len(tools), digest(names), digest(b"\n".join(definitions)), digest(sent))
+
+
+def _name(tool: Any) -> Any:
+    """The name of a tool of either API; None without one."""
+    if type(tool) is not dict:
+        return None
+    function = tool.get("function")
+    return function.get("name") if type(function) is dict else tool.get("name")

@@ -1,1 +1,0 @@
-"""The admin port: configuration in, state and figures out."""

@@ -1,1 +1,0 @@
-"""A client's side: its connection, what it may ask for, and what is read of it."""

@@ -1,1 +1,0 @@
-"""The configuration: pushed or read, checked, kept on disk."""

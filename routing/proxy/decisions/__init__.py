@@ -1,1 +1,0 @@
-"""The latest decisions: where each request went, why, and what came of it."""

@@ -1,1 +1,0 @@
-"""What happens between the two: a request is placed, sent, perhaps sent elsewhere, answered and settled."""

@@ -1,1 +1,0 @@
-"""Large bodies are read by another process, so that nobody else's request waits for them."""

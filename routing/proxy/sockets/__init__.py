@@ -1,1 +1,0 @@
-"""Sockets of a process: listened to beside others, spoken to over TLS, bound to the loopback or not."""

@@ -1,0 +1,1 @@
+"""``python -m routing simulate``: replays a trace under a policy with the router's own strategies."""

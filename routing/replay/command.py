@@ -1,0 +1,184 @@
+"""The command line of ``python -m routing simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from routing.replay.block_runs import Forest, ForestError
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import DoesNotFitError, replay, report, table
+from routing.replay.routed import NotInTracesError, Routed
+from routing.schema import ConfigError, Settings, load_settings
+from routing.traffic.columns import Columns
+from routing.traffic.trace import TraceError, read_columns
+
+PROGRESS_S = 0.5  # between two progress lines
+
+
+class UsageError(Exception):
+    """What was asked for cannot be simulated; the message names file, line and field."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate and print; 2 with one line on standard error where that is not possible."""
+    given = _parser().parse_args(argv)
+    show = _progress()
+    try:
+        with _no_collector():
+            reports = _simulate(given, show)
+    except (UsageError, TraceError, ForestError, DoesNotFitError, NotInTracesError) as error:
+        show("")
+        sys.stderr.write(f"simulate: {error}\n")
+        return 2
+    show("")
+    if given.json:
+        one = len(given.policy) == 1
+        sys.stdout.write(json.dumps(next(iter(reports.values())) if one else list(reports.values())) + "\n")
+    else:
+        sys.stdout.write("\n".join(table(reports)) + "\n")
+    return 0
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Let what a replay is done with be freed by its reference counts: it forms no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _simulate(given: argparse.Namespace, show: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """A report for each policy, by the name of its file."""
+    config = _config(given)
+    policies = {str(path): _read_policy(path) for path in given.policy}
+    show(f"reading {given.trace}")
+    columns = _read_trace(given.trace)
+    forest = Forest(columns)
+    reports = {}
+    for name, settings in policies.items():
+        try:
+            routed = Routed(settings, columns, config, given.replicas)
+        except NotInTracesError as error:
+            raise UsageError(f"{name}: {error}") from None
+        told = _told(show, f"{name}: {{}} of {len(columns)} requests")
+        outcome = replay(forest, config, given.replicas, routed, given.time_scale, progress=told)
+        reasons = {reason.value: count for reason, count in routed.reasons.most_common()}
+        reports[name] = {"policy": name, "strategy": settings.name, **report(outcome, columns), "reasons": reasons}
+    return reports
+
+
+def _config(given: argparse.Namespace) -> FastEngineConfig:
+    return FastEngineConfig(
+        blocks=given.blocks,
+        prefill_rate=given.prefill_rate,
+        step_s=given.step_s,
+        decode_s=given.decode_s,
+        chunk_tokens=given.chunk,
+        max_running=given.max_running,
+    )
+
+
+def _read_policy(path: Path) -> Settings:
+    try:
+        return load_settings(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ConfigError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _read_trace(path: Path) -> Columns:
+    try:
+        columns = read_columns(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    if not len(columns):
+        raise UsageError(f"{path}: not one request in it")
+    return columns
+
+
+# --- progress ----------------------------------------------------------------------------------------
+
+
+def _progress() -> Callable[[str], None]:
+    """Show one line in place; says nothing where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        return lambda _line: None
+
+    def show(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _told(show: Callable[[str], None], line: str) -> Callable[[int], None]:
+    """Show how many requests are done, now and then."""
+    shown_s = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s >= PROGRESS_S:
+            shown_s = time.monotonic()
+            show(line.format(done))
+
+    return tell
+
+
+# --- arguments ---------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m routing simulate",
+        description="Replay a trace over modelled replicas, with the router's own strategies deciding.",
+    )
+    add = parser.add_argument
+    add("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's format, .jsonl or .jsonl.gz")
+    add("--policy", type=Path, required=True, action="append", metavar="FILE",
+        help='JSON: {"strategy": NAME, ...its settings}; may be given several times, for a row each')  # fmt: skip
+    add("--replicas", type=_count, required=True, metavar="N")
+    add("--blocks", type=_count, required=True, metavar="C", help="blocks of 512 tokens in each replica's cache")
+    add("--time-scale", type=_above_0, default=1.0, metavar="S", help="2 plays twice as fast (default %(default)s)")
+    add("--prefill-rate", type=_above_0, default=8000.0, metavar="R", help="tokens/s (default %(default)s)")
+    add("--step-s", type=_from_0, default=0.010, help="seconds any step takes (default %(default)s)")
+    add("--decode-s", type=_from_0, default=0.0002, help="seconds more per decoding sequence (default %(default)s)")
+    add("--chunk", type=_count, default=2048, help="prefill tokens a step may carry (default %(default)s)")
+    add("--max-running", type=_count, default=256, help="sequences in one step (default %(default)s)")
+    add("--json", action="store_true", help="one JSON object; for several policies a list of them")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to 1000000000")
+    return int(text)
+
+
+def _above_0(text: str) -> float:
+    value = _from_0(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 is not above 0")
+    return value
+
+
+def _from_0(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1e9")
+    return value

@@ -1,0 +1,70 @@
+"""A router in one process: its data port, from open to closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from routing.admin.views import RouterView
+from routing.http.sockets import BACKLOG, bind, leave, send_newcomers_to_others
+from routing.log import event
+from routing.proxy.client_connection import ClientConnection
+from routing.proxy.router import Router
+from routing.proxy.shutdown import LINGER_S, drain
+
+logger = logging.getLogger(__name__)
+
+
+class SingleProcess:
+    """The router and its listening sockets."""
+
+    def __init__(self, router: Router, version: str) -> None:
+        self.router = router
+        self.view = RouterView(router, version)
+        self.port = 0  # the real one, once open
+        self._servers: list[asyncio.Server] = []
+        self._shared: list[socket.socket] = []  # copies of what is listened to beside other processes
+
+    async def start(self, document: bytes | None) -> None:
+        """Take the configuration that there is."""
+        await self.router.store.start(document)
+
+    async def open(self, host: str, port: int, *, beside_others: bool) -> None:
+        """Accept requests; OSError where the port is taken."""
+        if beside_others:
+            [self._shared] = await bind(host, port, count=1, beside_others=True)
+            for shared in self._shared:
+                self._servers.append(await self._serve(sock=shared.dup()))
+        else:
+            self._servers.append(await self._serve(host=host, port=port))
+        self.port = self._servers[0].sockets[0].getsockname()[1]
+
+    def reload(self) -> None:
+        """Read the certificate anew, if there is one: another process cannot take this one's place."""
+        self.router.tls.reload()
+
+    async def drain(self) -> None:
+        """Accept nothing more, and let what runs finish."""
+        self.router.begin_draining()  # not ready from now on, though newcomers are still taken for a moment
+        event(logger, "draining", in_flight=self.router.services.in_flight, limit_s=self.router.limits.drain_timeout_s)
+        await asyncio.gather(*(send_newcomers_to_others([shared]) for shared in self._shared))
+        linger_s = LINGER_S if self._shared else 0.0
+        self._stop_accepting()
+        await drain(self.router, linger_s)
+
+    async def close(self) -> None:
+        """End everything that is left."""
+        self._stop_accepting()
+        self.router.close()
+
+    async def _serve(self, **where: object) -> asyncio.Server:
+        router = self.router
+        tls = {"ssl": router.tls.listening, "ssl_handshake_timeout": router.tls.handshake_s}
+        return await router.loop.create_server(lambda: ClientConnection(router), backlog=BACKLOG, **tls, **where)  # type: ignore[call-overload,no-any-return]
+
+    def _stop_accepting(self) -> None:
+        for server in self._servers:
+            server.close()
+        leave(self._shared)
+        self._shared = []

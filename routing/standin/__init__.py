@@ -1,0 +1,1 @@
+"""A stand-in for a vLLM replica: the same HTTP API and metrics, over a modelled engine."""

@@ -1,0 +1,356 @@
+"""Text as the stand-in sees it: a tokenizer of short pieces of words, and answers of pseudo-words.
+
+Theory of operation. A token is up to 4 bytes of the rendered prompt: a blank and three letters, four letters that go on
+with a word, one character of any other script, one digit, blank or sign. A marker of the chat template is one token. So
+English has about 3 bytes a token, words of 3 or 7 letters exactly 4, digits and code fewer, and other scripts 2 to 4.
+A token's id is its bytes read little-endian, and a prompt is the ids of its tokens, 4 bytes each: a text and
+its ids are the same prompt and share blocks, and ids that no text has are a prompt as well.
+
+A response's tokens begin with a blank, so no token spans from the prompt into it: a next turn that carries the response
+continues the very same tokens, and finds the generated blocks in the cache as it would in vLLM.
+
+Read and check a request for a generation, as vLLM 0.32.0 does: unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from routing.standin.errors import ApiError, bad_request, invalid, prompt_too_long, total_too_long, unknown_model
+
+TOKEN_BYTES = 4  # at most of a text, and of an id
+VOCABULARY = 1 << 32
+_MARKERS: Final = {b"<|im_start|>": b"\xff\xff\xff\x01", b"<|im_end|>": b"\xff\xff\xff\x02"}  # 0xFF is in no UTF-8 text
+_OF_MARKER: Final = {packed: marker for marker, packed in _MARKERS.items()}
+_tokens: Final = re.compile(
+    rb"<\|im_start\|>|<\|im_end\|>| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[\xc0-\xf7][\x80-\xbf]{1,3}|[\x00-\xff]"
+).findall
+
+
+@lru_cache(maxsize=64)
+def encode(text: bytes) -> bytes:
+    """The prompt that a rendered text is: the ids of its tokens, 4 bytes each."""
+    packed = [_MARKERS.get(token) or token.ljust(TOKEN_BYTES, b"\0") for token in _tokens(text)]
+    return b"".join(packed)
+
+
+def decode(prompt: bytes) -> list[bytes]:
+    """The texts of a prompt's tokens."""
+    packed = [prompt[at : at + TOKEN_BYTES] for at in range(0, len(prompt), TOKEN_BYTES)]
+    return [_OF_MARKER.get(token) or token.rstrip(b"\0") or b"\0" for token in packed]
+
+
+def count_tokens(prompt: bytes) -> int:
+    """Tokens of a prompt."""
+    return len(prompt) // TOKEN_BYTES
+
+
+def token_ids(prompt: bytes) -> list[int]:
+    """The ids of a prompt's tokens."""
+    return list(struct.unpack(f"<{len(prompt) // TOKEN_BYTES}I", prompt))
+
+
+def bytes_of(ids: Sequence[int]) -> bytes:
+    """The prompt of these ids; each must be in 0..2**32-1."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def block_keys(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
+    """Chained keys of a prompt's full blocks: a key stands for its block and all before it."""
+    size = block_tokens * TOKEN_BYTES
+    digest = xxh3_64_intdigest
+    key = digest(salt.encode()) if salt else 0
+    keys = []
+    for start in range(0, len(data) - size + 1, size):
+        key = digest(data[start : start + size], key)
+        keys.append(key)
+    return keys
+
+
+def render_chat(messages: Iterable[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> bytes:
+    """A conversation in ChatML, open for the assistant's answer; tools come first, in the system message."""
+    parts = [f"<|im_start|>{message['role']}\n{_content(message)}<|im_end|>\n" for message in messages]
+    if tools:
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        opening = f"# Tools\n\n<tools>\n{listed}\n</tools>\n\n"
+        system = "<|im_start|>system\n"
+        if parts[0].startswith(system):
+            parts[0] = f"{system}{opening}{parts[0][len(system) :]}"
+        else:
+            parts.insert(0, f"{system}{opening}<|im_end|>\n")
+    parts.append("<|im_start|>assistant\n")
+    return "".join(parts).encode(errors="replace")
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    calls = message.get("tool_calls")
+    return f"{content or ''}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
+
+
+class Babble:
+    """Deterministic pseudo-words: a blank and three letters, which is a token."""
+
+    WORDS = 16_384
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)  # noqa: S311 -- text, not secrets
+        consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
+        syllables = [f" {a}{b}{c}" for a in consonants for b in vowels for c in consonants]
+        words = rng.choices(syllables, k=self.WORDS)
+        self._text = "".join(words)
+
+    def answer(self, prompt: bytes, tokens: int, variant: int = 0) -> list[str]:
+        """The tokens of the answer to a prompt; ``variant`` tells the choices of one request apart."""
+        start = xxh3_64_intdigest(prompt, variant) % self.WORDS
+        text = self._text[start * TOKEN_BYTES :]
+        missing = tokens * TOKEN_BYTES - len(text)
+        if missing > 0:
+            text += self._text * (missing // len(self._text) + 1)
+        return [text[i : i + TOKEN_BYTES] for i in range(0, tokens * TOKEN_BYTES, TOKEN_BYTES)]
+
+
+def natural_length(prompt: bytes, variant: int = 0) -> int:
+    """After how many tokens the model would stop by itself: 256 to 767."""
+    return 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512
+
+
+MAX_N = 128
+
+
+@dataclass(slots=True)
+class Ask:
+    """A checked request: what to answer, and in which form."""
+
+    is_chat: bool
+    model: str
+    prompts: list[bytes]  # their tokens' ids; a completion may have several
+    n: int  # choices for each prompt
+    max_tokens: int | None  # as asked for
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    stops: tuple[str, ...]
+    salt: str
+    ignore_eos: bool
+    min_tokens: int
+    logprobs: bool
+    return_token_ids: bool
+
+    def tokens_for(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
+        """How many tokens an answer has, and why it ends there."""
+        limit = max_model_len - count_tokens(prompt)
+        if self.max_tokens is not None:
+            limit = min(limit, self.max_tokens)
+        natural = limit + 1 if self.ignore_eos else max(self.min_tokens, natural_length(prompt, variant))
+        return (natural, "stop") if natural <= limit else (limit, "length")
+
+
+def decode_body(raw: bytes, content_type: str) -> dict[str, Any]:
+    """A JSON object, or the framework's own 400."""
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise ApiError(400, "Bad Request", message)
+    if not raw:
+        raise invalid("missing", "body", "Field required", None)
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise _bad_json(raw) from None
+    if not isinstance(body, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", message, body)
+    return body
+
+
+def _bad_json(raw: bytes) -> ApiError:
+    """The standard library's words for what is wrong, which are those that vLLM repeats."""
+    position, reason = 0, "Invalid value"
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError as error:
+        position, reason = error.pos, error.msg
+    except (ValueError, RecursionError):  # no UTF-8, or a number of thousands of digits
+        pass
+    context = f", 'ctx': {{'error': '{reason}'}}"
+    return invalid("json_invalid", f"body.{position}", "JSON decode error", {}, context)
+
+
+def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: bool) -> Ask:
+    """A chat request; ApiError says what is wrong with it."""
+    messages = read_messages(body)
+    ask = _read_common(body, model, is_chat=True)
+    _check_tools(body, auto_tools)
+    if not messages:
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    for message in messages:
+        _check_content(message, model)
+    tools = body.get("tools")
+    ask.prompts = [encode(render_chat(messages, tools if isinstance(tools, list) else None))]
+    _check_length(ask, max_model_len)
+    return ask
+
+
+def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a conversation, each with a role."""
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("missing", "body.messages", "Field required", body)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    return messages
+
+
+def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> Ask:
+    """A completion request; ApiError says what is wrong with it."""
+    ask = _read_common(body, model, is_chat=False)
+    prompt = body.get("prompt")
+    ask.prompts = [_read_prompt(one) for one in _prompts(prompt)]
+    if ask.max_tokens is None:
+        ask.max_tokens = 16
+    _check_length(ask, max_model_len)
+    return ask
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    """One prompt, or a list of them; a list of numbers is one prompt."""
+    if not prompt:
+        raise bad_request("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        return prompt
+    return [prompt]
+
+
+def _read_prompt(prompt: Any) -> bytes:
+    if isinstance(prompt, str):
+        return encode(prompt.encode(errors="replace"))
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        for token in prompt:
+            if not 0 <= token < VOCABULARY:
+                raise bad_request(f"Token id {token} is out of vocabulary")
+        return bytes_of(prompt)
+    raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
+
+
+def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
+    name = "max_completion_tokens" if is_chat and body.get("max_completion_tokens") is not None else "max_tokens"
+    max_tokens = _integer(body, name)
+    options = _options(body)
+    stream = bool(body.get("stream"))
+    if options and not stream:
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
+        )
+    n = _integer(body, "n")
+    check_model(body, model)
+    _check_ranges(body, max_tokens, n)
+    return Ask(
+        is_chat=is_chat,
+        model=model,
+        prompts=[],
+        n=1 if n is None else n,
+        max_tokens=max_tokens,
+        stream=stream,
+        include_usage=bool(options.get("include_usage")),
+        continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        stops=_stops(body),
+        salt=str(body.get("cache_salt") or ""),
+        ignore_eos=bool(body.get("ignore_eos")),
+        min_tokens=_integer(body, "min_tokens") or 0,
+        logprobs=bool(body.get("logprobs")),
+        return_token_ids=bool(body.get("return_token_ids")),
+    )
+
+
+def _options(body: dict[str, Any]) -> dict[str, Any]:
+    options = body.get("stream_options")
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body.stream_options", message, options)
+    return options
+
+
+def _stops(body: dict[str, Any]) -> tuple[str, ...]:
+    """One string or a list of them, where an answer ends."""
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise invalid("string_type", "body.stop", "Input should be a valid string", stop)
+    return tuple(stops)
+
+
+def check_model(body: dict[str, Any], model: str) -> None:
+    """A missing model is the one that is served."""
+    asked = body.get("model")
+    if asked is not None and asked != model:
+        raise unknown_model(str(asked), model)
+
+
+def _integer(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None or type(value) is int:
+        return value
+    message = "Input should be a valid integer"
+    if isinstance(value, str):
+        raise invalid("int_parsing", f"body.{name}", f"{message}, unable to parse string as an integer", value)
+    raise invalid("int_type", f"body.{name}", message, value)
+
+
+def _check_ranges(body: dict[str, Any], max_tokens: int | None, n: int | None) -> None:
+    if max_tokens is not None and max_tokens < 1:
+        raise _out_of_range("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.", max_tokens)
+    temperature = body.get("temperature")
+    if isinstance(temperature, int | float) and temperature < 0:
+        given = float(temperature)
+        raise _out_of_range("temperature", f"temperature must be non-negative, got {given}.", given)
+    if n is not None and not 1 <= n <= MAX_N:
+        raise _out_of_range("n", f"n must be at least 1 and at most {MAX_N}, got {n}.", n)
+
+
+def _out_of_range(name: str, message: str, value: float) -> ApiError:
+    return bad_request(f"{message} (parameter={name}, value={value})", name)
+
+
+def _check_tools(body: dict[str, Any], auto_tools: bool) -> None:
+    choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+    if choice == "auto" and not auto_tools:
+        raise bad_request(
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', None
+        )
+
+
+def _check_content(message: dict[str, Any], model: str) -> None:
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict | str):
+                raise invalid("dict_type", "body.messages", "Input should be a valid dictionary", part)
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise bad_request(f"{model} is not a multimodal model")
+
+
+def _check_length(ask: Ask, max_model_len: int) -> None:
+    if ask.max_tokens is not None and ask.max_tokens > max_model_len:
+        asked = ask.max_tokens
+        message = f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}. "
+        raise _out_of_range("max_tokens", f"{message}Please request fewer output tokens.", asked)
+    for prompt in ask.prompts:
+        tokens = count_tokens(prompt)
+        if tokens >= max_model_len:
+            raise prompt_too_long(tokens, max_model_len)
+        if ask.max_tokens is not None and tokens + ask.max_tokens > max_model_len:
+            raise total_too_long(tokens, ask.max_tokens, max_model_len)

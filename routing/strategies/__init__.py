@@ -1,1 +1,0 @@
-"""Placement strategies, one a file: which replica gets a request, and why."""

@@ -1,0 +1,191 @@
+"""Workers' metrics, summed.
+
+Theory of operation. A worker's text is taken apart into samples that may be added: a bucket's count is made its own
+instead of cumulative, since a worker sends only the fine buckets that hold something. ``lines`` shows the sums as one
+process shows its own: with the edges that Prometheus gets, the same in every series, or with the fine ones. Counters
+and histograms add up, and what a worker had counted when it was last seen stays in the sum after its end, so that no
+sum goes backwards. Gauges add up too, over the workers that are there, except where ``GAUGES`` says otherwise.
+
+What all workers counted together, the ended ones' last figures included.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from routing.observability.exposition import EXPOSED_EDGES, PREFIX, exposed_edge
+from routing.observability.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, Knows, SeriesKey
+
+Rule = Callable[[float, float], float]
+GAUGES: Mapping[str, Rule] = {
+    "warmpath_router_replica_up": min,  # a worker that holds it for down sends it nothing
+    "warmpath_router_replica_out": max,  # the same
+    "warmpath_router_replica_warming": max,  # the same
+    "warmpath_router_replica_share_ratio": min,
+    "warmpath_router_tokens_per_byte": max,  # each worker learns its own; a sum would be none of them
+    "process_start_time_seconds": min,
+}
+_label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer
+_escape = re.compile(r"\\(.)")
+
+
+class Family(Struct):
+    """One metric: its kind, its help, and its samples by name and labels as they are written."""
+
+    kind: str
+    text: str
+    samples: dict[str, float]
+
+
+Families = dict[str, Family]
+
+
+def parse(text: str) -> Families:
+    """A worker's text; buckets no longer cumulative."""
+    families: Families = {}
+    family, text_of_next, series, cumulative = Family("", "", {}), "", "", 0.0
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            text_of_next = line.split(" ", 3)[3]
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            family = families[name] = Family(kind, text_of_next, {})
+        elif line:
+            key, _, number = line.rpartition(" ")
+            value = _number(number)
+            if family.kind == "histogram" and 'le="' in key:
+                if (now := key.rpartition('le="')[0]) != series:
+                    series, cumulative = now, 0.0
+                value, cumulative = value - cumulative, value
+            family.samples[key] = value
+    return families
+
+
+def add(total: Families, more: Families, *, gauges: bool = True) -> None:
+    """Add to a total; gauges only of workers that are there."""
+    for name, family in more.items():
+        if family.kind == "gauge" and not gauges:
+            continue
+        mine = total.setdefault(name, Family(family.kind, family.text, {})).samples
+        rule = GAUGES.get(name, _plus)
+        for key, value in family.samples.items():
+            mine[key] = rule(mine[key], value) if key in mine else value
+
+
+def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
+    """Prometheus text; histograms with all their edges where ``is_fine``."""
+    for name, family in families.items():
+        yield f"# HELP {name} {family.text}"
+        yield f"# TYPE {name} {family.kind}"
+        if family.kind == "histogram":
+            yield from _histogram_lines(name, family.samples, is_fine=is_fine)
+        else:
+            yield from _sample_lines(family.samples.items())
+
+
+def series_key(sample: str) -> SeriesKey:
+    """What a sample's labels say of the configuration."""
+    found = {match[1]: _escape.sub(_unescaped, match[2]) for match in _label(sample)}
+    revision = int(found.get("revision") or 0)
+    return found.get("pool", ""), found.get("group", ""), found.get("replica", ""), found.get("policy", ""), revision
+
+
+def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) -> Iterator[str]:
+    """Series by series: buckets in order and cumulative again, then sum and count."""
+    buckets: dict[str, dict[float, float]] = {}
+    for key, value in samples.items():
+        series, found, rest = key.rpartition('le="')
+        if found:
+            buckets.setdefault(series, {})[float(rest[:-2])] = value
+    for series, fine in buckets.items():
+        counts = fine if is_fine else _exposed(fine)
+        cumulative = 0.0
+        for edge in sorted(counts):
+            cumulative += counts[edge]
+            yield f'{series}le="{_edge_text(edge)}"}} {_text(cumulative)}'
+        labels = series.removeprefix(f"{name}_bucket{{").rstrip(",")
+        of_all = [f"{name}_{what}{{{labels}}}" for what in ("sum", "count")]
+        yield from _sample_lines((key, samples[key]) for key in of_all if key in samples)
+
+
+def _exposed(fine: Mapping[float, float]) -> dict[float, float]:
+    """The same counts at the edges that every series has."""
+    counts = dict.fromkeys((*EXPOSED_EDGES, math.inf), 0.0)
+    for edge, value in fine.items():
+        counts[exposed_edge(edge)] += value
+    return counts
+
+
+def _edge_text(edge: float) -> str:
+    return "+Inf" if edge == math.inf else repr(edge)
+
+
+def _sample_lines(samples: Iterable[tuple[str, float]]) -> Iterator[str]:
+    return (f"{key} {_text(value)}" for key, value in samples)
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _plus(one: float, other: float) -> float:
+    return one + other
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+_TRIED = (
+    f"{PREFIX}{POLICY_TTFT}",
+    f"{PREFIX}{POLICY_LATENCY}",
+)  # samples that are kept only while their policy has a trial
+_EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
+
+
+class Counts:
+    """Sums over workers, past and present; a series ends 15 minutes after it left the configuration."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._past: Families = {}
+        self._left_at: dict[str, float] = {}  # when a sample was first seen to have left the configuration
+
+    def add_exited(self, last_seen: Families, present: Iterable[Families], knows: Knows) -> None:
+        """Keep what a worker had counted that has ended; ``present`` is what the others have."""
+        self.total([last_seen, *present], knows)  # lets go of what left the configuration, whether anybody asks or not
+        add(self._past, last_seen, gauges=False)
+
+    def total(self, present: Iterable[Families], knows: Knows) -> Families:
+        """Everything, without series that left the configuration too long ago."""
+        total: Families = {}
+        for families in (self._past, *present):
+            add(total, families)
+        gone = self._gone({sample for family in total.values() for sample in family.samples}, knows)
+        for families in (total, self._past):
+            for family in families.values():
+                for sample in gone & family.samples.keys():
+                    del family.samples[sample]
+        return total
+
+    def _gone(self, samples: set[str], knows: Knows) -> set[str]:
+        """Of these, what left the configuration too long ago."""
+        known: dict[tuple[SeriesKey, bool], bool] = {}
+        now, left_at = self._clock(), {}
+        for sample in samples:
+            what = series_key(sample), sample.startswith(_TRIED)
+            if what not in known:
+                known[what] = knows(what[0], tried=what[1])
+            if not known[what]:
+                left_at[sample] = self._left_at.get(sample, now)
+        self._left_at = left_at
+        return {sample for sample, at in left_at.items() if now - at > GRACE_S - _EARLIER_S}

@@ -1,1 +1,0 @@
-"""Prometheus Alertmanager, by its API v2: README.md."""

@@ -1,1 +1,0 @@
-"""PagerDuty, by its Events API v2: README.md."""

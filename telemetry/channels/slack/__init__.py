@@ -1,1 +1,0 @@
-"""A Slack-style incoming webhook: README.md."""

@@ -1,1 +1,0 @@
-"""The generic webhook: README.md."""

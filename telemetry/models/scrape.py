@@ -1,0 +1,113 @@
+"""How well a part of the fleet is being scraped.
+
+What the scraper remembers of a target between two scrapes.
+
+Servers that scrape replicas already, and the pools whose figures are read there instead of from the replicas.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import CheckConstraint, Q, TextChoices
+from django.db.models.functions import Now
+
+from controlplane.models import Pool, Replica, Router
+
+
+class ScrapeShard(models.Model):
+    """The last tick of one shard. A shard that the fleet no longer needs has no row."""
+
+    number = models.PositiveSmallIntegerField(primary_key=True)
+    due_at = models.DateTimeField()  # the place on the shard's grid that was taken last
+    lag_s = models.FloatField()  # from then until the scrape began
+    took_s = models.FloatField(null=True)  # from its beginning until all was stored; None while it runs
+    targets = models.PositiveIntegerField(default=0)  # scraped by it
+    failures = models.PositiveIntegerField(default=0)  # of those
+    missed = models.PositiveBigIntegerField(default=0)  # ticks that never were, since the shard exists
+    refused_since = models.DateTimeField(null=True)  # the database had no room for what was scraped
+
+    def __str__(self) -> str:
+        return f"shard {self.number} at {self.due_at:%F %T}"
+
+
+# A replica that was never read is starting for so long after it was added, then down: an engine loads weights and
+# compiles for up to some ten minutes.
+STARTING_S = 900.0
+
+
+class Health(TextChoices):
+    """What scraping found out about a target."""
+
+    UNKNOWN = "unknown", "Unknown"  # never answered, never failed for sure
+    UP = "up", "Up"
+    DOWN = "down", "Down"
+
+
+class ScrapeState(models.Model):
+    """The last scrape of a replica or a router. One row each, so that a worker may restart at any moment."""
+
+    replica = models.OneToOneField(Replica, models.CASCADE, null=True, related_name="scrape_state")
+    router = models.OneToOneField(Router, models.CASCADE, null=True, related_name="scrape_state")
+    at = models.DateTimeField()  # when the last scrape was due
+    ok_at = models.DateTimeField(null=True)  # when the last one that succeeded was due
+    health = models.CharField(max_length=8, choices=Health, default=Health.UNKNOWN)
+    failures = models.PositiveIntegerField(default=0)  # in a row
+    reason = models.CharField(max_length=200, blank=True)  # why the last one failed
+    restarted_at = models.DateTimeField(null=True)  # when a restart was last noticed
+    asleep = models.BooleanField(default=False)  # vLLM's sleep mode
+    lag_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
+    engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # whose metrics it has
+    role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
+    lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
+    version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last said
+    version_at = models.DateTimeField(null=True)  # when that was last asked (H13)
+    marks = models.JSONField(default=dict)  # raw counters by source; telemetry.scraping.merge reads and writes it
+
+    class Meta:
+        constraints = (
+            CheckConstraint(
+                condition=Q(replica=None, router__isnull=False) | Q(replica__isnull=False, router=None),
+                name="scrape_state_one_target",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.health} at {self.at:%F %T}"
+
+
+class MetricsServer(models.Model):
+    """A server with Prometheus' query API. Its credentials are encrypted at rest and never leave by the API (S13)."""
+
+    name = models.CharField(max_length=100, unique=True)
+    url = models.CharField(max_length=2048)  # up to what /api/v1/query follows
+    sealed = models.BinaryField(null=True, editable=False)  # {"token"} or {"username", "password"}; None: none
+    tenant = models.CharField(max_length=150, blank=True)  # X-Scope-OrgID
+    series_label = models.CharField(max_length=100, default="instance")  # of the series: its value names the replica
+    replica_label = models.CharField(max_length=63, blank=True)  # of the replica; "": host and port of its URL
+    matchers = models.CharField(max_length=500, blank=True)  # PromQL label matchers that narrow the series down
+    lookback_s = models.FloatField(default=60)  # how old a sample may be, 5 to 600
+    delay_s = models.FloatField(default=0)  # seconds after which a scrape is whole there, 0 to 120
+    enabled = models.BooleanField(default=True)  # off: its pools are scraped directly again
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    asked_at = models.DateTimeField(null=True, editable=False)  # when the last reading from it ended
+    error = models.CharField(max_length=200, blank=True, editable=False)  # why it failed; "" when it did not
+    found = models.PositiveIntegerField(null=True, editable=False)  # replicas that it told of; None: never asked
+    missing = models.PositiveIntegerField(null=True, editable=False)  # replicas of its pools that it did not
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ReadPool(models.Model):
+    """A pool whose figures come from a metrics server. A pool has one such server at most."""
+
+    pool = models.OneToOneField(Pool, models.CASCADE, related_name="read_from", primary_key=True)
+    server = models.ForeignKey(MetricsServer, models.CASCADE, related_name="read_pools")
+
+    def __str__(self) -> str:
+        return f"{self.pool_id} from {self.server_id}"

@@ -1,0 +1,332 @@
+"""Lines of charts for one subject: the fleet, a pool, a task group, a replica.
+
+``series.py`` compares many (a line a replica, group or pool); here a subject is looked at from several sides (local
+and total reuse beside the reachable share, tiers, outcomes). Engines know nothing of task groups, so what is said of
+a group is what routers saw.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from telemetry.metrics.histograms import Merged, share_at_most
+from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, total_known
+from telemetry.metrics.windows import PointState, Series, Window
+from telemetry.services.figures import groups, series
+from telemetry.services.figures.overview import Kind, Subject, share_of_responses, timed_note
+from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
+from telemetry.storage import sums
+from telemetry.storage.dimension_sums import (
+    Added,
+    coverage,
+    engine_additions,
+    engine_gauges,
+    route_additions,
+    total,
+)
+from telemetry.storage.reachable import reachable_over_time
+
+TIERS = {"device": "device", "host": "host memory", "p2p": "other replicas", "disk": "disk", "other": "other"}
+OUTCOMES = {
+    "ok_requests": "answered",
+    "client_error_requests": "client errors",
+    "replica_error_requests": "replica errors",
+    "router_error_requests": "router errors",
+    "cancelled_requests": "cancelled",
+}
+QUANTILES = (0.5, 0.95)
+REUSES = {"hit": "cached", "miss": "computed"}
+NO_REPLICA = "none chosen"
+ACCOUNTED_OF = ("ok_requests", "usage_reported")  # what the share of responses comes from that a hit rate rests on
+Steps = dict[datetime, list[Added]]
+
+
+# --- hit rate ---------------------------------------------------------------------------------------------
+
+
+def hit_rate(subject: Subject, window: Window) -> list[Series]:
+    """Total reuse, the local cache alone where others supplied some (H4), and the reachable share."""
+    if subject.kind is Kind.GROUP:
+        return _delivered(subject, window)
+    starts = window.starts()
+    rows = {starts[row.step]: row for row in sums.hit_sums_together([_ids(subject)], window)}
+    reachable = _reachable(subject, window)
+    note = _reachable_note(subject, reachable)
+    lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
+    if any(row.external_hits for row in rows.values()):
+        local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
+        lines.append(line_of("Local cache alone", window, local))
+    return lines + reachable
+
+
+def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
+    found: dict[datetime, list[sums.EngineSums]] = defaultdict(list)
+    for row in sums.engine_sums(_ids(subject), window):
+        found[row.start].append(row)
+    return found
+
+
+def _delivered(subject: Subject, window: Window) -> list[Series]:
+    """Of a task group: cached / prompt tokens of the answers that reported both (H16)."""
+    names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
+    rows = _routed(subject, window, *names)
+    reachable = _reachable(subject, window)
+    note = " ".join(filter(None, [_accounted_note("Hit rate", rows), _reachable_note(subject, reachable)]))
+    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *reachable]
+
+
+def _accounted_note(label: str, steps: Steps) -> str:
+    rows = [row for of_step in steps.values() for row in of_step]
+    return series.accounted_note(label, accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests")))
+
+
+def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) -> dict[datetime, Point]:
+    points = {start: _absent(covered[start]) for start in covered}
+    for start, of_step in rows.items():
+        prompt = total(of_step, "prompt_tokens")
+        known = ratio(total(of_step, "cached_tokens"), prompt)
+        points[start] = (known, PointState.OK if prompt else PointState.UNKNOWN)
+    return points
+
+
+def _absent(step: sums.Coverage) -> Point:
+    """Keys without traffic leave no reading, so the scrapes tell which it was."""
+    if step.covered_s > 0:
+        return None, PointState.NO_TRAFFIC
+    return None, PointState.STALE if step.stale else PointState.UNKNOWN
+
+
+def _reachable(subject: Subject, window: Window) -> list[Series]:
+    """No line where nothing is known of it, nor for one replica: reuse is possible on any replica of its pool."""
+    if subject.kind is Kind.REPLICA:
+        return []
+    shares = reachable_over_time(subject.pool_names(), window, group=subject.group)
+    return [series.reachable_line("Reachable", window, shares)] if shares else []
+
+
+def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
+    return "" if reachable or subject.kind is Kind.REPLICA else series.NO_REACHABLE
+
+
+def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
+    """A line a replica: by its engines, or for a task group by what answers of each replica reported."""
+    if subject.kind is not Kind.GROUP:
+        return series.hit_rate_by_replica(subject.among, window)
+    covered = _covered(window)
+    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
+    return [
+        line_of(name, window, _delivered_points(rows, covered), _accounted_note(name, rows))
+        for name, rows in sorted(by_replica.items())
+        if name
+    ]
+
+
+def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
+    """A line a data-parallel rank of a replica (H15)."""
+    points: dict[str, dict[datetime, Point]] = defaultdict(dict)
+    for replica in subject.replicas():
+        for row in engine_additions(replica.pk, window, ("queries", "hits", "external_hits")):
+            queries = row.get("queries")
+            value = hit_rate_ratio(queries, row.get("hits"), row.get("external_hits"))
+            points[rank_name(*row.key)][row.start] = (value, sums.point_state(queries, stale=row.stale))
+    return [line_of(name, window, of_rank) for name, of_rank in sorted(points.items())]
+
+
+def rank_name(model: str, engine: str) -> str:
+    """What a rank is called: its number, and the model."""
+    return f"rank {engine} ({model})" if engine else model
+
+
+def tiers(subject: Subject, window: Window) -> list[Series]:
+    """Where cached tokens came from, each tier as a share of the queried tokens (H4), the local one first.
+
+    Of engines that name no tiers, local hits are the device's and what a connector supplied is "other".
+    """
+    rows = _engines(subject, window)
+    lines = []
+    for tier, label in TIERS.items():
+        if tier == "device" or any(_of_tier(row, tier) for of_step in rows.values() for row in of_step):
+            points = {start: _share(of_step, tier) for start, of_step in rows.items()}
+            lines.append(line_of(label, window, points))
+    return lines
+
+
+def _of_tier(row: sums.EngineSums, tier: str) -> int | None:
+    if row.device_tokens is None:
+        return {"device": row.hits, "other": row.external_hits}.get(tier)
+    known: int | None = getattr(row, f"{tier}_tokens")
+    return known
+
+
+def _share(rows: list[sums.EngineSums], tier: str) -> Point:
+    cached, queries = total_known(_of_tier(row, tier) for row in rows), total_known(row.queries for row in rows)
+    return ratio(cached, queries), sums.state_together(rows)
+
+
+# --- time to first token ----------------------------------------------------------------------------------
+
+
+def ttft_by_router(subject: Subject, window: Window) -> list[Series]:
+    """p50 and p95 by the routers' clock, with the bucket as a band (T1, T5); the engines' where no router saw any."""
+    clock, merged = groups.by_any(subject, window)
+    return _quantiles(merged, clock, window, _rests_on(subject, window, clock, merged))
+
+
+def _rests_on(subject: Subject, window: Window, clock: str, merged: Mapping[datetime, Merged]) -> str:
+    """Of what share of responses a TTFT is; "" where it is of all. One query where routers timed it."""
+    if clock != "router":
+        return ""
+    return timed_note(merged.values(), groups.plain_latency(subject, window, whole=True).values())
+
+
+def plain_latency(subject: Subject, window: Window) -> list[Series]:
+    """p50 and p95 of seconds to the last byte of responses that were not streamed, by the routers' clock."""
+    return _quantiles(groups.plain_latency(subject, window), "router", window)
+
+
+def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
+    """The same by the engines' clock, without queueing at the router and the network."""
+    return _quantiles(groups.by_engine(subject, window), "engine", window)
+
+
+def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, note: str = "") -> list[Series]:
+    return [series.quantile_line(f"p{q * 100:g} ({clock})", q, merged, window, note) for q in QUANTILES]
+
+
+def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
+    """p50 and p95 of answers of which half or more came from the cache, and of the others; by the routers' clock."""
+    merged = {reuse: groups.by_reuse(subject, window, reuse) for reuse in REUSES}
+    note = _of_known_reuse(subject, window, [part for steps in merged.values() for part in steps.values()])
+    return [
+        series.quantile_line(f"p{q * 100:g}, {words}", q, merged[reuse], window, note)
+        for reuse, words in REUSES.items()
+        for q in QUANTILES
+    ]
+
+
+def _of_known_reuse(subject: Subject, window: Window, known: list[Merged]) -> str:
+    """Of what share of responses: those that were streamed and reported their cached tokens. Two queries."""
+    timed = groups.by_router(subject, window, whole=True)
+    plain = groups.plain_latency(subject, window, whole=True)
+    return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *plain.values()]))
+
+
+def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:
+    """Requests whose first token came within an objective / all that were timed: at a bucket's edge, so exact (T6).
+
+    The edge is the last one up to the objective; the line's note says which it is.
+    """
+    clock, merged = groups.by_any(subject, window)
+    edge = groups.edge_up_to(objective_s, merged.values())
+    points = {start: _in_time(part, edge) for start, part in merged.items()}
+    line = line_of(f"within {objective_s:g} s ({clock})", window, points)
+    notes = [f"Counted at a bucket's edge, {edge:.3g} s."] if edge is not None else []
+    note = " ".join(filter(None, [*notes, _rests_on(subject, window, clock, merged)]))
+    return [Series(line.label, line.points, line.states, line.band, note)]
+
+
+def _in_time(part: Merged, edge: float | None) -> Point:
+    value = share_at_most(part.buckets, edge) if edge is not None else None
+    return value, PointState.OK if value is not None else PointState.UNKNOWN
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+def gauge(subject: Subject, window: Window, what: str) -> list[Series]:
+    """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line a replica, or a rank of one."""
+    if subject.replica is None:
+        return series.utilization_by_replica(subject.among, window, what)
+    points: dict[str, dict[datetime, Point]] = defaultdict(dict)
+    failed: dict[datetime, Point] = {}
+    for (model, engine), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[what]):
+        if stale and not (model or engine):
+            failed[start] = (None, PointState.STALE)
+        else:
+            points[rank_name(model, engine)][start] = (
+                value,
+                PointState.OK if value is not None else PointState.UNKNOWN,
+            )
+    return [line_of(name, window, failed | of_rank) for name, of_rank in sorted(points.items())]
+
+
+def preemptions(subject: Subject, window: Window) -> list[Series]:
+    """Preemptions a second, a line a replica."""
+    points: dict[int, dict[datetime, Point]] = defaultdict(dict)
+    for row in sums.engine_sums(_ids(subject), window):
+        value = ratio(row.preemptions, row.covered_s)
+        absent = PointState.STALE if row.stale else PointState.UNKNOWN
+        points[row.replica_id][row.start] = (value, PointState.OK if value is not None else absent)
+    return [line_of(replica.name, window, points[replica.pk]) for replica in subject.replicas()]
+
+
+def outcomes(subject: Subject, window: Window) -> list[Series]:
+    """Requests a second by how they ended; outcomes that never happened are left out, except for answers."""
+    rows, covered = _routed(subject, window, *OUTCOMES), _covered(window)
+    lines = []
+    for name, label in OUTCOMES.items():
+        if name == "ok_requests" or any(total(of_step, name) for of_step in rows.values()):
+            points = {start: _per_second(rows.get(start, []), name, step) for start, step in covered.items()}
+            lines.append(line_of(label, window, points))
+    return lines
+
+
+def _per_second(rows: list[Added], name: str, step: sums.Coverage) -> Point:
+    """0 where routers were read and counted nothing."""
+    if not step.covered_s:
+        return _absent(step)
+    return (total(rows, name) or 0) / step.covered_s * step.routers, PointState.OK
+
+
+def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
+    """Where its requests went: each replica's share of them."""
+    by_replica = _per_replica(subject, window, "requests")
+    whole: Steps = defaultdict(list)
+    for rows in by_replica.values():
+        for start, of_step in rows.items():
+            whole[start] += of_step
+    asked = {start: total(of_step, "requests") for start, of_step in whole.items()}
+    lines = []
+    for name, rows in sorted(by_replica.items()):
+        points = {start: _share_of(rows.get(start), of_all) for start, of_all in asked.items()}
+        lines.append(line_of(name or NO_REPLICA, window, points))
+    return lines
+
+
+def _share_of(rows: list[Added] | None, asked: int | None) -> Point:
+    """0 where others got requests and this one did not."""
+    if not asked:
+        return NOTHING
+    return (total(rows or [], "requests") or 0) / asked, PointState.OK
+
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+
+def _ids(subject: Subject) -> list[int]:
+    return [replica.pk for replica in subject.replicas()]
+
+
+def _by_start(rows: Iterable[Added]) -> Steps:
+    found: Steps = defaultdict(list)
+    for row in rows:
+        found[row.start].append(row)
+    return found
+
+
+def _routed(subject: Subject, window: Window, *names: str) -> Steps:
+    replica = subject.replica.name if subject.replica is not None else None
+    return _by_start(route_additions(subject.pool_names(), window, names, group=subject.group, replica=replica))
+
+
+def _per_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
+    found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
+    for row in route_additions(subject.pool_names(), window, names, by=("replica",), group=subject.group):
+        found[row.key[0]][row.start].append(row)
+    return found
+
+
+def _covered(window: Window) -> dict[datetime, sums.Coverage]:
+    return {step.start: step for step in coverage(window)}

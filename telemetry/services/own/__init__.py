@@ -1,1 +1,0 @@
-"""Whether telemetry itself keeps up, and what it tells of that."""

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.candidates import Candidates
+from routing.balancing.hash_ring import HashRing
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.strategies.affinity_groups import PLANS, AffinityGroups, jump
+from routing.schema import AffinityGroupsSettings
+from routing.types import Reason
+from tests.routing.building import FixedKeys, names
+
+HOT = 4711
+
+
+class Rig:
+    """A strategy over some replicas, and traffic of which a share is hot and the rest are openings never seen again."""
+
+    def __init__(self, replicas: int = 8, **settings) -> None:
+        self.names = names(replicas)
+        self.book = LoadTracker(lambda: 0.0)
+        self.ring = HashRing(dict.fromkeys(self.names, 1.0))
+        self.candidates = Candidates(dict.fromkeys(self.names, 1.0), self.book)
+        self.strategy = AffinityGroups(self.ring, AffinityGroupsSettings(half_life=500, **settings))
+        self.rng = random.Random(11)
+
+    def send(self, opening: int, conversation: int | None = None):
+        keys = FixedKeys(tier1=opening, tier2=self.rng.getrandbits(64) if conversation is None else conversation)
+        choice = self.strategy.choose(keys, self.candidates)
+        self.strategy.count_request(keys)
+        return choice
+
+    def traffic(self, requests: int, shares: dict[int, float]) -> Counter:
+        """Where the requests of each kind went; None stands for the others."""
+        met: Counter = Counter()
+        for _ in range(requests):
+            kinds, weights = list(shares), list(shares.values())
+            kind = self.rng.choices([*kinds, None], [*weights, 1 - sum(weights)])[0]
+            opening = self.rng.getrandbits(64) if kind is None else kind
+            met[kind, self.send(opening).target] += 1
+        return met
+
+
+@pytest.mark.parametrize(("share", "replicas", "size"), [(0.8, 8, 6), (0.5, 8, 4), (0.96, 8, 7), (0.2, 20, 4)])
+def test_a_hot_opening_owns_its_share_of_the_replicas(share: float, replicas: int, size: int) -> None:
+    rig = Rig(replicas)
+    rig.traffic(3000, {HOT: share})
+
+    assert rig.strategy.plan()[HOT] == list(rig.ring.walk(HOT))[: len(rig.strategy.plan()[HOT])]
+    assert abs(len(rig.strategy.plan()[HOT]) - size) <= 1
+    met = rig.traffic(1000, {HOT: share})
+    hot = {replica for kind, replica in met if kind == HOT}
+    assert hot == set(rig.strategy.plan()[HOT])
+    assert not hot & {replica for kind, replica in met if kind is None}
+
+
+def test_the_only_opening_has_all_replicas() -> None:
+    rig = Rig(8)
+    rig.traffic(2000, {HOT: 1.0})
+
+    assert sorted(rig.strategy.plan()[HOT]) == rig.names
+
+
+def test_several_hot_openings_own_different_replicas() -> None:
+    rig = Rig(10)
+    rig.traffic(3000, {1: 0.4, 2: 0.3})
+    plan = rig.strategy.plan()
+
+    assert set(plan) == {1, 2}
+    assert not set(plan[1]) & set(plan[2])
+
+
+def test_what_cools_down_gives_its_replicas_back() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, {HOT: 0.5})
+    assert HOT in rig.strategy.plan()
+
+    rig.traffic(5000, {})
+    assert rig.strategy.plan() == {}
+    assert len({rig.send(rig.rng.getrandbits(64)).target for _ in range(400)}) == 8
+
+
+def test_a_share_that_wavers_changes_nothing() -> None:
+    rig = Rig(8)
+    rig.traffic(4000, {HOT: 0.5})
+    plans = set()
+    for number in range(20):
+        rig.traffic(100, {HOT: 0.46 if number % 2 else 0.54})
+        plans.add(len(rig.strategy.plan()[HOT]))
+
+    assert len(plans) == 1
+
+
+def test_a_conversation_stays_on_one_of_the_replicas_until_it_pays_to_move() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, {HOT: 0.8})
+    first = rig.send(HOT, conversation=5)
+    rig.book.dispatch(first.target, 10)
+    assert (rig.send(HOT, 5).target, rig.send(HOT, 5).reason) == (first.target, Reason.HOT)
+
+    rig.book.dispatch(first.target, 10_000)
+    moved = rig.send(HOT, 5)
+    assert (moved.reason, moved.refused) == (Reason.SPILL, (first.target,))
+    assert moved.target in rig.strategy.plan()[HOT]
+
+
+def test_what_all_begin_with_is_no_conversation_and_goes_to_the_least_loaded() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, {HOT: 0.8})
+    tickets = [rig.book.dispatch(rig.send(HOT, conversation=5).target, 100) for _ in range(600)]
+    running = [rig.book.load(replica).running for replica in rig.strategy.plan()[HOT]]
+
+    assert sum(running) == len(tickets)
+    assert max(running) - min(running) < 60
+
+
+def test_how_much_of_a_replicas_traffic_a_conversation_is_goes_by_the_replicas_of_all_hot_openings() -> None:
+    rig = Rig(9)
+    rig.traffic(3000, dict.fromkeys(range(4), 0.24))
+    reasons = Counter()
+    for number in range(2000):
+        is_part = number % 40 == 0  # 2.5 % of all, which is 20 % of what a replica gets
+        choice = rig.send(number % 4, conversation=5 if is_part else None)
+        if is_part and number >= 1000:  # it has been counted
+            rig.book.dispatch(choice.target, 100_000)
+            reasons[choice.reason] += 1
+
+    assert len(rig.strategy.plan()[0]) == 2
+    assert set(reasons) == {Reason.HOT}
+
+
+def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() -> None:
+    rig = Rig(8)
+    holders = rig.candidates.only(rig.names[:3])  # of an adapter
+    rig.traffic(4000, {HOT: 0.52})
+    plan = rig.strategy.plan()
+    for _ in range(300):
+        rig.traffic(9, {HOT: 0.5})  # with the adapter's 3.6 replicas' worth: few enough for 3, and too many to lose one
+        adapters = FixedKeys(tier1=5)
+        assert rig.strategy.choose(adapters, holders).target in holders
+        rig.strategy.count_request(adapters)
+    rig.traffic(1, {HOT: 1.0})
+
+    assert len(plan[HOT]) == 4
+    assert rig.strategy.plan() == plan
+
+
+def test_plans_of_replicas_that_are_there_no_more_are_let_go() -> None:
+    rig = Rig(8)
+    for number in range(5 * PLANS):
+        rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.only(rig.names[number % 8 :]))
+
+    assert len(rig.strategy._plans) <= PLANS
+
+
+def test_a_retry_goes_to_another_of_its_own_and_the_plan_stays() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, {HOT: 0.5})
+    plan = rig.strategy.plan()
+    tried = set()
+    for _ in range(8):
+        keys = FixedKeys(tier1=HOT, tier2=3)
+        tried.add(rig.strategy.choose(keys, rig.candidates.without(tried)).target)
+        assert (len(tried) > len(plan[HOT])) or tried <= set(plan[HOT])
+
+    assert len(tried) == 8
+    assert rig.strategy.plan() == plan
+
+
+def test_a_prompt_without_an_opening_goes_to_the_least_loaded() -> None:
+    rig = Rig(2)
+    rig.book.dispatch(rig.names[0], 10)
+
+    assert rig.strategy.choose(FixedKeys(), rig.candidates).target == rig.names[1]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 50))
+def test_a_jump_hash_moves_a_key_only_to_the_new_bucket(key: int, buckets: int) -> None:
+    before, after = jump(key, buckets), jump(key, buckets + 1)
+
+    assert 0 <= before < buckets
+    assert after in {before, buckets}
+
+
+def test_a_jump_hash_is_even() -> None:
+    rng = random.Random(1)
+    counts = Counter(jump(rng.getrandbits(64), 7) for _ in range(7000))
+
+    assert all(count == pytest.approx(1000, rel=0.15) for count in counts.values())

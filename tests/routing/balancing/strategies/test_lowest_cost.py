@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig
+from routing.types import Reason
+from tests.routing.building import config, pool, replicas, request, told
+
+costs = pytest.mark.parametrize(
+    "settings", [LowestCostSettings(), LeastTtftSettings(), CacheAwareSettings()], ids=lambda settings: settings.name
+)
+
+
+def routers(settings, count: int = 2, size: int = 5) -> list[Placement]:
+    """Routers of different seeds with the same configuration, all idle, each with books of its own."""
+    return [Placement(config(pool(settings, replicas(size))), LoadTracker(), seed=seed) for seed in range(count)]
+
+
+@costs
+@given(text=st.text(max_size=2000), size=st.sampled_from([1, 4, 40]))
+def test_routers_send_the_same_cold_prompt_to_the_same_home(settings, text: str, size: int) -> None:
+    chosen = [router.decide(request(text), HealthRegistry()).choice for router in routers(settings, size=size)]
+
+    assert told(chosen[0]) == told(chosen[1])
+    assert chosen[0].reason is Reason.COLD
+
+
+@costs
+def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings) -> None:
+    one, other = routers(settings)
+    system = "You are of help. " * 300
+    for router, texts in ((one, ["first"]), (other, ["second", "third"])):
+        for text in texts:
+            ticket = router.dispatch(router.decide(request(system + text), HealthRegistry()))
+            ticket.answered()
+            ticket.end()
+    chosen = {
+        router.decide(request(system + "and now? " * 100), HealthRegistry()).choice.target for router in (one, other)
+    }
+
+    assert len(chosen) == 1
+
+
+@costs
+def test_cold_prompts_of_an_idle_fleet_reach_every_replica(settings) -> None:
+    (router,) = routers(settings, 1, 8)
+    chosen = {router.decide(request(f"{number} " * 200), HealthRegistry()).choice.target for number in range(100)}
+
+    assert len(chosen) == 8
+
+
+@costs
+def test_a_conversation_comes_back_to_where_it_was(settings) -> None:
+    (router,) = routers(settings, 1, 6)
+    text = "How are caches warmed? " * 50
+    preferred_replicas = set()
+    for _ in range(10):
+        decision = router.decide(request(text), HealthRegistry())
+        ticket = router.dispatch(decision)
+        ticket.first_byte()
+        ticket.answered()
+        ticket.end()
+        preferred_replicas.add(decision.choice.target)
+        text += "And what then? " * 30
+
+    assert len(preferred_replicas) == 1
+    assert decision.choice.hit_tokens / decision.keys.prompt_tokens > 0.8
+
+
+@costs
+def test_an_explanation_shows_what_was_compared_and_agrees_with_the_choice(settings) -> None:
+    (router,) = routers(settings, 1, 4)
+    text = "A shared document. " * 400
+    home = router.decide(request(text), HealthRegistry())
+    router.dispatch(home).first_byte()
+    decision = router.decide(request(text + "What does it say?"), HealthRegistry())
+    explained = decision.explained()
+    shown = dict(zip(explained.targets, explained.weighed, strict=True))
+    assert shown.keys() == {replica.name for replica in replicas(4)}
+
+    chosen = shown.pop(decision.choice.target)
+    assert chosen.hit_tokens == decision.choice.hit_tokens > 1000
+    assert {candidate.hit_tokens for candidate in shown.values()} == {0}
+    if isinstance(settings, CacheAwareSettings):
+        assert chosen.cost is None
+    else:
+        assert chosen.cost < min(candidate.cost for candidate in shown.values())
+
+
+def test_a_smaller_cache_is_forgotten_sooner() -> None:
+    small = (ReplicaConfig(name="small", url="http://small", block_tokens=16, capacity_blocks=200),)
+    router = Placement(config(pool(LowestCostSettings(), small)), LoadTracker())
+    for number in range(20):
+        ticket = router.dispatch(router.decide(request(f"{number} " * 1000), HealthRegistry()))
+        ticket.first_byte()
+        ticket.end()
+
+    held = [router.decide(request(f"{number} " * 1000), HealthRegistry()).choice.hit_tokens for number in range(20)]
+    assert held[0] == held[10] == 0
+    assert held[19] > 500

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.candidates import Candidates
+from routing.balancing.hash_ring import HashRing
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.strategies.hashing import Tiered
+from routing.types import Reason
+from tests.routing.building import FixedKeys, names
+
+WEIGHTS = dict.fromkeys(names(8), 1.0)
+RING = HashRing(WEIGHTS)
+hashes = st.integers(0, 2**64 - 1)
+
+
+def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
+    return Tiered(RING, replicas, 1.0, min_bound)
+
+
+@given(opening=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
+def test_an_opening_has_its_own_replicas_and_a_conversation_one_of_them(opening, conversations, size: int) -> None:
+    candidates = Candidates(WEIGHTS, LoadTracker())
+    chosen = {tiered(size).choose(FixedKeys(tier1=opening, tier2=key), candidates).target for key in conversations}
+    preferred_replicas = [replica for replica, _ in zip(RING.walk(opening), range(size), strict=False)]
+
+    assert chosen <= set(preferred_replicas)
+    assert len(chosen) > 1 or size == 1
+
+
+@given(opening=hashes, conversation=hashes)
+def test_where_all_of_them_are_full_the_openings_next_home_follows(opening: int, conversation: int) -> None:
+    book = LoadTracker()
+    preferred_replicas = list(RING.walk(opening))
+    for replica in preferred_replicas[:3]:
+        for _ in range(20):
+            book.dispatch(replica, 10)
+    choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, book))
+
+    assert (choice.target, choice.reason) == (preferred_replicas[3], Reason.SPILL)
+    assert set(choice.refused) == set(preferred_replicas[:3])
+
+
+@given(opening=hashes, conversation=hashes)
+def test_where_one_leaves_a_conversation_stays_or_goes_to_the_one_that_takes_its_place(
+    opening: int, conversation: int
+) -> None:
+    candidates = Candidates(WEIGHTS, LoadTracker())
+    keys = FixedKeys(tier1=opening, tier2=conversation)
+    home, newcomer = tiered().choose(keys, candidates).target, list(RING.walk(opening))[3]
+
+    for other in set(WEIGHTS) - {home}:
+        assert tiered().choose(keys, candidates.without({other})).target in {home, newcomer}
+
+
+def test_without_an_opening_the_least_loaded_and_without_a_conversation_the_openings_home() -> None:
+    book = LoadTracker()
+    for replica in names(7):
+        book.dispatch(replica, 10)
+    candidates = Candidates(WEIGHTS, book)
+
+    assert tiered().choose(FixedKeys(), candidates).reason is Reason.NO_KEY
+    assert tiered().choose(FixedKeys(), candidates).target == names(8)[7]
+    assert tiered().choose(FixedKeys(tier1=5), candidates).target == next(RING.walk(5))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from routing.balancing.candidates import FEW, SHARE, WORTH
+from routing.balancing.cost import MAX_COMPARED
+from routing.balancing.load_tracker import MAX_WEIGHT, RECENT_S, LoadTracker
+from routing.types import Reason
+from tests.routing.balancing.fleet import Fleet
+from tests.routing.building import names
+
+MANY = 2 * MAX_COMPARED + 8
+
+
+@pytest.mark.parametrize("count", [4, 16, MANY])
+def test_what_all_prompts_begin_with_comes_to_be_everywhere_though_nothing_ever_waits(count: int) -> None:
+    fleet, taken, prefilled = Fleet(count), Counter(), 0
+    for _ in range(200 * count):
+        choice = fleet.choose(2000)
+        prefilled += choice.hit_tokens == 0
+        fleet.hold(choice.target, 10)
+        fleet.had(choice.target, 1)
+        taken[choice.target] += 1
+
+    assert max(taken.values()) < 1.3 * 200
+    assert prefilled <= count
+
+
+@pytest.mark.parametrize("count", [4, MANY])
+@pytest.mark.parametrize(("spared", "moves"), [(-0.1, True), (0.1, False)])
+def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is_worth(
+    count: int, spared: float, moves: bool
+) -> None:
+    holder, requests = names(1)[0], 30
+    too_many = requests * (1 - SHARE / count) - FEW
+    fleet = Fleet(count, block_tokens=int(WORTH * (too_many + spared)) // 10)
+    fleet.hold(holder, 10)
+    fleet.had(holder, requests)
+    assert fleet.candidates.recent.excess(fleet.candidates.by_name[holder]) == pytest.approx(too_many)
+
+    choice = fleet.choose(10 * fleet.residency.block_tokens)
+    assert (choice.target != holder) is moves
+    assert choice.reason is (Reason.SPREAD if moves else Reason.HIT)
+
+
+def test_one_conversation_stays_where_it_is() -> None:
+    fleet = Fleet(4)
+    fleet.hold(fleet.names[0], 10)
+    for _ in range(int(FEW)):
+        assert fleet.choose(100).target == fleet.names[0]
+        fleet.had(fleet.names[0], 1)
+
+
+def test_nobody_waits_for_the_sake_of_balance() -> None:
+    fleet = Fleet(4)
+    holder, *others = fleet.names
+    fleet.hold(holder, 10)
+    fleet.had(holder, 100)
+    for name in others:
+        fleet.wait(name, 1)
+    assert fleet.choose(100).target == holder
+
+    fleet.wait(holder, 1)
+    assert fleet.choose(100).target != holder
+
+
+def test_where_all_have_their_share_nothing_is_moved() -> None:
+    fleet = Fleet(4)
+    for name in fleet.names:
+        fleet.had(name, 100)
+    fleet.hold(fleet.names[2], 10)
+    fleet.had(fleet.names[2], 10)
+
+    assert (fleet.choose(100).target, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
+
+
+def test_a_replica_of_twice_the_weight_has_twice_the_share() -> None:
+    fleet = Fleet(4, {"replica-0": 2.0})
+    fleet.hold(fleet.names[0], 10)
+    for name, requests in zip(fleet.names, (200, 100, 100, 100), strict=True):
+        fleet.had(name, requests)
+
+    assert fleet.choose(100).target == fleet.names[0]
+
+
+def test_two_routers_move_a_prompt_to_the_same_replica() -> None:
+    chosen = set()
+    for _ in range(2):
+        fleet = Fleet(8)
+        fleet.hold(fleet.names[0], 10)
+        fleet.had(fleet.names[0], 100)
+        chosen.add(fleet.choose(100).target)
+
+    assert len(chosen) == 1
+    assert chosen != {fleet.names[0]}
+
+
+def test_a_request_counts_half_as_much_after_a_while() -> None:
+    now_s = 0.0
+    book, (a, b) = LoadTracker(lambda: now_s), names(2)
+    for name in (a, a, b):
+        book.dispatch(name, 0).end()
+        now_s += RECENT_S / 2
+
+    assert book.load(a).recent / book.weight_now == pytest.approx(2**-1 + 2**-0.5)
+    assert book.load(b).recent / book.weight_now == 1.0
+
+
+def test_requests_are_counted_for_years() -> None:
+    now_s = 0.0
+    book, (a, b) = LoadTracker(lambda: now_s), names(2)
+    greatest = 0.0
+    for _ in range(2000):
+        now_s += RECENT_S
+        for name in (a, b, b):
+            book.dispatch(name, 0).end()
+        greatest = max(greatest, book.load(b).recent)
+
+    assert book.load(b).recent / book.load(a).recent == pytest.approx(2.0)
+    assert book.load(a).recent / book.weight_now == pytest.approx(2.0)
+    assert greatest < 10 * MAX_WEIGHT
+
+
+def test_after_a_very_long_silence_older_requests_count_nothing() -> None:
+    now_s = 0.0
+    book, (a, b) = LoadTracker(lambda: now_s), names(2)
+    book.dispatch(a, 0).end()
+    now_s += 100_000 * RECENT_S
+    book.dispatch(b, 0).end()
+
+    assert (book.load(a).recent / book.weight_now < 1e-200, book.load(b).recent / book.weight_now) == (True, 1.0)

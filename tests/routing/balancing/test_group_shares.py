@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from routing.balancing.allocation import OWN, REVIEW, GroupShares
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.replicas import GroupReplicas
+from routing.prompt.hashing import PrefixHasher
+from routing.schema import AutoReplicas, ConfigError, ReplicaState, TaskGroupConfig, check_config
+from routing.types import ReplicaId
+from tests.routing.building import SECRET, config, names, pool, replicas
+
+HASHER = PrefixHasher(SECRET)
+
+
+def follows(name: str) -> TaskGroupConfig:
+    return TaskGroupConfig(name=name, auto_replicas=AutoReplicas())
+
+
+class Rig:
+    """The groups of one pool, and traffic in which each has a share; what is left is the pool's own."""
+
+    def __init__(self, count: int = 8, groups: Any = ("a", "b"), seed: int = 7, **fields: Any) -> None:
+        listed = [follows(it) if isinstance(it, str) else it for it in groups]
+        self.pool = replace(pool(members=replicas(count), groups=listed), **fields)
+        self.shares = GroupShares(self.pool, HASHER)
+        self.replicas = GroupReplicas(self.pool.replicas, LoadTracker())
+        self.health = HealthRegistry()
+        self.rng = random.Random(seed)
+
+    def traffic(self, requests: int, **parts: float) -> None:
+        kinds = [*parts, OWN]
+        weights = [*parts.values(), max(0.0, 1 - sum(parts.values()))]
+        for kind in self.rng.choices(kinds, weights, k=requests):
+            self.shares.count(kind)
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(self.shares.replicas(name)) for name in (*(it.name for it in self.pool.groups), OWN)}
+
+    def eligible(self, group: str) -> list[ReplicaId]:
+        return list(self.shares.candidates(group, self.replicas, self.replicas.candidates(self.health)))
+
+    def overlap(self) -> int:
+        """Replicas that more than one have."""
+        owners = Counter(replica for name in self.sizes() for replica in self.shares.replicas(name))
+        return sum(1 for count in owners.values() if count > 1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sizes"),
+    [
+        ({"a": 0.5, "b": 0.25}, {"a": 8, "b": 4, OWN: 4}),
+        ({"a": 0.9, "b": 0.05}, {"a": 14, "b": 1, OWN: 1}),
+        ({"a": 1 / 3, "b": 1 / 3}, {"a": 5, "b": 5, OWN: 5}),
+    ],
+)
+def test_a_groups_number_follows_its_share(parts: dict[str, float], sizes: dict[str, int]) -> None:
+    rig = Rig(16)
+    rig.traffic(6000, **parts)
+
+    assert all(abs(rig.sizes()[name] - size) <= 1 for name, size in sizes.items())
+    assert rig.overlap() == 0
+
+
+def test_before_any_traffic_all_have_as_much() -> None:
+    assert Rig(9).sizes() == {"a": 3, "b": 3, OWN: 3}
+
+
+def test_a_share_that_wavers_moves_nothing() -> None:
+    rig = Rig(8, share_half_life=2000)
+    rig.traffic(8000, a=0.5, b=0.25)
+    before = {name: list(rig.shares.replicas(name)) for name in rig.sizes()}
+    for number in range(40):
+        rig.traffic(REVIEW, a=0.46 if number % 2 else 0.54, b=0.25)
+
+        assert {name: list(rig.shares.replicas(name)) for name in rig.sizes()} == before
+
+
+def test_growing_adds_one_at_a_time_and_shrinking_drops_the_last() -> None:
+    rig = Rig(12, share_half_life=1000)
+    rig.traffic(5000, a=0.1, b=0.1)
+    seen = [list(rig.shares.replicas("a"))]
+    for parts in ({"a": 0.8, "b": 0.1}, {"a": 0.1, "b": 0.1}):
+        for _ in range(100):
+            rig.traffic(REVIEW, **parts)
+            seen.append(list(rig.shares.replicas("a")))
+
+    assert max(map(len, seen)) >= 8
+    assert len(seen[-1]) <= 2
+    kept = [len(set(one) & set(next_)) >= min(len(one), len(next_)) - 1 for one, next_ in pairwise(seen)]
+    assert all(kept)  # what it had, but for one that a smaller one may have claimed
+
+
+def test_routers_that_see_the_same_traffic_agree() -> None:
+    one, other = Rig(10), Rig(10)
+    for rig in (one, other):
+        rig.traffic(3000, a=0.6, b=0.2)
+
+    assert all(one.shares.replicas(name) == other.shares.replicas(name) for name in one.sizes())
+
+
+def test_routers_that_see_samples_of_it_nearly_agree() -> None:
+    one, other = Rig(10, seed=1, share_half_life=2000), Rig(10, seed=2, share_half_life=2000)
+    for rig in (one, other):
+        rig.traffic(10_000, a=0.6, b=0.2)
+
+    for name in one.sizes():
+        mine, theirs = set(one.shares.replicas(name)), set(other.shares.replicas(name))
+        assert len(mine ^ theirs) <= 3
+
+
+def test_a_flood_of_one_group_leaves_the_others_theirs() -> None:
+    rig = Rig(8, groups=("a", "b", "c"))
+    rig.traffic(3000, a=0.3, b=0.3, c=0.3)
+    rig.traffic(1500, a=0.94, b=0.02, c=0.02)
+
+    flooded = set(rig.shares.replicas("a"))
+    assert len(flooded) == 5
+    for name in ("b", "c", OWN):
+        assert rig.shares.replicas(name)
+        assert flooded.isdisjoint(rig.shares.replicas(name))
+
+
+def test_who_sends_hardly_anything_is_a_guest_and_blocks_nothing() -> None:
+    rig = Rig(4, groups=[f"idle-{number}" for number in range(10)] + [follows("a")])
+    rig.traffic(8000, a=1.0)
+
+    assert len(rig.shares.replicas("a")) == 4
+    assert all(len(rig.eligible(f"idle-{number}")) == 1 for number in range(10))
+
+
+def test_what_is_reserved_stays_and_what_is_bounded_ends() -> None:
+    groups = [
+        TaskGroupConfig(name="quiet", auto_replicas=AutoReplicas(reserved=2)),
+        TaskGroupConfig(name="loud", auto_replicas=AutoReplicas(max=3)),
+    ]
+    rig = Rig(8, groups=groups)
+    rig.traffic(8000, loud=1.0)
+
+    assert (rig.sizes()["quiet"], rig.sizes()["loud"]) == (2, 3)
+    assert set(rig.shares.replicas("quiet")).isdisjoint(rig.shares.replicas("loud"))
+
+
+def test_replicas_that_a_group_names_are_taken_last_by_others() -> None:
+    groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), follows("a")]
+    rig = Rig(8, groups=groups)
+    for _ in range(4000):
+        rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else OWN)
+
+    assert set(rig.shares.replicas("a")).isdisjoint(names(3))
+    assert rig.shares.share("fixed") == pytest.approx(0.4, abs=0.08)
+
+
+@given(st.integers(1, 6), st.integers(0, 8), st.sets(st.integers(0, 5)), st.integers(0, 3000))
+def test_nobody_is_without_a_replica_while_one_is_up(count: int, many: int, down: set[int], requests: int) -> None:
+    rig = Rig(count, groups=[f"g{number}" for number in range(many)] or ["a"])
+    rig.traffic(requests % 300, g0=0.8)
+    for number in down:
+        rig.health.mark(ReplicaId(f"replica-{number}"), up=False)
+    up = set(rig.replicas.candidates(rig.health))
+
+    for name in rig.sizes():
+        eligible = rig.eligible(name)
+        assert set(eligible) <= up
+        assert len(eligible) == min(len(rig.shares.replicas(name)), len(up))
+
+
+def test_a_replica_that_is_down_is_stood_in_for_and_nobody_else_moves() -> None:
+    rig = Rig(8)
+    rig.traffic(3000, a=0.4, b=0.3)
+    before = {name: rig.eligible(name) for name in rig.sizes()}
+    gone = before["a"][0]
+    rig.health.mark(gone, up=False)
+    meanwhile = {name: rig.eligible(name) for name in rig.sizes()}
+    rig.health.mark(gone, up=True)
+
+    assert len(meanwhile["a"]) == len(before["a"])
+    assert set(before["a"]) - set(meanwhile["a"]) == {gone}
+    assert all(meanwhile[name] == before[name] for name in ("b", OWN))
+    assert {name: rig.eligible(name) for name in rig.sizes()} == before
+
+
+def test_a_replica_that_drains_is_in_no_set() -> None:
+    members = (replace(replicas(1)[0], state=ReplicaState.DRAINING), *replicas(8)[1:])
+    rig = Rig(8, replicas=members)
+    rig.traffic(3000, a=0.5, b=0.2)
+
+    assert all(names(1)[0] not in rig.shares.replicas(name) for name in rig.sizes())
+
+
+def test_a_new_configuration_moves_nobody_whose_share_it_leaves() -> None:
+    rig, after = Rig(8), Rig(8)
+    rig.traffic(5000, a=0.7, b=0.1)
+    after.shares.carry_over(rig.shares)
+    with_more = Rig(8, groups=("a", "b", "newcomer"))
+    with_more.shares.carry_over(rig.shares)
+
+    assert all(after.shares.replicas(name) == rig.shares.replicas(name) for name in rig.sizes())
+    assert all(with_more.shares.replicas(name) == rig.shares.replicas(name) for name in rig.sizes())
+    assert len(with_more.eligible("newcomer")) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_mixture_sets_stay_apart_and_move_with_their_numbers_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    weighted = [replace(it, weight=rng.choice([1.0, 1.0, 2.0, 4.0])) for it in replicas(rng.randrange(6, 24))]
+    groups = [f"g{number}" for number in range(rng.randrange(2, 20))]
+    rig, moves, changes = Rig(groups=groups, replicas=tuple(weighted), share_half_life=300), 0, 0
+    numbers = dict(rig.shares._given)
+    sets = {name: rig.shares.replicas(name) for name in numbers}
+    for _ in range(40):
+        mixture = [rng.random() ** rng.choice([1, 4, 12]) for _ in numbers]
+        for _ in range(8):
+            for name in rng.choices(list(numbers), mixture, k=REVIEW):
+                rig.shares.count(name)
+            given, own = dict(rig.shares._given), {name: rig.shares.replicas(name) for name in numbers}
+            changes += sum(abs(given[name] - numbers[name]) for name in numbers)
+            moves += sum(len(set(own[name]) - set(sets[name])) for name in numbers)
+            owners = Counter(replica for name in numbers if given[name] for replica in own[name])
+            assert all(own.values())
+            assert given != numbers or own == sets
+            assert sum(given.values()) > len(weighted) or set(owners.values()) == {1}
+            sets, numbers = own, given
+
+    assert changes > 50
+    assert moves < 3 * changes
+
+
+@pytest.mark.parametrize("half_life", [200, 5000])
+def test_another_half_life_forgets_nothing(half_life: int) -> None:
+    rig, after = Rig(8), Rig(8, share_half_life=half_life)
+    rig.traffic(5000, a=0.7, b=0.1)
+    after.shares.carry_over(rig.shares)
+    assert after.sizes() == rig.sizes()
+
+    after.traffic(20 * half_life, a=0.1, b=0.7)
+    assert after.shares.share("b") == pytest.approx(0.7, abs=0.1)
+
+
+def test_a_pool_without_replicas_divides_nothing() -> None:
+    rig = Rig(0)
+    rig.traffic(200, a=0.5)
+
+    assert rig.eligible("a") == []
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(), replicas=("replica-0",)), "leave one of both"),
+        (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(reserved=9)), "9 replicas are reserved"),
+    ],
+)
+def test_sets_that_cannot_be_are_refused(group: TaskGroupConfig, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_config(config(pool(members=replicas(8), groups=[group])))
+
+
+def test_more_may_not_be_reserved_than_a_group_may_have() -> None:
+    with pytest.raises(ValueError, match="less than reserved"):
+        AutoReplicas(reserved=3, max=2)

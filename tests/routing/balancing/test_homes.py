@@ -1,0 +1,173 @@
+"""What a replica is warmed for is what it gets, once it takes traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.balancing.decision import Decision
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.replicas import rank_of
+from routing.schema import (
+    Adapter,
+    AffinityGroupsSettings,
+    LeastLoadSettings,
+    LowestCostSettings,
+    PoolConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    ReplicaState,
+    Settings,
+    TaskGroupConfig,
+    TieredSettings,
+)
+from routing.types import NoReplicaError, TargetId
+from tests.routing.building import config, names, pool, replicas, request
+
+JOINING = names(4)[3]
+PROMPTS = [f"prompt {number}" for number in range(60)]
+
+
+def placement(settings: Settings, **fields: Any) -> Placement:
+    return Placement(config(pool(settings, **fields)), LoadTracker())
+
+
+def joining() -> HealthRegistry:
+    """Everybody is well, and one is kept back."""
+    health = HealthRegistry()
+    health.hold_back(JOINING, back=True)
+    return health
+
+
+def decided(where: Placement, text: str, health: HealthRegistry, **what: Any) -> Decision:
+    return where.decide(request(text, **what), health)
+
+
+def is_home(where: Placement, text: str, health: HealthRegistry, group: str = "", replica: str = JOINING) -> bool:
+    prefix = decided(where, text, health, group=group or None).prefix
+    assert prefix is not None
+    return bool(where.preferred_replicas("chat", (group, prefix), replica, "", health))
+
+
+def test_a_home_is_where_the_prefix_goes_when_the_replica_takes_traffic() -> None:
+    where, before, after = placement(PrefixHashSettings()), joining(), HealthRegistry()
+    expected = {text for text in PROMPTS if decided(where, text, after).replica.name == JOINING}
+
+    assert expected
+    assert {text for text in PROMPTS if is_home(where, text, before)} == expected
+    assert not any(decided(where, text, before).replica.name == JOINING for text in PROMPTS)
+
+
+def test_a_tiered_opening_has_several_homes() -> None:
+    where, before, after = placement(TieredSettings(replicas=2)), joining(), HealthRegistry()
+    owned = {text for text in PROMPTS if is_home(where, text, before)}
+    met = {
+        text
+        for text in PROMPTS
+        for session in map(str, range(12))
+        if decided(where, text, after, session=session).replica.name == JOINING
+    }
+
+    assert met == owned
+    assert len(owned) > len({text for text in PROMPTS if is_home(placement(PrefixHashSettings()), text, before)})
+
+
+def test_what_replicas_hold_follows_the_home_order_too() -> None:
+    before = joining()
+    by_hash, by_cost = placement(PrefixHashSettings()), placement(LowestCostSettings())
+
+    assert [is_home(by_cost, text, before) for text in PROMPTS] == [is_home(by_hash, text, before) for text in PROMPTS]
+
+
+def test_without_affinity_every_replica_is_a_home() -> None:
+    assert all(is_home(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
+
+
+def test_an_opening_that_requests_made_hot_has_as_many_homes_as_replicas_of_its_own() -> None:
+    where, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthRegistry()
+    prefix = decided(where, "hot", before).prefix
+    assert prefix is not None
+
+    def preferred_replicas() -> int:
+        return sum(bool(where.preferred_replicas("chat", ("", prefix), name, "", before)) for name in names(8))
+
+    for _ in range(400):
+        decided(where, "hot", before)  # as one that is explained
+    assert preferred_replicas() == 1
+    for number in range(400):
+        where.dispatch(decided(where, f"cold {number}", before)).end()
+        for _ in range(9):
+            where.dispatch(decided(where, "hot", before), is_retry=True).end()
+    assert preferred_replicas() == 1
+    for _ in range(400):
+        where.dispatch(decided(where, "hot", before)).end()
+    decided(where, "hot", before)
+    assert preferred_replicas() >= 7
+
+
+def test_who_is_down_or_leaving_is_passed_over() -> None:
+    where, before = placement(PrefixHashSettings()), joining()
+    others = [name for name in names(4) if name != JOINING]
+    for name in others[:2]:
+        before.mark(name, up=False)
+    left = sum(is_home(where, text, before) for text in PROMPTS)
+    draining = (
+        *replicas(4)[:2],
+        *(replace(it, state=ReplicaState.DRAINING) for it in replicas(4)[2:3]),
+        replicas(4)[3],
+    )
+
+    assert left > sum(is_home(where, text, joining()) for text in PROMPTS)
+    assert sum(is_home(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
+
+
+def test_a_group_knows_only_its_own_replicas() -> None:
+    groups = (TaskGroupConfig(name="apart", replicas=tuple(names(3))),)
+    where = placement(PrefixHashSettings(), groups=groups)
+
+    assert not any(is_home(where, text, joining(), group="apart") for text in PROMPTS)
+    assert any(is_home(where, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
+    assert (
+        where.preferred_replicas("chat", ("gone", decided(where, "a", joining()).prefix or 0), JOINING, "", joining())
+        == []
+    )
+
+
+@pytest.mark.parametrize(("held", "is_warmed"), [(("sql",), True), ((), False)])
+def test_an_adapters_opening_goes_only_to_who_holds_it(held: tuple[str, ...], is_warmed: bool) -> None:
+    members = (replace(replicas(1)[0], adapters=("sql",)), replace(replicas(4)[3], adapters=held))
+    serving = PoolConfig(
+        name="chat",
+        policy=pool(PrefixHashSettings()).policy,
+        models=("llama",),
+        adapters=(Adapter(name="sql", model="llama"),),
+        replicas=members,
+    )
+    where, health = Placement(config(serving), LoadTracker()), HealthRegistry()
+    prefixes = [where.decide(request(text, model="sql"), health).prefix or 0 for text in PROMPTS]
+
+    assert (
+        any(where.preferred_replicas("chat", ("", prefix), JOINING, "sql", health) for prefix in prefixes) is is_warmed
+    )
+    assert where.could_serve(NoReplicaError("chat", adapter="sql"), JOINING, health) is is_warmed
+    assert where.could_serve(NoReplicaError("chat"), JOINING, health)
+    health.mark(JOINING, up=False)
+    assert not where.could_serve(NoReplicaError("chat"), JOINING, health)
+
+
+def test_each_rank_of_a_replica_is_a_home_of_its_own() -> None:
+    wide = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=4)
+    where, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadTracker()), HealthRegistry()
+    found = {}
+    for text in PROMPTS:
+        decision = decided(where, text, health)
+        [home] = where.preferred_replicas("chat", ("", decision.prefix or 0), "wide", "", health)
+        assert home == decision.target.id
+        found[home] = rank_of(home)
+
+    assert sorted(found.values()) == [0, 1, 2, 3]
+    assert rank_of(TargetId("replica-0")) is None

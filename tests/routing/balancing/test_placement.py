@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.schema import (
+    Boundary,
+    LeastLoadSettings,
+    PolicyConfig,
+    PrefixHashSettings,
+    ReplicaConfig,
+    ReplicaState,
+    Settings,
+    TaskGroupConfig,
+)
+from routing.types import NoReplicaError, Reason, ReplicaId, UnknownModelError
+from tests.routing.building import SECRET, chat, config, names, pool, replicas, request
+
+A, B, C, D = names(4)
+EVERY_SETTINGS: list[Settings] = [kind() for kind in get_args(Settings)]
+
+
+def placed(
+    placement: Placement, health: HealthRegistry | None = None, excluded: frozenset[str] = frozenset(), **what
+) -> str:
+    tried = frozenset(ReplicaId(name) for name in excluded)
+    return placement.decide(request(**what), health or HealthRegistry(), tried).replica.name
+
+
+def in_state(state: ReplicaState, *others: str) -> tuple[ReplicaConfig, ...]:
+    """Replica 0 in a state, and others that are active."""
+    first = ReplicaConfig(name=A, url="http://a", state=state)
+    return (first, *(ReplicaConfig(name=name, url="http://b") for name in others))
+
+
+# --- what a decision says ----------------------------------------------------------------------------
+
+
+def test_a_decision_says_where_and_why() -> None:
+    decision = Placement(config(), LoadTracker()).decide(request(), HealthRegistry())
+
+    assert (decision.pool, decision.group, decision.policy.name, decision.policy.revision) == (
+        "chat",
+        "",
+        "everyday",
+        3,
+    )
+    assert (decision.strategy, decision.reason) == ("prefix_hash", Reason.AFFINITY)
+    assert decision.replica in replicas(4)
+    assert decision.choice.bound == 4
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_every_strategy_places_a_request(settings: Settings) -> None:
+    decision = Placement(config(pool(settings)), LoadTracker()).decide(request(session="s"), HealthRegistry())
+
+    assert decision.strategy == settings.name
+    assert decision.prefix is not None
+
+
+def test_loads_of_candidates_begin_with_the_choice_and_the_homes_that_refused() -> None:
+    book = LoadTracker()
+    placement = Placement(config(), book)
+    home = ReplicaId(placed(placement))
+    for _ in range(4):
+        book.dispatch(home, 10)
+    decision = placement.decide(request(), HealthRegistry())
+
+    chosen = decision.choice.target
+    assert decision.reason is Reason.SPILL
+    shown = decision.candidate_loads(2)
+    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, home], [0, 4], [0, 40])
+    assert decision.candidate_loads(1).targets == [chosen]
+    assert set(decision.candidate_loads().targets) == set(names(4))
+
+
+def test_the_prefix_is_the_same_whatever_the_strategy() -> None:
+    decisions = [
+        Placement(config(pool(settings)), LoadTracker()).decide(request(), HealthRegistry())
+        for settings in EVERY_SETTINGS
+    ]
+
+    assert len({decision.prefix for decision in decisions}) == 1
+    assert len({tuple(map(tuple, decision.keys.blocks)) for decision in decisions}) == 1
+
+
+def test_the_prefix_ends_at_the_policys_boundary() -> None:
+    settings = PrefixHashSettings(boundary=Boundary.SYSTEM)
+    placement = Placement(config(pool(settings, replicas(50))), LoadTracker())
+    brief = [chat(("system", "Be brief."), ("user", text)) for text in "abcdefgh"]
+
+    assert len({placed(placement, prompt=prompt) for prompt in brief}) == 1
+    assert placement.decide(request("no system prompt"), HealthRegistry()).reason is Reason.NO_KEY
+
+
+def test_nothing_shown_of_a_decision_holds_the_secret() -> None:
+    decision = Placement(config(), LoadTracker()).decide(request(), HealthRegistry())
+
+    assert SECRET not in repr(decision)
+
+
+# --- who may be chosen -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+@pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.DISABLED])
+def test_a_replica_that_is_not_active_is_never_chosen(settings: Settings, state: ReplicaState) -> None:
+    placement = Placement(config(pool(settings, in_state(state, B))), LoadTracker())
+
+    assert {placed(placement, text=str(number), session=str(number)) for number in range(40)} == {B}
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_a_replica_that_is_down_is_left_out_until_it_is_up(settings: Settings) -> None:
+    book, health = LoadTracker(), HealthRegistry()
+    placement = Placement(config(pool(settings)), book)
+
+    def met() -> set[str]:
+        """Who gets sixty requests that are answered at once."""
+        chosen = set()
+        for number in range(60):
+            replica = placed(placement, health, text=str(number), session=str(number))
+            book.dispatch(ReplicaId(replica), 10).end()
+            chosen.add(replica)
+        return chosen
+
+    assert met() == {A, B, C, D}
+
+    health.mark(C, up=False)
+    assert met() == {A, B, D}
+
+    health.mark(C, up=True)
+    assert met() == {A, B, C, D}
+
+
+@pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
+def test_a_retry_goes_to_replicas_that_were_not_tried(settings: Settings) -> None:
+    placement = Placement(config(pool(settings)), LoadTracker())
+    tried: list[str] = []
+    for _ in range(4):
+        tried.append(placed(placement, excluded=frozenset(tried), session="s"))
+
+    assert sorted(tried) == names(4)
+    with pytest.raises(NoReplicaError):
+        placed(placement, excluded=frozenset(tried), session="s")
+
+
+def test_a_key_comes_home_when_its_replica_is_back() -> None:
+    placement, health = Placement(config(), LoadTracker()), HealthRegistry()
+    preferred_replicas = {text: placed(placement, health, text=text) for text in map(str, range(50))}
+
+    health.mark(B, up=False)
+    away = {text: placed(placement, health, text=text) for text in preferred_replicas}
+    assert {text for text in preferred_replicas if preferred_replicas[text] != away[text]} == {
+        text for text in preferred_replicas if preferred_replicas[text] == B
+    }
+
+    health.mark(B, up=True)
+    assert {text: placed(placement, health, text=text) for text in preferred_replicas} == preferred_replicas
+
+
+@pytest.mark.parametrize(
+    ("members", "groups", "group", "where"),
+    [
+        (replicas(0), [], None, "pool 'chat'"),
+        (in_state(ReplicaState.DRAINING), [], None, "pool 'chat'"),
+        (in_state(ReplicaState.DISABLED, B), [TaskGroupConfig(name="support", replicas=(A,))], "support", "'support'"),
+    ],
+)
+def test_where_nobody_is_eligible_the_refusal_says_where(members, groups, group, where: str) -> None:
+    placement = Placement(config(pool(members=members, groups=groups)), LoadTracker())
+
+    with pytest.raises(NoReplicaError, match=where):
+        placed(placement, group=group)
+
+
+def test_a_model_that_nobody_serves_is_refused() -> None:
+    with pytest.raises(UnknownModelError, match="gpt"):
+        placed(Placement(config(pool(models=("llama",))), LoadTracker()), model="gpt")
+
+
+# --- task groups -------------------------------------------------------------------------------------
+
+
+def test_a_task_group_has_its_own_policy_and_replicas() -> None:
+    own = PolicyConfig(name="batch", revision=1, settings=LeastLoadSettings())
+    groups = [TaskGroupConfig(name="batch", policy=own, replicas=(B, C))]
+    placement = Placement(config(pool(groups=groups)), LoadTracker())
+
+    decision = placement.decide(request(group="batch"), HealthRegistry())
+    assert (decision.group, decision.policy, decision.strategy) == ("batch", own, "least_load")
+    assert set(decision.candidate_loads().targets) == {B, C}
+
+
+def test_a_task_group_without_a_policy_follows_its_pools() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support", replicas=(D,))])), LoadTracker())
+    decision = placement.decide(request(group="support"), HealthRegistry())
+
+    assert (decision.group, decision.policy.name, decision.replica.name) == ("support", "everyday", D)
+
+
+def test_an_unknown_task_group_is_the_pools_own_traffic() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support")])), LoadTracker())
+
+    assert placement.decide(request(group="no-such-group"), HealthRegistry()).group == ""
+
+
+def test_groups_over_the_same_replicas_see_one_load() -> None:
+    book = LoadTracker()
+    groups = [TaskGroupConfig(name="support"), TaskGroupConfig(name="batch", replicas=(D, C, B, A))]
+    placement = Placement(config(pool(groups=groups)), book)
+    book.dispatch(A, 10)
+    decisions = [placement.decide(request(group=group), HealthRegistry()) for group in (None, "support", "batch")]
+
+    assert {id(decision.candidates) for decision in decisions} == {id(decisions[0].candidates)}
+    assert decisions[2].candidates.order.running == 1
+
+
+def test_the_home_is_the_same_in_every_group_over_the_same_replicas() -> None:
+    placement = Placement(config(pool(groups=[TaskGroupConfig(name="support")])), LoadTracker())
+
+    assert all(placed(placement, text=text) == placed(placement, text=text, group="support") for text in "abcdefgh")
+
+
+# --- agreement and change ----------------------------------------------------------------------------
+
+
+@given(text=st.text(max_size=20), session=st.none() | st.text(max_size=3), secret=st.sampled_from([SECRET, "0" * 32]))
+def test_two_routers_agree_without_talking(text: str, session: str | None, secret: str) -> None:
+    for settings in EVERY_SETTINGS:
+        routers = [Placement(config(pool(settings), secret=secret), LoadTracker()) for _ in range(2)]
+        assert len({placed(router, text=text, session=session) for router in routers}) == 1
+
+
+def test_routers_that_differ_in_seed_agree_on_every_home() -> None:
+    routers = [Placement(config(), LoadTracker(), seed=seed) for seed in range(3)]
+
+    assert all(len({placed(router, text=text) for router in routers}) == 1 for text in map(str, range(50)))
+
+
+def test_another_secret_is_another_placement() -> None:
+    one, other = (Placement(config(secret=secret), LoadTracker()) for secret in (SECRET, "0" * 32))
+
+    assert any(placed(one, text=text) != placed(other, text=text) for text in map(str, range(50)))
+
+
+def test_a_configuration_is_swapped_without_losing_loads() -> None:
+    book = LoadTracker()
+    before = Placement(config(), book)
+    home = ReplicaId(placed(before))
+    for _ in range(4):
+        book.dispatch(home, 10)
+    after = Placement(config(pool(PrefixHashSettings(load_factor=1.5), replicas(5))), book)
+
+    assert after.decide(request(), HealthRegistry()).candidates.loads[home].running == 4
+    assert placed(after) != home
+
+
+def test_an_address_or_the_order_of_replicas_moves_nothing() -> None:
+    moved = tuple(
+        ReplicaConfig(name=name, url=f"http://10.0.0.{number}") for number, name in enumerate(reversed(names(4)))
+    )
+    one, other = Placement(config(), LoadTracker()), Placement(config(pool(members=moved)), LoadTracker())
+
+    assert all(placed(one, text=text) == placed(other, text=text) for text in map(str, range(50)))

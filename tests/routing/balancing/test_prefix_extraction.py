@@ -1,0 +1,196 @@
+"""A body cut at its opening fills a cache with that opening, and says nothing else of who sent it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.warm_up_prefixes import extract_prefix
+from routing.prompt.canonical import CanonicalPrompt
+from routing.prompt.hashing import boundary_end
+from routing.prompt.rendering import MEMBERS
+from routing.schema import Boundary, Tier1
+from tests.routing.building import CHAT, canonical
+
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+SYSTEM = {"role": "system", "content": "You are a clerk. " * 30}
+QUESTION = {"role": "user", "content": "What did Ann Canary buy?"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def cut(path: str, body: dict[str, Any], end: int | None = None) -> dict[str, Any] | None:
+    prompt = canonical(path, body)
+    end = boundary_end(prompt, Tier1()) if end is None else end
+    found = extract_prefix(path, json.dumps(body).encode(), prompt, end)
+    return None if found is None else json.loads(found)
+
+
+def reaches(path: str, body: dict[str, Any], kept: dict[str, Any], prompt: CanonicalPrompt, end: int) -> bool:
+    """Whether the cut one has the same canonical bytes up to the cut, a character of up to four bytes aside."""
+    sure = max(end - 3, 0)
+    return canonical(path, kept).data[:sure] == prompt.data[:sure]
+
+
+texts = st.text(max_size=60)
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "developer"]), "content": texts}),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(messages, st.booleans(), st.integers(1, 400))
+def test_a_cut_chat_begins_as_the_whole_one(listed: list[dict[str, str]], has_tools: bool, end: int) -> None:
+    body = {"model": "m", "messages": listed} | ({"tools": TOOLS} if has_tools else {})
+    prompt = canonical(CHAT, body)
+    end = min(end, len(prompt.data))
+    kept = cut(CHAT, body, end)
+
+    if kept is not None and end >= prompt.tools_end:
+        starts = [prompt.tools_end, *prompt.message_ends]
+        start = max(it for it in starts if it <= end)
+        role = next((m["role"] for m, at in zip(listed, prompt.message_ends, strict=True) if at > end), "")
+        least = len(role) + 2 + 4  # the marks around the role, and a character: less may leave nothing of a message
+        whole = end if end - start >= least else start
+        assert reaches(CHAT, body, kept, prompt, whole)
+        assert kept["messages"][-1]["role"] == "user"
+        assert kept["max_tokens"] == 1
+
+
+@given(st.text(min_size=1, max_size=100), st.integers(3, 200))
+def test_a_cut_text_begins_as_the_whole_one(text: str, end: int) -> None:
+    body = {"model": "m", "prompt": text}
+    prompt = canonical(COMPLETIONS, body)
+    end = min(end, len(prompt.data))
+    kept = cut(COMPLETIONS, body, end)
+
+    assert kept is None or reaches(COMPLETIONS, body, kept, prompt, end)
+    assert kept is not None or end < 6
+
+
+@given(st.lists(st.integers(0, 2**31), min_size=1, max_size=40), st.integers(0, 40))
+def test_token_ids_are_cut_at_a_token(ids: list[int], count: int) -> None:
+    kept = cut(COMPLETIONS, {"prompt": ids}, 3 + 4 * count)
+
+    assert (kept and kept["prompt"]) == (ids[:count] or None)
+
+
+def test_only_what_is_rendered_is_taken_over() -> None:
+    private = {
+        "user": "ann",
+        "metadata": {"session_id": "s"},
+        "prompt_cache_key": "k",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": 4,
+        "logprobs": True,
+        "max_completion_tokens": 500,
+        "temperature": 0.3,
+        "response_format": {"type": "json_object"},
+    }
+    rendered = {"model": "m", "tools": TOOLS, "cache_salt": "red", "chat_template_kwargs": {"thinking": False}}
+    kept = cut(CHAT, {"messages": [SYSTEM, QUESTION], **private, **rendered})
+
+    assert kept == {
+        **rendered,
+        "messages": [SYSTEM, {"role": "user", "content": "."}],
+        "max_tokens": 1,
+        "stream": False,
+    }
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_changes_how_a_prompt_is_rendered_is_taken_over(name: str) -> None:
+    said = {"add_special_tokens": False, "chat_template": "{{ messages }}", "reasoning_effort": "low"}
+    value = said.get(name, {"effort": "low"})
+    kept = cut(CHAT, {"messages": [SYSTEM, QUESTION], name: value})
+
+    assert kept is not None
+    assert kept[name] == value
+
+
+def test_a_prompt_without_an_opening_of_its_own_is_cut_within_its_text() -> None:
+    kept = cut(CHAT, {"messages": [{"role": "user", "content": "é" * 2000, "name": "ann"}]})
+
+    assert kept is not None
+    [message] = kept["messages"]
+    assert set(message) == {"role", "content"}
+    assert message["content"] == "é" * len(message["content"])
+    assert 1010 < len(message["content"].encode()) <= 1024
+
+
+def test_instructions_are_an_opening() -> None:
+    body = {"instructions": SYSTEM["content"], "input": "What did Ann Canary buy?", "tools": TOOLS, "store": True}
+    kept = cut(RESPONSES, body)
+
+    assert kept == {
+        "instructions": SYSTEM["content"],
+        "tools": TOOLS,
+        "input": ".",
+        "max_output_tokens": 1,
+        "store": False,
+        "stream": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        (CHAT, {"messages": "odd"}, 5),
+        (CHAT, {"messages": ["odd", SYSTEM]}, 300),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "in parts " * 300}]}]}, 1024),
+        (CHAT, {"messages": [QUESTION]}, 3),
+        (COMPLETIONS, {"prompt": ["two", "prompts"]}, 5),
+        (COMPLETIONS, {"prompt": "before the gap " * 100, "suffix": "behind it"}, 1024),
+        (COMPLETIONS, {"prompt": "cut at its front " * 100, "truncate_prompt_tokens": 20}, 1024),
+        (RESPONSES, {"input": "no instructions " * 100}, 1024),
+        ("/v1/embeddings", {"input": "text " * 300}, 1024),
+    ],
+)
+def test_what_cannot_be_cut_is_left(path: str, body: dict[str, Any], end: int) -> None:
+    assert cut(path, body, end) is None
+
+
+def test_documents_stay_whole_or_go() -> None:
+    documents = [{"title": "Receipts", "text": "Ann Canary: bread, milk."}]
+    body = {"messages": [SYSTEM, QUESTION], "documents": documents}
+    prompt = canonical(CHAT, body)
+    of_opening, of_question = cut(CHAT, body), cut(CHAT, body, len(prompt.data) - 4)
+
+    assert of_opening is not None
+    assert of_question is not None
+    assert of_opening["messages"] == [SYSTEM, {"role": "user", "content": "."}]
+    assert "documents" not in of_opening
+    assert of_question["documents"] == documents
+    assert of_question["messages"] == [SYSTEM, {"role": "user", "content": QUESTION["content"][:-4]}]
+    assert reaches(CHAT, body, of_question, prompt, len(prompt.data) - 4)
+
+
+def test_a_system_prompt_is_cut_behind_the_line_that_engines_leave_out() -> None:
+    text = "You are a clerk. " * 200
+    kept = cut(CHAT, {"messages": [{"role": "system", "content": f"x-anthropic-billing-header: a\n{text}"}]}, 1024)
+
+    assert kept is not None
+    assert kept["messages"][0] == {"role": "system", "content": text[: 1024 - len("system") - 2]}
+
+
+def test_messages_in_parts_stay_whole_where_they_are_before_the_cut() -> None:
+    parts = {"role": "system", "content": [{"type": "text", "text": "You are a clerk. " * 30}]}
+    kept = cut(CHAT, {"messages": [parts, QUESTION]})
+
+    assert kept is not None
+    assert kept["messages"][0] == parts
+
+
+def test_boundaries_by_messages_keep_these_messages() -> None:
+    body = {"messages": [SYSTEM, QUESTION, {"role": "assistant", "content": "Bread."}, QUESTION]}
+    prompt = canonical(CHAT, body)
+    kept = cut(CHAT, body, boundary_end(prompt, Tier1(boundary=Boundary.MESSAGES, boundary_messages=3)))
+
+    assert kept is not None
+    assert kept["messages"] == [*body["messages"][:3], {"role": "user", "content": "."}]

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.allocation import GAIN, LOSE, divided, stepped, trimmed
+from routing.balancing.shared_rings import shared_ring
+from routing.prompt.hashing import PrefixHasher
+from routing.types import ReplicaId
+from tests.routing.building import SECRET, names
+
+HASHER = PrefixHasher(SECRET)
+GROUPS = "abcdef"
+
+replica_counts = st.integers(2, 24)
+wanted_sizes = st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 8), min_size=1, max_size=6)
+
+
+def plan(
+    sizes: dict[str, int], weights: dict[ReplicaId, float], owners: dict[ReplicaId, int] | None = None
+) -> dict[str, list[ReplicaId]]:
+    ring = shared_ring(weights).ring
+    orders = {key: list(ring.walk(HASHER.group("chat", key))) for key in sizes}
+    return divided(dict(sorted(sizes.items())), orders, weights, owners or {})
+
+
+def equal(count: int) -> dict[ReplicaId, float]:
+    return dict.fromkeys(names(count), 1.0)
+
+
+# --- how many ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 20), st.floats(-2, 2))
+def test_a_size_is_kept_while_the_share_is_near_it_and_is_at_least_one(before: int, beyond: float) -> None:
+    wanted = max(0.0, before + beyond)
+    size = stepped(before, wanted)
+
+    assert size >= 1
+    if before and before - LOSE <= wanted < before + GAIN:
+        assert size == before
+    assert stepped(size, wanted) == size  # asked again by the same share, nobody changes
+    assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
+
+
+@given(wanted_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
+def test_what_is_too_much_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
+    fitting = trimmed(sizes, floors, count)
+
+    assert all(min(size, max(1, floors.get(key, 0))) <= fitting[key] <= size for key, size in sizes.items())
+    if sum(sizes.values()) <= count:
+        assert fitting == sizes
+    elif all(fitting[key] > max(1, floors.get(key, 0)) for key in sizes):
+        assert sum(fitting.values()) == count
+    cut = [key for key in sizes if fitting[key] < sizes[key]]
+    assert all(
+        fitting[key] + 1 >= fitting[other] for key in cut for other in sizes if fitting[other] > floors.get(other, 0)
+    )
+
+
+# --- which ones --------------------------------------------------------------------------------------
+
+
+@given(wanted_sizes, replica_counts)
+def test_everybody_gets_its_number_and_none_is_crowded_while_another_is_free(sizes: dict[str, int], count: int) -> None:
+    sets = plan(sizes, equal(count))
+    owners = Counter(replica for own in sets.values() for replica in own)
+
+    assert {key: len(own) for key, own in sets.items()} == {key: min(size, count) for key, size in sizes.items()}
+    assert all(len(set(own)) == len(own) for own in sets.values())
+    if sum(sizes.values()) <= count:
+        assert set(owners.values()) == {1}
+
+
+@given(wanted_sizes, replica_counts, st.data())
+def test_who_grows_keeps_all_it_had_and_takes_nothing_from_the_smaller(
+    sizes: dict[str, int], count: int, data: st.DataObject
+) -> None:
+    grown = data.draw(st.sampled_from(sorted(sizes)))
+    before, after = plan(sizes, equal(count)), plan(sizes | {grown: sizes[grown] + 1}, equal(count))
+
+    assert after[grown][: len(before[grown])] == before[grown]
+    assert len(after[grown]) == min(len(before[grown]) + 1, count)
+    for key in sizes.keys() - {grown}:
+        if sizes[key] <= sizes[grown]:
+            assert after[key] == before[key]
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_what_others_exchange_for_who_grows_is_a_fraction_of_a_replica(newcomer: bool) -> None:
+    rng, exchanged, growths = random.Random(1), Counter[int](), 0
+    while growths < 300:
+        count = rng.randrange(4, 25)
+        sizes = {key: rng.randrange(1, 9) for key in rng.sample(GROUPS[:-1], rng.randrange(2, 6))}
+        if sum(sizes.values()) >= count:
+            continue
+        growths += 1
+        grown = GROUPS[-1] if newcomer else rng.choice(sorted(sizes))
+        before = plan(sizes, equal(count))
+        after = plan(sizes | {grown: sizes.get(grown, 0) + 1}, equal(count))
+        exchanged.update(len(set(before[key]) - set(after[key])) for key in sizes if key != grown)
+
+    assert exchanged.total() >= 300
+    assert sum(moves * times for moves, times in exchanged.items()) / growths < (1.0 if newcomer else 0.4)
+    assert sum(times for moves, times in exchanged.items() if moves > 1) <= 0.01 * exchanged.total()
+
+
+@given(wanted_sizes, replica_counts)
+def test_the_order_in_which_anybody_is_listed_means_nothing(sizes: dict[str, int], count: int) -> None:
+    backwards = dict.fromkeys(reversed(names(count)), 1.0)
+
+    assert plan(sizes, equal(count)) == plan(dict(reversed(sizes.items())), backwards)
+
+
+def test_a_replica_that_leaves_moves_hardly_anybody_else() -> None:
+    sizes = dict.fromkeys(GROUPS, 3)
+    before, after = plan(sizes, equal(24)), plan(sizes, equal(23))
+    moved = sum(len(set(before[key]) - set(after[key]) - {names(24)[-1]}) for key in sizes)
+
+    assert moved <= 3
+
+
+def test_unequal_replicas_count_by_their_weight() -> None:
+    weights = equal(8) | {names(9)[8]: 8.0}
+    sets = plan({"a": 4, "b": 4}, weights)
+    wanted = 4 * mean(weights.values())
+
+    for own in sets.values():
+        assert sum(weights[replica] for replica in own[:-1]) < wanted <= sum(weights[replica] for replica in own)
+
+
+@given(wanted_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
+def test_unequal_replicas_are_nobodys_twice_where_there_are_enough(sizes: dict[str, int], listed: list[float]) -> None:
+    weights = dict(zip(names(len(listed)), listed, strict=True))
+    sizes = trimmed(sizes, {}, len(listed))
+    sets = plan(sizes, weights)
+    owners = Counter(replica for own in sets.values() for replica in own)
+    short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(listed) * (1 - 1e-6)]
+
+    assert all(sets.values())
+    if sum(sizes.values()) <= len(listed):
+        assert set(owners.values()) == {1}
+        assert not short or len(owners) == len(listed)  # nobody has less than its weight while something is left
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_somebody_has_already_is_picked_last(size: int) -> None:
+    taken = dict.fromkeys(names(5), 1)
+    assert set(plan({"a": size}, equal(8), taken)["a"]) <= set(names(8)) - set(names(5))
+    assert set(plan({"a": 6}, equal(8), taken)["a"]) > set(names(8)) - set(names(5))

@@ -1,0 +1,122 @@
+"""What placing and answering leave in the loads and in the residency."""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.balancing.decision import Decision
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.residency import Residency
+from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, TaskGroupConfig
+from routing.types import Reason
+from tests.routing.building import config, pool, request, told
+
+LONG = "A long document. " * 1000
+COSTS = pool(LowestCostSettings())
+
+
+class Rig:
+    """A placement with its book and residency, and a clock."""
+
+    def __init__(self, *pools) -> None:
+        self.now_s = 0.0
+        self.loads, self.residency = LoadTracker(lambda: self.now_s), Residency()
+        self.placement = Placement(config(*pools), self.loads, residency=self.residency)
+
+    def decide(self, text: str = LONG, **what) -> Decision:
+        return self.placement.decide(request(text, **what), HealthRegistry())
+
+    def send(self, text: str = LONG, **what):
+        self.now_s += 10.0
+        decision = self.decide(text, **what)
+        return decision, self.placement.dispatch(decision)
+
+
+def test_only_the_uncached_tokens_are_charged() -> None:
+    rig = Rig(COSTS)
+    first, ticket = rig.send()
+    prompt_tokens = first.keys.prompt_tokens
+    assert ticket.load.waiting_tokens == prompt_tokens
+
+    ticket.end()
+    ticket = rig.send()[1]
+    assert ticket.load.waiting_tokens == prompt_tokens  # what never ended well was taken back
+
+    ticket.answered(1.0, prompt_tokens, 0)
+    ticket.end()
+    second, ticket = rig.send()
+    assert (second.reason, second.choice.target) == (Reason.HIT, first.choice.target)
+    assert ticket.load.waiting_tokens == prompt_tokens - second.choice.hit_tokens < 64
+
+
+def test_what_had_its_first_byte_stays_though_the_client_left() -> None:
+    rig = Rig(COSTS)
+    ticket = rig.send()[1]
+    ticket.first_byte()
+    ticket.end()
+
+    assert rig.decide().choice.hit_tokens > 4000
+
+
+def test_answers_teach_how_fast_a_replica_prefills() -> None:
+    rig = Rig(COSTS)
+    decision, ticket = rig.send()
+    ticket.answered(0.5, 5000, 1000)
+
+    assert rig.loads.load(decision.choice.target).prefill.tokens_per_s == pytest.approx(8000)
+
+
+@pytest.mark.parametrize("said", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
+def test_an_answer_that_leaves_something_out_teaches_nothing(said) -> None:
+    rig = Rig(COSTS)
+    ticket = rig.send()[1]
+    ticket.answered(*said)
+
+    assert ticket.load.prefill.samples == 0
+
+
+def test_nothing_is_kept_where_no_policy_asks() -> None:
+    rig = Rig(pool(LeastLoadSettings()))
+    rig.send()
+
+    assert len(rig.residency) == 0
+
+
+def test_everybodys_prompts_are_kept_where_one_task_group_asks() -> None:
+    own = PolicyConfig(name="batch", revision=1, settings=LowestCostSettings())
+    rig = Rig(pool(LeastLoadSettings(), groups=[TaskGroupConfig(name="batch", policy=own)]))
+    decision, ticket = rig.send()
+    ticket.first_byte()
+    ticket.end()
+
+    assert decision.choice.hit_tokens is None
+    again = rig.decide(group="batch")
+    assert (again.reason, again.choice.target) == (Reason.HIT, decision.choice.target)
+
+
+def test_what_is_held_outlives_a_configuration() -> None:
+    rig = Rig(COSTS)
+    decision, ticket = rig.send()
+    ticket.first_byte()
+    ticket.end()
+    rig.placement = Placement(config(pool(LowestCostSettings(alpha=1.0))), rig.loads, residency=rig.residency)
+
+    assert rig.decide().choice.target == decision.choice.target
+    assert rig.decide().choice.hit_tokens > 4000
+
+
+def test_a_burst_of_one_cold_prefix_stays_together_until_it_costs_too_much() -> None:
+    rig = Rig(COSTS)
+    sent = [rig.send(LONG + str(number))[0].choice.target for number in range(20)]
+
+    assert len(set(sent)) == 1
+
+
+def test_deciding_changes_nothing() -> None:
+    rig = Rig(COSTS)
+    decisions = {told(rig.decide().choice) for _ in range(10)}
+
+    assert len(decisions) == 1
+    assert len(rig.residency) == 0

@@ -1,0 +1,195 @@
+"""The residency beside a plain model of it: for each replica, every block that it holds and when that was last used."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from routing.balancing.block_index import Tail
+from routing.balancing.replica_blocks import ReplicaBlocks
+from routing.balancing.residency import RequestResidency, Residency
+from routing.types import ReplicaId
+from tests.routing.building import names
+
+REPLICAS = names(3)
+MOST_ENTRIES, TTL_S = 20, 8.0  # of a crowded residency
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # of two letters, so that they part anywhere
+salts = st.sampled_from([0, 1])  # a tenant's, an adapter's: nothing of one is the other's
+
+
+class Sent(NamedTuple):
+    """A prompt under way, for both."""
+
+    stay: RequestResidency
+    held: dict[int, float]  # the model's of that replica
+    fresh: frozenset[int]
+    at_s: float
+
+
+def chain(prompt: list[int], salt: int) -> list[int]:
+    return [hash((salt, *prompt[: end + 1])) for end in range(len(prompt))]
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """With room for all, each is believed to hold what it was sent, less what was taken back or disproved."""
+
+    sent = Bundle("sent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency(block_tokens=1, run_tokens=4)
+        self.held: dict[ReplicaId, dict[int, float]] = {}
+        self.chains: set[tuple[int, ...]] = set()
+        self.now_s = 0.0
+        for replica in REPLICAS:
+            self.joins(replica)
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def joins(self, replica: ReplicaId) -> None:
+        self.residency.settle(replica)
+        self.held.setdefault(replica, {})
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def leaves(self, replica: ReplicaId) -> None:
+        self.held.pop(replica, None)
+        self.residency.forget_all_but(self.held)
+
+    @rule(target=sent, replica=st.sampled_from(REPLICAS), prompt=prompts, salt=salts, is_matched=st.booleans())
+    def is_sent(self, replica: ReplicaId, prompt: list[int], salt: int, *, is_matched: bool) -> Sent:
+        self.now_s += 1
+        hashes, held = chain(prompt, salt), self.held.setdefault(replica, {})
+        self.chains.add(tuple(hashes))
+        if is_matched:
+            self.residency.match(hashes)
+        stay = self.residency.insert(replica, hashes, self.now_s, len(hashes))
+        fresh = frozenset(hashes) - held.keys()
+        held.update(dict.fromkeys(hashes, self.now_s))
+        return Sent(stay, held, fresh, self.now_s)
+
+    @rule(one=consumes(sent))
+    def comes_to_nothing(self, one: Sent) -> None:
+        one.stay.take_back()
+        for block in one.fresh:
+            if one.held.get(block) == one.at_s:
+                del one.held[block]
+
+    @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
+    def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
+        holding, held = self.residency.holding(replica), self.held.get(replica, {})
+        if holding is not None:
+            holding.evict_until(self.now_s - ago_s)
+        for block in [block for block, used_s in held.items() if used_s <= self.now_s - ago_s]:
+            del held[block]
+
+    @invariant()
+    def everybody_holds_what_the_model_says(self) -> None:
+        for hashes in self.chains:
+            match = self.residency.match(hashes)
+            for replica, held in self.held.items():
+                holding = self.residency.holding(replica)
+                assert holding is not None
+                expected = next((at for at, block in enumerate(hashes) if block not in held), len(hashes))
+                assert match.tokens(holding.bit, 1_000_000) == expected, (replica, hashes)
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        holdings = [self.residency.holding(replica) for replica in self.held]
+        assert len(self.residency) == sum(len(holding.runs) for holding in holdings if holding)
+        assert len({holding.bit for holding in holdings if holding}) == len(self.held)
+        for holding in holdings:
+            assert holding is not None
+            assert holding.blocks == sum(run.length for run in holding.runs)
+            assert all(run.mask & holding.bit for run in holding.runs)
+
+
+class CrowdedMachine(RuleBasedStateMachine):
+    """With too little room for all: whatever is evicted, no replica holds a block without the one before it."""
+
+    sent = Bundle("sent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency(block_tokens=1, run_tokens=4, max_entries=MOST_ENTRIES, ttl_s=TTL_S)
+        self.parents: dict[int, int | None] = {}  # by block, as all prompts have them
+        self.now_s = 0.0
+        for replica in REPLICAS:
+            self.joins(replica, 12)
+
+    @rule(replica=st.sampled_from(REPLICAS), capacity=st.integers(1, 20))
+    def joins(self, replica: ReplicaId, capacity: int) -> None:
+        self.residency.settle(replica, capacity)
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def leaves(self, replica: ReplicaId) -> None:
+        self.residency.forget_all_but(set(REPLICAS) - {replica})
+
+    @rule(
+        target=sent,
+        replica=st.sampled_from(REPLICAS),
+        prompt=prompts,
+        salt=salts,
+        is_matched=st.booleans(),
+        later_s=st.sampled_from([0.0, 1.0, TTL_S / 2]),
+    )
+    def is_sent(
+        self, replica: ReplicaId, prompt: list[int], salt: int, *, is_matched: bool, later_s: float
+    ) -> RequestResidency:
+        self.now_s += later_s
+        hashes = chain(prompt, salt)
+        self.parents.update(zip(hashes, [None, *hashes], strict=False))
+        if is_matched:
+            self.residency.match(hashes)
+        return self.residency.insert(replica, hashes, self.now_s, len(hashes))
+
+    @rule(one=consumes(sent))
+    def comes_to_nothing(self, one: RequestResidency) -> None:
+        one.take_back()
+
+    @rule(one=consumes(sent), cached=st.integers(0, 12), generated=st.integers(0, 6) | st.none())
+    def is_answered(self, one: RequestResidency, cached: int, generated: int | None) -> None:
+        one.confirm(12, cached, generated)
+
+    @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
+    def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
+        if holding := self.residency.holding(replica):
+            holding.evict_until(self.now_s - ago_s)
+
+    @invariant()
+    def no_block_outlives_the_one_before_it(self) -> None:
+        for holding in self.holdings():
+            runs = [run for run in holding.runs if not isinstance(run, Tail)]
+            held = {block for run in runs for block in run.hashes}
+            for run in runs:
+                before = self.parents[run.hashes[0]]
+                assert before is None or before in held, (holding.target, run.hashes)
+
+    @invariant()
+    def uses_hold_each_run_once_and_in_order(self) -> None:
+        for holding in self.holdings():
+            left = [(run, use) for use in holding.uses for run in use.path[use.first :]]
+            assert len(left) == len(holding.runs)
+            assert all(holding.runs[run] is use for run, use in left)
+            assert all(use.first < len(use.path) for use in holding.uses)
+            assert [use.used_s for use in holding.uses] == sorted(use.used_s for use in holding.uses)
+
+    @invariant()
+    def nothing_exceeds_its_bound(self) -> None:
+        holdings = self.holdings()
+        assert len(self.residency) == sum(len(holding.runs) for holding in holdings) <= MOST_ENTRIES + len(REPLICAS)
+        assert self.residency.runs == len({id(run) for holding in holdings for run in holding.runs})
+        for holding in holdings:
+            assert holding.blocks == sum(run.length for run in holding.runs)
+            assert all(run.mask & holding.bit for run in holding.runs)
+
+    def holdings(self) -> list[ReplicaBlocks]:
+        found = (self.residency.holding(replica) for replica in REPLICAS)
+        return [holding for holding in found if holding is not None]
+
+
+TestResidency = ResidencyMachine.TestCase
+TestCrowdedResidency = CrowdedMachine.TestCase
+TestCrowdedResidency.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestResidency.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from routing.balancing.candidates import FEW, SHARE, WORTH, Candidates
+from routing.balancing.cost import (
+    CHOICES,
+    LEEWAY,
+    LONG,
+    MAX_COMPARED,
+    MAX_LEEWAY,
+    STEP_S,
+    TIE_S,
+    CostRule,
+    preferred_key,
+)
+from routing.balancing.hash_ring import HashRing
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.rates import DEFAULT_RATE
+from routing.balancing.residency import Residency
+from routing.types import Reason, ReplicaId
+from tests.routing.balancing.fleet import PROMPT, Fleet
+from tests.routing.building import names, told
+
+REQUEST_TOKENS = STEP_S * DEFAULT_RATE
+TIE_TOKENS = TIE_S * DEFAULT_RATE
+
+loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
+holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
+places = st.integers(0, 2 * MAX_COMPARED + 7)
+pasts = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)  # requests that ended
+
+
+@given(loads, holdings, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
+def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_rid_of_it_is_worth(
+    waiting, held, alpha: float, tokens: int
+) -> None:
+    fleet = Fleet(4)
+    for number, work in waiting:
+        fleet.wait(fleet.names[number], work)
+    for number, blocks in held:
+        fleet.hold(fleet.names[number], blocks)
+    longest = [max((blocks for at, blocks in held if at == number), default=0) for number in range(4)]
+
+    busy_ratio = len({at for at, work in waiting if work}) / 4
+    price = min(1.0, alpha) + max(0.0, alpha - 1.0) * busy_ratio**CHOICES
+
+    def cost(number: int) -> float:
+        requests = [work for at, work in waiting if at == number]
+        return sum(requests) + REQUEST_TOKENS * len(requests) + price * (tokens - 10 * longest[number])
+
+    def too_many(number: int) -> float:
+        return max(0.0, len([at for at, _ in waiting if at == number]) - SHARE * len(waiting) / 4 - FEW)
+
+    choice = fleet.choose(tokens, alpha)
+    chosen = fleet.names.index(choice.target)
+    least = min(map(cost, range(4)))
+    tie = TIE_TOKENS + min(LEEWAY * tokens, MAX_LEEWAY)
+    given_up = max(WORTH * too_many(at) for at in range(4) if cost(at) <= least + tie)
+    assert cost(chosen) <= least + 2 * tie + given_up
+    assert choice.hit_tokens == 10 * longest[chosen]
+    holds_most = longest[chosen] == max(longest)
+    at_home = Reason.HIT if choice.hit_tokens else Reason.COLD
+    away = Reason.ELSEWHERE if cost(chosen) <= least + tie else Reason.SPREAD
+    assert choice.reason in ({at_home} if holds_most else {away, Reason.SPREAD})
+
+
+@settings(deadline=None)  # a ring of many replicas takes long to build
+@given(
+    st.sampled_from([2, 4, MAX_COMPARED + 2, 2 * MAX_COMPARED + 8]),
+    st.sampled_from([1.0, 2.0]),
+    st.lists(st.tuples(places, st.integers(0, 2000)), max_size=12),
+    st.lists(st.tuples(places, st.integers(0, 10)), max_size=9),
+    pasts,
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.integers(100, 4000),
+)
+@example(4, 1.0, [(0, 1)], [(0, 4), (1, 4)], [], 1.0, 120)  # the tie of the cheapest counts, not that of the first
+def test_whom_few_are_compared_for_is_who_would_be_chosen_among_all(
+    count: int, heaviest: float, waiting, held, past, alpha: float, tokens: int
+) -> None:
+    """Neither the only one who holds most of a prompt, nor a few who do, are chosen where others cost less."""
+    fleet = Fleet(count, {"replica-2": heaviest})
+    for number, work in waiting:
+        fleet.wait(fleet.names[number % count], work)
+    for number, blocks in held:
+        fleet.hold(fleet.names[number % count], blocks)
+    for number, requests in past:
+        fleet.had(fleet.names[number % count], requests)
+
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, alpha, by_rate=False)
+    key = preferred_key(PROMPT, match, None)
+    sole = rule.sole_holder(match, tokens, fleet.candidates)
+    chosen = rule.choose(match, key, tokens, fleet.candidates)
+    assert sole is None or told(sole) == told(chosen)
+    if "TEST_COMPILED" not in os.environ:  # what is compiled has no heirs in Python
+        among_all = type("AmongAll", (CostRule,), {"_few_holders": lambda *_of_a_request: ([], [])})
+        chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
+        assert told(chosen) == told(chosen_among_all)
+
+
+def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking_at_others() -> None:
+    fleet = Fleet(4)
+    fleet.hold(fleet.names[0], 10)
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, 2.0, by_rate=False)
+
+    sole = rule.sole_holder(match, 100, fleet.candidates)
+    assert sole is not None
+    assert (sole.target, sole.reason, sole.hit_tokens) == (fleet.names[0], Reason.HIT, 100)
+    fleet.wait(fleet.names[0], 200)
+    assert rule.sole_holder(match, 100, fleet.candidates) is None
+
+
+def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
+    fleet = Fleet(4)
+    a, *others = fleet.names
+    fleet.hold(a, 100)
+    for name in others:
+        fleet.wait(name, 1)
+    fleet.wait(a, 1 + int(2 * 100 - TIE_TOKENS) - 1)
+    assert fleet.choose(100).target == a
+
+    fleet.wait(a, 1)
+    assert fleet.choose(100).target != a
+
+
+def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_takes() -> None:
+    fleet = Fleet(4)
+    a = fleet.names[0]
+    fleet.hold(a, 10)
+    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
+    assert fleet.choose(100).target != a
+
+
+@pytest.mark.parametrize("count", [4, MAX_COMPARED + 4])
+def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_not_at_all_of_them(count: int) -> None:
+    fleet = Fleet(count, block_tokens=1000)
+    chosen = set()
+    for _ in range(12):
+        choice = fleet.choose(10_200)
+        fleet.hold(choice.target, 10)
+        fleet.wait(choice.target, 10_200 - choice.hit_tokens)
+        chosen.add(choice.target)
+
+    assert 1 < len(chosen) < min(count, 12)
+
+
+def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle() -> None:
+    fleet = Fleet(4)
+    a = fleet.names[0]
+    fleet.hold(a, 10)
+    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
+    fleet.residency.reuse.ratio = 1.0
+    assert fleet.choose(100).target == a
+
+
+@pytest.mark.parametrize(("requests", "stays"), [(7, True), (20, False)])
+def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_many(requests: int, stays: bool) -> None:
+    idle, busy = Fleet(4), Fleet(4)
+    home = idle.choose(8000).target
+    for _ in range(requests):
+        busy.book.dispatch(home, 0)
+
+    assert (busy.choose(8000).target == home) is stays
+    busy.wait(home, 1000)
+    assert busy.choose(8000).target != home
+
+
+@pytest.mark.parametrize("tokens", [100, LONG + 1])
+def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -> None:
+    idle, busy = Fleet(4), Fleet(4)
+    home = idle.choose(tokens).target
+    busy.book.dispatch(home, 0)
+
+    assert busy.choose(tokens).target != home
+
+
+@pytest.mark.parametrize("count", [12, MAX_COMPARED, MAX_COMPARED + 4])
+def test_what_a_few_are_said_to_cost_is_what_they_cost_among_all(count: int) -> None:
+    fleet = Fleet(count)
+    for name in fleet.names[:8]:
+        fleet.wait(name, 500)
+    rule, match, members = (
+        CostRule(fleet.ring, 2.0, by_rate=False),
+        fleet.residency.match(PROMPT),
+        fleet.candidates.members,
+    )
+
+    among_all = rule.costs(members, match, 1000, fleet.candidates)
+    assert rule.costs(members[:8], match, 1000, fleet.candidates) == among_all[:8]
+
+
+def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
+    fleet = Fleet(2, {"replica-1": 2.0})
+    light, heavy = fleet.names
+    fleet.wait(light, 5000)
+    fleet.wait(heavy, 9000)
+
+    assert fleet.choose(100).target == heavy
+
+
+def test_by_rate_the_faster_replica_bears_more() -> None:
+    fleet = Fleet(2)
+    slow, fast = fleet.names
+    for _ in range(500):
+        fleet.book.load(slow).prefill.learn(10_000, 10.0)
+        fleet.book.load(fast).prefill.learn(10_000, 1.0)
+    fleet.wait(fast, 5000)
+
+    assert fleet.choose(3000, by_rate=True).target == fast
+    assert fleet.choose(3000, by_rate=False).target == slow
+
+
+@pytest.mark.parametrize(("apart", "chosen"), [(0.01, 2), (0.2, 1)])
+def test_by_rate_equal_replicas_share_although_they_measure_a_little_apart(apart: float, chosen: int) -> None:
+    fleet = Fleet(2)
+    for name, rate in zip(fleet.names, (1.0, 1.0 + apart), strict=True):
+        for _ in range(500):
+            fleet.book.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
+    rule = CostRule(fleet.ring, 2.0, by_rate=True)
+
+    found = {
+        rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).target
+        for key in range(1, 30)
+    }
+
+    assert len(found) == chosen
+
+
+@pytest.mark.parametrize("count", [8, 40])
+def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -> None:
+    fleet, other = Fleet(count), Fleet(count)
+    preferred_replicas = Counter()
+    for number in range(100 * count):
+        key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
+        choices = [
+            CostRule(one.ring, 2.0, by_rate=False).choose(one.residency.match([key]), key, 100, one.candidates)
+            for one in (fleet, other)
+        ]
+        assert told(choices[0]) == told(choices[1])
+        preferred_replicas[choices[0].target] += 1
+
+    assert set(preferred_replicas) == set(fleet.names)
+    assert max(preferred_replicas.values()) < 150
+
+
+@pytest.mark.parametrize("count", [3, MAX_COMPARED - 1, MAX_COMPARED, MAX_COMPARED + 1, 3 * MAX_COMPARED])
+def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(count: int) -> None:
+    fleet, grown = Fleet(count), Fleet(count + 1)
+    moved = Counter()
+    for number in range(40 * count):
+        key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
+        before, after = fleet.home_of(key), grown.home_of(key)
+        moved[after] += before != after
+
+    assert set(+moved) == {grown.names[-1]}
+    assert 0.5 * 40 * count / (count + 1) < moved.total() < 1.5 * 40 * count / (count + 1)
+
+
+@pytest.mark.parametrize("count", [4, MAX_COMPARED + 1, 3 * MAX_COMPARED])
+def test_a_replica_that_goes_down_moves_its_own_homes_alone(count: int) -> None:
+    fleet = Fleet(count)
+    rest = fleet.candidates.without({fleet.names[0]})
+    for number in range(20 * count):
+        key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
+        before, after = fleet.home_of(key), fleet.home_of(key, rest)
+        assert after == before or before == fleet.names[0]
+
+
+def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
+    fleet = Fleet(MAX_COMPARED * 5)
+    *busy, holder, idle = fleet.names
+    for name in busy:
+        fleet.wait(name, 5000)
+    fleet.hold(holder, 10)
+    fleet.wait(holder, 500)
+    assert fleet.choose(1000, 10.0).target == holder
+
+    fleet.wait(holder, 50_000)
+    assert fleet.choose(1000, 10.0).target == idle
+
+
+def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
+    fleet = Fleet(MAX_COMPARED * 5)
+    for name in fleet.names:
+        fleet.hold(name, 10)
+        if name != fleet.names[33]:
+            fleet.wait(name, 1000)
+
+    assert (fleet.choose(100).target, fleet.choose(100).hit_tokens) == (fleet.names[33], 100)
+
+
+@pytest.mark.parametrize(("held", "key"), [(0, 1000), (4, 1004), (10, 1009)])
+def test_a_home_is_named_by_the_first_block_that_nobody_holds(held: int, key: int) -> None:
+    fleet = Fleet(2)
+    fleet.hold(fleet.names[0], held)
+
+    assert preferred_key(PROMPT, fleet.residency.match(PROMPT), None) == key
+
+
+def test_a_prompt_without_a_whole_block_goes_by_its_opening() -> None:
+    fleet = Fleet(2)
+
+    assert preferred_key([], fleet.residency.match([]), 77) == 77
+    assert preferred_key([], fleet.residency.match([]), None) == 0
+
+
+def test_by_rate_a_replica_that_starts_slowly_counts_as_slower() -> None:
+    """At a quarter of its share it gets a prompt when the others have four times the work; weights say nothing."""
+    book, (a, b) = LoadTracker(lambda: 0.0), names(2)
+    residency = Residency(block_tokens=10)
+    bits = {name: residency.settle(name).bit for name in (a, b)}
+    candidates = Candidates({a: 0.5, b: 1.0}, book, bits=bits, shares={a: 0.25})
+    rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
+
+    def chosen() -> ReplicaId:
+        return rule.choose(match, 1, 1000, candidates).target
+
+    book.dispatch(b, 2500)
+    assert chosen() == b
+    book.dispatch(b, 2500)
+    assert chosen() == a

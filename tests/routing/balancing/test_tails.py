@@ -1,0 +1,153 @@
+"""What stands behind a prompt's last whole block takes room, is found by the next turn, and goes with its prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.balancing.residency import RequestResidency, Residency
+from tests.routing.building import names
+
+A, B = names(2)
+BLOCK = 10  # tokens
+
+
+def chain(blocks: int, salt: int = 0) -> list[int]:
+    return [hash((salt, at)) for at in range(blocks)]
+
+
+def residency_of(tokens: int) -> Residency:
+    residency = Residency(block_tokens=BLOCK, run_tokens=4 * BLOCK)
+    for replica in (A, B):
+        residency.settle(replica, tokens)
+    return residency
+
+
+def turn(residency: Residency, blocks: int, at_s: float, *, cached: int, generated: int, salt: int = 0) -> None:
+    """A prompt of so many blocks and half a block more, and its response."""
+    sent(residency, blocks, at_s, salt).confirm(BLOCK * blocks + BLOCK // 2, cached, generated)
+
+
+def sent(residency: Residency, blocks: int, at_s: float, salt: int = 0) -> RequestResidency:
+    return residency.insert(A, chain(blocks, salt), at_s, BLOCK * blocks + BLOCK // 2)
+
+
+def predicted(residency: Residency, blocks: int, salt: int = 0, replica: str = A) -> int:
+    match = residency.match(chain(blocks, salt))
+    return match.tokens(residency.holding(replica).bit, BLOCK * blocks)
+
+
+def balanced(residency: Residency) -> bool:
+    holdings = [residency.holding(replica) for replica in (A, B)]
+    in_runs = all(holding.blocks == sum(run.length for run in holding.runs) for holding in holdings)
+    return in_runs and len(residency) == sum(len(holding.runs) for holding in holdings)
+
+
+def grown(residency: Residency, turns: int, *, finds: bool) -> None:
+    """Conversations of two turns each, whose second begins with what the first one's response was, or does not."""
+    for number in range(turns):
+        turn(residency, 4, 10.0 * number, cached=0, generated=35, salt=100 + number)
+        turn(residency, 10, 10.0 * number + 5, cached=80 if finds else 40, generated=35, salt=100 + number)
+
+
+def test_generated_tokens_take_room_of_other_prompts() -> None:
+    residency = residency_of(400)
+    turn(residency, 4, 0.0, cached=0, generated=0, salt=7)
+    for number in range(5):
+        turn(residency, 4, 1.0 + number, cached=0, generated=60, salt=number)
+
+    assert predicted(residency, 4, salt=7) == 0
+    assert [predicted(residency, 4, salt=number) for number in range(1, 5)] == [40] * 4
+    assert balanced(residency)
+
+
+def test_once_next_turns_were_seen_to_find_what_was_generated_it_is_predicted() -> None:
+    residency = residency_of(100_000)
+    grown(residency, 8, finds=True)
+    turn(residency, 4, 1000.0, cached=0, generated=35)
+
+    assert predicted(residency, 12) == 80  # four blocks, half a block of the prompt, and 35 tokens that were generated
+    assert predicted(residency, 12, replica=B) == 0
+
+
+def test_where_next_turns_do_not_find_what_was_generated_it_is_not_predicted() -> None:
+    residency = residency_of(100_000)
+    grown(residency, 8, finds=False)
+    turn(residency, 4, 1000.0, cached=0, generated=35)
+
+    assert predicted(residency, 12) == 40
+
+
+def test_what_the_longer_prompt_stands_for_takes_no_room_twice() -> None:
+    found, lost = residency_of(100_000), residency_of(100_000)
+    grown(found, 8, finds=True)
+    grown(lost, 8, finds=False)
+
+    assert lost.holding(A).blocks - found.holding(A).blocks >= 7 * 4
+    assert balanced(found)
+    assert balanced(lost)
+
+
+def test_a_request_that_came_to_nothing_leaves_no_tail() -> None:
+    residency = residency_of(100_000)
+    turn(residency, 4, 0.0, cached=0, generated=35)
+    before = len(residency)
+    sent(residency, 6, 1.0, salt=9).take_back()
+
+    assert len(residency) == before
+    assert balanced(residency)
+
+
+def test_two_replicas_hold_the_same_tail_and_either_may_lose_it() -> None:
+    residency = residency_of(100_000)
+    for replica in (A, B):
+        for at_s in (0.0, 1.0):
+            residency.insert(replica, chain(4), at_s, 45).confirm(45, 0, 35)
+    assert balanced(residency)
+    residency.forget_all_but([B])
+    residency.settle(A, 100_000)
+
+    assert predicted(residency, 6) == 0
+    assert balanced(residency)
+
+
+def test_what_prompts_share_of_the_block_where_they_part_is_predicted_of_the_next() -> None:
+    residency = residency_of(100_000)
+    residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
+    assert residency.match([*chain(4), 3, 4]).tokens(residency.holding(A).bit, 65) == 40
+    residency.insert(A, [*chain(4), 3, 4], 1.0, 65).confirm(65, 48)
+
+    assert residency.match([*chain(4), 5, 6]).tokens(residency.holding(A).bit, 65) == 48
+
+
+@pytest.mark.parametrize("cached", [0, 65])
+def test_a_prefix_that_was_evicted_or_is_longer_than_believed_says_nothing_of_where_prompts_part(cached: int) -> None:
+    residency = residency_of(100_000)
+    residency.insert(A, [*chain(1), 1, 2], 0.0, 65).confirm(65, 0)
+    residency.insert(A, [*chain(1), 3, 4], 1.0, 65).confirm(65, cached)
+
+    assert residency.match([*chain(1), 5, 6]).tokens(residency.holding(A).bit, 65) == 10
+
+
+def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> None:
+    residency = residency_of(2000)
+    turn(residency, 4, 0.0, cached=0, generated=0)
+    residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens behind the second block
+    residency.insert(B, [*chain(2), *chain(3, salt=2)], 2.0, 55)
+
+    asked = residency.match(chain(4))
+    assert asked.tokens(residency.holding(A).bit, 40) == 40
+    assert asked.tokens(residency.holding(B).bit, 40) == 27
+
+
+def test_the_room_in_blocks_follows_the_tokens_of_a_block() -> None:
+    residency = residency_of(400)
+    for number in range(10):
+        residency.insert(A, chain(4, number), float(number), 40)
+    assert residency.holding(A).blocks == 40
+    residency.resize(A, 20)
+    residency.insert(A, chain(4, 10), 10.0, 40)
+
+    assert residency.holding(A).capacity == 20
+    assert residency.holding(A).blocks == 20
+    residency.resize(A, 5)
+    assert residency.holding(A).capacity == 80

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.replicas import GroupReplicas, targets_of
+from routing.schema import LowestCostSettings, PrefixHashSettings, ReplicaConfig
+from routing.types import ReplicaId
+from tests.routing.building import chat, config, pool, request
+
+WIDE = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=3)
+PLAIN = ReplicaConfig(name="plain", url="http://plain")
+
+
+def test_a_replica_is_as_many_targets_as_it_has_ranks() -> None:
+    assert [(it.id, it.rank) for it in targets_of(WIDE)] == [("wide#0", 0), ("wide#1", 1), ("wide#2", 2)]
+    assert [(it.id, it.rank) for it in targets_of(PLAIN)] == [("plain", None)]
+
+
+def test_each_rank_owns_as_many_keys_as_a_replica_of_one() -> None:
+    replicas = GroupReplicas([WIDE, PLAIN], LoadTracker())
+    preferred_replicas = Counter(next(replicas.ring.walk(key << 40)) for key in range(1 << 24)[:: 1 << 12])
+
+    assert set(preferred_replicas) == {"wide#0", "wide#1", "wide#2", "plain"}
+    assert all(0.15 < count / preferred_replicas.total() < 0.35 for count in preferred_replicas.values())
+
+
+def test_health_and_slow_starts_are_the_whole_replicas() -> None:
+    replicas, health = GroupReplicas([WIDE, PLAIN], LoadTracker()), HealthRegistry()
+    health.set_share(ReplicaId("wide"), 0.25)
+    assert replicas.candidates(health).weights == {"wide#0": 0.25, "wide#1": 0.25, "wide#2": 0.25, "plain": 1.0}
+
+    health.mark(ReplicaId("wide"), up=False)
+    assert list(replicas.candidates(health)) == ["plain"]
+
+
+def test_a_retry_goes_to_another_replica_and_not_to_another_rank() -> None:
+    placement = Placement(config(pool(PrefixHashSettings(), (WIDE, PLAIN))), LoadTracker())
+    for text in map(str, range(20)):
+        decision = placement.decide(request(text), HealthRegistry(), {ReplicaId("wide")})
+        assert (decision.replica.name, decision.target.rank) == ("plain", None)
+
+
+def test_each_rank_has_its_own_load_and_its_own_cache() -> None:
+    book, health = LoadTracker(), HealthRegistry()
+    placement = Placement(config(pool(LowestCostSettings(), (WIDE,))), book)
+    prompts = [chat(("system", f"Handbook {number}. " * 100), ("user", "Hello")) for number in range(3)]
+    first = [placement.decide(request(prompt=prompt), health) for prompt in prompts]
+    tickets = []
+    for prompt in prompts:
+        decision = placement.decide(request(prompt=prompt), health)
+        tickets.append(placement.dispatch(decision))
+    assert sum(book.load(target.id).running for target in targets_of(WIDE)) == 3
+    assert {book.load(target.id).running for target in targets_of(WIDE)} == {1}
+
+    for ticket in tickets:
+        ticket.answered()
+        ticket.end()
+    again = [placement.decide(request(prompt=prompt), health) for prompt in prompts]
+    assert all(decision.choice.hit_tokens for decision in again)
+    assert len({decision.target.id for decision in again}) == 3
+    assert all(decision.choice.hit_tokens == 0 for decision in first)

@@ -1,0 +1,96 @@
+"""Tokens per byte, learnt from reported usage: soon, robustly, within bounds, and anew for another tokenizer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.balancing.rates import CLIP, LEAST_TOKENS, MIN_RATIO_BYTES, MOST_TOKENS, TokenRatio, TokenRatios
+
+PROMPT_BYTES = 4096
+
+
+def taught(ratio: TokenRatio, prompts: int, tokens_per_byte: float, seed: int = 1) -> TokenRatio:
+    """After so many prompts, each up to a fifth off."""
+    chance = random.Random(seed)
+    for _ in range(prompts):
+        ratio.learn(PROMPT_BYTES, round(PROMPT_BYTES * tokens_per_byte * chance.uniform(0.8, 1.2)))
+    return ratio
+
+
+def test_until_there_are_samples_four_bytes_are_a_token() -> None:
+    ratio = TokenRatio()
+
+    assert (ratio.block_tokens, ratio.tokens(4000), ratio.tokens(0), ratio.tokens(1)) == (64, 1000, 0, 1)
+    assert ratio.tokens_per_byte == 0.25
+
+
+@pytest.mark.parametrize("tokens_per_byte", [0.18, 0.23, 0.28, 0.42])
+def test_a_tokenizer_is_learnt_from_few_prompts(tokens_per_byte: float) -> None:
+    ratio = taught(TokenRatio(), 60, tokens_per_byte)
+
+    assert ratio.tokens(100_000) == pytest.approx(100_000 * tokens_per_byte, rel=0.06)
+
+
+def test_another_tokenizer_is_learnt_after_a_long_time_with_the_first() -> None:
+    ratio = taught(TokenRatio(), 20_000, 0.25)
+    taught(ratio, 4000, 0.42)
+
+    assert ratio.tokens_per_byte == pytest.approx(0.42, rel=0.06)
+
+
+def test_odd_text_of_one_client_in_ten_moves_the_ratio_little() -> None:
+    ratio = taught(TokenRatio(), 2000, 0.25)
+    for number in range(4000):
+        taught(ratio, 9, 0.25, seed=number)
+        ratio.learn(PROMPT_BYTES, 8 * PROMPT_BYTES)
+
+    assert ratio.tokens_per_byte < 0.25 * (1 + 0.13)
+
+
+def test_one_enormous_prompt_counts_no_more_than_a_few() -> None:
+    ratio = taught(TokenRatio(), 200, 0.25)
+    ratio.learn(8 << 20, 8 << 20)
+
+    assert ratio.tokens_per_byte == pytest.approx(0.25, rel=0.03)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 1 << 30)), max_size=60))
+def test_no_usage_brings_it_out_of_its_bounds(samples: list[tuple[int, int]]) -> None:
+    ratio = TokenRatio()
+    for size, tokens in samples:
+        before = ratio.tokens_per_byte
+        ratio.learn(size, tokens)
+        assert before / CLIP <= ratio.tokens_per_byte <= before * CLIP
+        assert LEAST_TOKENS <= ratio.block_tokens <= MOST_TOKENS
+
+
+def test_short_prompts_teach_nothing_for_they_are_mostly_the_template() -> None:
+    ratio = TokenRatio()
+    for _ in range(100):
+        ratio.learn(MIN_RATIO_BYTES - 1, MIN_RATIO_BYTES)
+
+    assert (ratio.samples, ratio.block_tokens) == (0, 64)
+
+
+def test_the_tokens_of_a_block_stay_while_the_ratio_wavers() -> None:
+    ratio = taught(TokenRatio(), 3000, 0.30)
+    seen = set()
+    for number in range(300):
+        taught(ratio, 1, 0.30, seed=number)
+        seen.add(ratio.block_tokens)
+
+    assert len(seen) == 1
+
+
+def test_each_model_of_each_pool_has_its_own_and_what_leaves_is_forgotten() -> None:
+    ratios = TokenRatios()
+    taught(ratios.of("chat", "small"), 100, 0.42)
+
+    assert ratios.of("chat", "large").samples == ratios.of("code", "small").samples == 0
+    ratios.forget_all_but([("chat", "small")])
+    assert [name for name, _ in ratios.items()] == [("chat", "small")]
+    assert ratios.of("chat", "small").samples == 100

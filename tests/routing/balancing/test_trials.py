@@ -1,0 +1,273 @@
+"""A revision on trial: whose requests it places, that everybody agrees on it, and what becomes of what it learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from routing.balancing.canary import Arm, ArmReason
+from routing.balancing.decision import Decision
+from routing.balancing.health import HealthRegistry
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.placement import Placement
+from routing.balancing.request import PlacementRequest
+from routing.balancing.residency import Residency
+from routing.balancing.strategies.affinity_groups import AffinityGroups
+from routing.proxy.admission import NO_PROMPT
+from routing.schema import (
+    AffinityGroupsSettings,
+    Boundary,
+    LeastLoadSettings,
+    LowestCostSettings,
+    PolicyConfig,
+    PrefixHashSettings,
+    RoundRobinSettings,
+    RouterConfig,
+    Settings,
+    TaskGroupConfig,
+    Tier1,
+    Trial,
+)
+from tests.routing.building import chat, config, pool, request
+
+IN_FORCE = 3  # as the pool's policy is built
+TRIED = 4
+texts = st.text(max_size=20)
+shares = st.floats(0.0, 1.0, exclude_min=True)
+
+
+def trying(
+    share: float = 1.0,
+    settings: Settings | None = None,
+    *,
+    in_force: Settings | None = None,
+    groups: tuple[TaskGroupConfig, ...] = (),
+    tier1: Tier1 | None = None,
+    name: str = "everyday",
+    routers: tuple[str, ...] | None = None,
+    only: tuple[str, ...] | None = None,
+) -> RouterConfig:
+    """A pool that tries another revision; ``only``: for these groups."""
+    whole = pool(in_force or PrefixHashSettings(), groups=groups)
+    tried = settings or LeastLoadSettings()
+    trial = Trial(revision=TRIED, settings=tried, share=share, routers=routers, groups=only)
+    policy = replace(whole.policy, name=name, trial=trial)
+    return config(replace(whole, policy=policy, tier1=tier1))
+
+
+def placement(snapshot: RouterConfig, router: str = "router-1", seed: int = 0) -> Placement:
+    return Placement(snapshot, LoadTracker(), seed=seed, router=router)
+
+
+def decided(where: Placement, text: str = "Hello", **what: Any) -> Decision:
+    return where.decide(request(text, **what), HealthRegistry())
+
+
+def revision(where: Placement, text: str = "Hello", **what: Any) -> int:
+    return decided(where, text, **what).policy.revision
+
+
+def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
+    found = where.verdict(where.decide(wanted, HealthRegistry()), wanted)
+    assert found is not None
+    return found.why
+
+
+# --- whose requests are tried ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
+def test_as_many_prefixes_are_tried_as_the_share_says(share: float) -> None:
+    where = placement(trying(share))
+    tried = sum(revision(where, f"prefix {number}") == TRIED for number in range(4000))
+
+    assert tried / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
+
+
+@given(text=texts, one=shares, other=shares)
+def test_who_is_tried_stays_so_when_the_share_grows(text: str, one: float, other: float) -> None:
+    less, more = (placement(trying(share)) for share in sorted((one, other)))
+
+    assert revision(less, text) <= revision(more, text)
+    assert revision(placement(trying(1.0)), text) == TRIED
+
+
+@given(text=texts, share=shares, turns=st.lists(st.text(max_size=5), min_size=1, max_size=4))
+def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share: float, turns: list[str]) -> None:
+    where = placement(trying(share))
+    system = ("system", "You are a helpful clerk. " * 20 + text)
+    prompts = [chat(system, ("user", turn)) for turn in turns]
+
+    assert len({revision(where, prompt=prompt, session=turn) for prompt, turn in zip(prompts, turns, strict=True)}) == 1
+
+
+@given(text=texts, share=shares, seed=st.integers(0, 1 << 64))
+def test_two_routers_and_all_their_workers_agree_on_who_is_tried(text: str, share: float, seed: int) -> None:
+    snapshot = trying(share)
+    seen = [decided(placement(snapshot, router, seed + number), text) for number, router in enumerate("aabb")]
+
+    assert len({decision.policy.revision for decision in seen}) == 1
+
+
+def test_different_policies_try_different_prefixes() -> None:
+    one, other = placement(trying(0.2)), placement(trying(0.2, name="other"))
+    both = sum(revision(one, str(n)) == revision(other, str(n)) == TRIED for n in range(2000))
+
+    assert both / 2000 == pytest.approx(0.04, abs=0.02)
+
+
+@given(text=texts, share=shares)
+def test_a_revision_that_moves_the_boundary_does_not_choose_its_own_requests(text: str, share: float) -> None:
+    prompts = [chat(("system", "Be brief."), ("user", text + turn)) for turn in "ab"]
+    moved = PrefixHashSettings(boundary=Boundary.SYSTEM)
+    same, other = placement(trying(share)), placement(trying(share, moved, in_force=moved))
+
+    assert [revision(same, prompt=it) for it in prompts] == [revision(other, prompt=it) for it in prompts]
+
+
+def test_the_key_of_a_tried_request_ends_where_its_own_revision_says() -> None:
+    where = placement(trying(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
+    one, other = (chat(("system", "Be brief."), ("user", text)) for text in "ab")
+
+    assert decided(where, prompt=one).prefix == decided(where, prompt=other).prefix
+
+
+def test_a_pools_boundary_decides_on_what_is_tried() -> None:
+    where = placement(trying(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
+    system = ("system", "Be brief.")
+
+    assert len({revision(where, prompt=chat(system, ("user", str(number)))) for number in range(20)}) == 1
+    assert len({revision(where, str(number)) for number in range(20)}) == 2  # without an opening, by the default
+
+
+def test_a_request_without_a_prompt_is_never_tried() -> None:
+    where = placement(trying(1.0))
+    nothing = PlacementRequest(None, None, None, NO_PROMPT)
+
+    assert where.decide(nothing, HealthRegistry()).policy.revision == IN_FORCE
+    assert why(where, nothing) is ArmReason.NO_PROMPT
+
+
+def test_only_named_routers_try() -> None:
+    snapshot = trying(1.0, routers=("router-1", "router-3"))
+
+    assert [revision(placement(snapshot, f"router-{number}")) for number in (1, 2, 3)] == [TRIED, IN_FORCE, TRIED]
+    assert why(placement(snapshot, "router-2"), request()) is ArmReason.OTHER_ROUTERS
+
+
+def test_only_named_groups_are_tried() -> None:
+    groups = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch"))
+    all_of_them, one = (placement(trying(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
+    names = ("coding", "batch", None)
+
+    assert [revision(all_of_them, group=name) for name in names] == [TRIED] * 3
+    assert [revision(one, group=name) for name in names] == [TRIED, IN_FORCE, IN_FORCE]
+    assert [why(one, request(group=name)) for name in names] == [
+        ArmReason.WITHIN_SHARE,
+        ArmReason.OTHER_GROUPS,
+        ArmReason.OTHER_GROUPS,
+    ]
+
+
+def test_a_task_groups_own_policy_tries_its_own_revision() -> None:
+    own = PolicyConfig(
+        name="batch", revision=7, settings=RoundRobinSettings(), trial=Trial(revision=8, settings=LeastLoadSettings())
+    )
+    where = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
+
+    assert (revision(where, group="batch"), revision(where)) == (8, IN_FORCE)
+
+
+# --- what is said of it ------------------------------------------------------------------------------
+
+
+@given(text=texts, share=shares)
+def test_the_verdict_says_what_happens(text: str, share: float) -> None:
+    where = placement(trying(share))
+    wanted = request(text)
+    decision = where.decide(wanted, HealthRegistry())
+    said = where.verdict(decision, wanted)
+
+    assert said is not None
+    assert said.place is not None
+    assert (said.in_force, said.on_trial, said.share) == (IN_FORCE, TRIED, share)
+    assert 0.0 <= said.place <= 1.0
+    is_tried = decision.policy.revision == TRIED
+    assert (said.arm is Arm.TRIAL) == is_tried
+    assert said.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
+    assert decision.route.arm is said.arm
+
+
+def test_without_a_trial_there_is_no_arm() -> None:
+    where = placement(config())
+    decision = decided(where)
+
+    assert decision.route.arm is None
+    assert where.verdict(decision, request()) is None
+
+
+# --- what both share, and what is kept ---------------------------------------------------------------
+
+
+def test_both_revisions_see_the_same_loads_and_caches() -> None:
+    book, residency = LoadTracker(), Residency()
+    where = Placement(trying(0.5, LowestCostSettings()), book, residency=residency)
+    by_revision = {}
+    for number in range(40):
+        decision = decided(where, f"{number} " + "much the same every time " * 40)
+        where.dispatch(decision)
+        by_revision[decision.policy.revision] = decision
+
+    assert set(by_revision) == {IN_FORCE, TRIED}
+    assert len({id(decision.candidates) for decision in by_revision.values()}) == 1
+    for decision in by_revision.values():  # the ring placed one of them, and what it holds is known all the same
+        assert residency.match(decision.keys.chain).blocks == len(decision.keys.chain) > 0
+
+
+def test_promoting_a_revision_keeps_what_it_had_learned() -> None:
+    settings = AffinityGroupsSettings(half_life=100)
+    before = placement(trying(0.5, settings, in_force=RoundRobinSettings()))
+    hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == TRIED]
+    for _ in range(300):
+        before.dispatch(decided(before, hot)).end()
+    learned = plan_of(before, rare)
+    promoted = config(pool(settings))
+    promoted = config(replace(promoted.pools[0], policy=replace(promoted.pools[0].policy, revision=TRIED)))
+    after, fresh = placement(promoted), placement(promoted)
+    after.carry_over(before)
+
+    assert len(learned) == 1
+    assert plan_of(after, rare) == learned
+    assert plan_of(fresh, rare) != learned
+
+
+def plan_of(where: Placement, text: str) -> dict[int, list[str]]:
+    decision = decided(where, text)
+    assert isinstance(decision.route.strategy, AffinityGroups)
+    return {int(opening): [str(name) for name in owned] for opening, owned in decision.route.strategy.plan().items()}
+
+
+def test_widening_and_ending_a_trial_leaves_the_turns_of_the_revision_in_force() -> None:
+    def turns(snapshots: list[RouterConfig]) -> list[str]:
+        met, before = [], None
+        for snapshot in snapshots:
+            where = placement(snapshot)
+            if before is not None:
+                where.carry_over(before)
+            met += [decided(where, group="batch").replica.name for _ in range(3)]
+            before = where
+        return met
+
+    groups = (TaskGroupConfig(name="batch"), TaskGroupConfig(name="coding"))
+    stages = [
+        trying(share, in_force=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
+    ]
+    ended = config(pool(RoundRobinSettings(), groups=groups))
+    met = turns([ended, *stages, ended])
+
+    assert met == (met[:4] * 4)[:15]
+    assert len(set(met[:4])) == 4

@@ -1,0 +1,171 @@
+"""What one request may ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
+from routing.prompt.bodies import ChatBody, Message
+from routing.prompt.parsing import parse_body
+from routing.schema import Caps
+from routing.types import BodyError
+
+CHAT, COMPLETION, EMBEDDING, RESPONSE = (
+    f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses")
+)
+CAPS = Caps(n=4, max_tokens=100, logprobs=5, prompts=2, media_hosts=("media.example", "10.0.0.1"))
+
+NUMBERS = {"n": 4, "best_of": 4, "logprobs": 5, "top_logprobs": 5, "prompt_logprobs": 5} | dict.fromkeys(
+    ("max_tokens", "max_completion_tokens", "max_output_tokens"), 100
+)
+
+
+def check(path: str, fields: Any, caps: Caps = CAPS) -> None:
+    check_caps(parse_body(path, json.dumps(fields).encode()), caps)
+
+
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_without_a_word_of_caps_only_the_number_of_choices_has_one(field: str) -> None:
+    check(COMPLETION, {field: 128, "max_tokens": 10**9, "logprobs": 10**6, "prompt": ["a"] * 1000}, Caps())
+    with pytest.raises(BodyError, match="at most 128 here") as caught:
+        check(COMPLETION, {field: 129}, Caps())
+
+    assert caught.value.param == field
+
+
+def test_what_no_configuration_caps_need_not_be_looked_at() -> None:
+    asked = {"n", "best_of"}  # by whom ``n`` is exceeded, as above
+    assert {name for name in Caps.__struct_fields__ if getattr(Caps(), name) is not None} == {"n"}
+    for field in NUMBERS:
+        body = parse_body(COMPLETION, json.dumps({field: 10**6}).encode())
+        assert may_exceed_defaults(body) is (field in asked)
+
+
+@pytest.mark.parametrize(("field", "cap"), NUMBERS.items())
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, EMBEDDING, RESPONSE])
+def test_a_number_goes_up_to_its_cap_and_nothing_passes_for_a_smaller_one(path: str, field: str, cap: int) -> None:
+    for value in (None, 0, 1, cap, float(cap), True):
+        check(path, {field: value})
+    for value in (cap + 1, -1, cap + 1.0, float(10**30), 10**30, str(cap), str(cap + 1), [cap + 1], {}, "", 0.5):
+        with pytest.raises(BodyError, match=f"at most {cap} here") as caught:
+            check(path, {field: value})
+        assert caught.value.param == field
+
+
+@pytest.mark.parametrize("body", [b'{"n":1,"n":5}', b'{"n":1,"\\u006e":5}', b'{"model":"m","messages":5,"n":5}'])
+def test_the_last_of_several_counts_as_it_does_for_the_engine(body: bytes) -> None:
+    with pytest.raises(BodyError):
+        check_caps(parse_body(CHAT, body), CAPS)
+    assert json.loads(body)["n"] == 5
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), (EMBEDDING, "input")])
+def test_prompts_are_counted_and_token_ids_are_one(path: str, field: str) -> None:
+    for value in ("a", ["a", "b"], [1, 2, 3, 4], [[1, 2], [3]], [], None):
+        check(path, {field: value})
+    for value in (["a"] * 3, [[1]] * 3):
+        with pytest.raises(BodyError, match="3 prompts in one request, at most 2 here") as caught:
+            check(path, {field: value})
+        assert caught.value.param == field
+
+
+def test_prompts_that_were_embedded_count_too() -> None:
+    for fields in (
+        {"prompt_embeds": "AAAA"},
+        {"prompt_embeds": ["AAAA"], "prompt": "a"},
+        {"prompt_embeds": ["A", "B"]},
+    ):
+        check(COMPLETION, fields)
+    for fields in ({"prompt_embeds": ["A"] * 3}, {"prompt_embeds": ["A", "B"], "prompt": "a"}):
+        with pytest.raises(BodyError, match="3 prompts in one request, at most 2 here"):
+            check(COMPLETION, fields)
+
+
+def image(url: Any, kind: str = "image_url") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": kind, kind: url}]}]}
+
+
+ALLOWED = ("data:image/png;base64,AAAA", "DATA:,", "https://media.example/a.png?b=@evil.example", "http://10.0.0.1:8/a")
+DENIED = (
+    *(
+        "https://evil.example/a",
+        "https://media.example.evil/a",
+        "https://media.example@evil.example/a",
+        "//media.example",
+    ),
+    *("https://evil.example\\@media.example/", "https://media.example:80@evil.example", " https://media.example/a", 5),
+    *("file:///etc/passwd", "ftp://media.example/a", "https://media.example\\.evil.example", "https://[::1]/", ""),
+    *("https://media.example/\n", "http://169.254.169.254/", "https:media.example", "http:///media.example/a"),
+    *("https://not-media.example/a", "https://media.example..evil.example/"),
+)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
+def test_media_comes_from_the_hosts_that_are_named(kind: str) -> None:
+    for url in ALLOWED:
+        check(CHAT, image({"url": url, "detail": "low"}, kind))
+        check(CHAT, image(url, kind))
+    for url in DENIED:
+        for shape in (url, {"url": url}, [url], [{"url": url}]):
+            with pytest.raises(BodyError, match=r"media is loaded from data: or a host of media\.example"):
+                check(CHAT, image(shape, kind))
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        *((CHAT, "messages"), (EMBEDDING, "messages"), (EMBEDDING, "input")),
+        *((RESPONSE, "input"), (RESPONSE, "previous_input_messages")),
+    ],
+)
+def test_media_is_found_wherever_a_body_may_have_it(path: str, field: str) -> None:
+    part = {"type": "input_image", "image_url": "https://evil.example/a"}
+    for items in ([{"role": "user", "content": [part]}], [{"role": 5, "content": part}], [{"content": [[part]]}]):
+        with pytest.raises(BodyError):
+            check(path, {field: items})
+
+
+def test_media_is_found_however_deeply_it_lies() -> None:
+    """Parsers of JSON allow more than Python's stack does, and what they read is looked through all the same."""
+    content: Any = {"image_url": "https://evil.example/a"}
+    for _ in range(100_000):
+        content = [content]
+    with pytest.raises(BodyError, match="media is loaded from"):
+        check_caps(ChatBody(messages=[Message(role="user", content=content)]), CAPS)
+
+
+def test_without_hosts_only_data_is_left() -> None:
+    inline = Caps(media_hosts=())
+    check(CHAT, image(ALLOWED[0]), inline)
+    check(CHAT, {"messages": [{"role": "user", "content": "https://evil.example/a"}]}, inline)
+    with pytest.raises(BodyError, match="media is loaded from data: only"):
+        check(CHAT, image(ALLOWED[2]), inline)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "added"),
+    [
+        (CHAT, {}, ("max_tokens", 100)),
+        (CHAT, {"max_tokens": None}, ("max_tokens", 100)),
+        (CHAT, {"max_completion_tokens": 0}, ("max_tokens", 100)),  # 0 is nothing to vLLM, and nothing means no bound
+        (CHAT, {"max_completion_tokens": 1}, None),
+        (CHAT, {"max_tokens": 1}, None),
+        (RESPONSE, {}, ("max_output_tokens", 100)),
+        (RESPONSE, {"max_output_tokens": 1}, None),
+        (COMPLETION, {"max_tokens": None}, ("max_tokens", 16)),
+        (COMPLETION, {}, ("max_tokens", 16)),
+        (COMPLETION, {"max_tokens": 0}, None),
+        (EMBEDDING, {}, None),
+        (CHAT, {"max_output_tokens": 5}, ("max_tokens", 100)),  # from here on: names that the endpoint's engine ignores
+        (CHAT, {"max_output_tokens": 5, "max_completion_tokens": 1}, None),
+        (COMPLETION, {"max_completion_tokens": 5}, ("max_tokens", 16)),
+        (COMPLETION, {"max_output_tokens": 5}, ("max_tokens", 16)),
+        (RESPONSE, {"max_tokens": 5}, ("max_output_tokens", 100)),
+        (RESPONSE, {"max_completion_tokens": 5}, ("max_output_tokens", 100)),
+    ],
+)
+def test_a_length_that_is_not_given_is_put_in(path: str, fields: Any, added: tuple[str, int] | None) -> None:
+    assert length_to_add(parse_body(path, json.dumps(fields).encode()), 100) == added

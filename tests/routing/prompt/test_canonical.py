@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.prompt.canonical import MAX_IDS, MAX_PARTS
+from routing.types import BodyError
+from tests.routing.building import canonical, chat
+
+COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
+
+# Few letters and the framing's own look-alikes, so that texts collide where framing is careless.
+texts = st.text('ab\x00\x1f\xff\u07ff{}":,', max_size=4)
+messages = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", ""]), texts), max_size=4)
+tool_lists = st.lists(st.fixed_dictionaries({"name": texts}), max_size=2)
+
+
+@given(one=st.tuples(messages, tool_lists), other=st.tuples(messages, tool_lists))
+def test_different_prompts_never_have_the_same_bytes(one: Any, other: Any) -> None:
+    same_bytes = chat(*one[0], tools=one[1]).data == chat(*other[0], tools=other[1]).data
+
+    assert same_bytes == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([("user", "ab")], [("usera", "b")]),
+        ([("user", "ab")], [("user", "a"), ("user", "b")]),
+        ([("user", "ab"), ("user", "c")], [("user", "a"), ("user", "bc")]),
+        ([("user", "a"), ("user", "")], [("user", "a")]),
+        ([("user", [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}])],
+         [("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}])]),
+    ],
+)  # fmt: skip
+def test_moving_a_letter_over_a_boundary_changes_the_bytes(one: Any, other: Any) -> None:
+    assert chat(*one).data != chat(*other).data
+
+
+@given(opening=messages, first=messages, second=messages)
+def test_a_shared_opening_is_a_shared_prefix(opening: Any, first: Any, second: Any) -> None:
+    shared = chat(*opening).data
+
+    assert chat(*opening, *first).data.startswith(shared)
+    assert chat(*opening, *second).data.startswith(shared)
+
+
+def test_texts_that_differ_at_their_end_share_their_beginning() -> None:
+    document = "A long document. " * 100
+
+    one = canonical(COMPLETIONS, {"prompt": document + "What does it say?"}).data
+    other = canonical(COMPLETIONS, {"prompt": document + "Who wrote it, and why?"}).data
+
+    assert one[: len(document)] == other[: len(document)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"messages": [{"role": "user", "content": "é"}]}, {"messages": [{"content": "\u00e9", "role": "user"}]}),
+        ({"messages": [{"role": "user", "content": "a"}]},
+         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "temperature": 0.3}),
+        ({"messages": [{"role": "assistant", "content": None}]}, {"messages": [{"role": "assistant", "content": ""}]}),
+        ({"messages": [], "tools": [{"a": 1, "b": {"c": 2, "d": 3}}]},
+         {"messages": [], "tools": [{"b": {"d": 3, "c": 2}, "a": 1}]}),
+        ({"messages": [], "tools": []}, {"messages": [], "tools": None}),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"ttl": 1}}]}]},
+         {"messages": [{"role": "user", "content": "a"}]}),
+        ({"messages": [{"role": "assistant", "reasoning_content": "a"}]},
+         {"messages": [{"role": "assistant", "reasoning": "a"}]}),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": {"url": "u"}}]}]},
+         {"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": None}]}]}),
+    ],
+)  # fmt: skip
+def test_what_an_engine_renders_alike_has_the_same_bytes(one: Any, other: Any) -> None:
+    assert canonical("/v1/chat/completions", one).data == canonical("/v1/chat/completions", other).data
+
+
+def test_segment_ends_are_kept() -> None:
+    prompt = chat(
+        ("system", "Be brief."), ("developer", "Use metric units."), ("user", "Hi"), ("system", "Go on."), tools=[{}]
+    )
+
+    segments = [prompt.data[start:end] for start, end in pairwise([0, prompt.tools_end, *prompt.message_ends])]
+    assert [b"Be brief." in segment for segment in segments] == [False, True, False, False, False]
+    assert prompt.tools_end < prompt.message_ends[0]
+    assert prompt.system_end == prompt.message_ends[1]
+    assert prompt.message_ends[-1] == len(prompt.data)
+
+
+def test_tools_alone_are_an_opening() -> None:
+    prompt = chat(("user", "Hi"), tools=[{"name": "search"}])
+
+    assert prompt.system_end == prompt.tools_end > 0
+
+
+def test_a_prompt_without_tools_and_system_has_no_opening() -> None:
+    assert chat(("user", "Hi"), ("system", "late")).system_end == 0
+
+
+def test_an_image_counts_by_its_digest() -> None:
+    def image(url: str) -> Any:
+        return ("user", [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}])
+
+    one, same, other = (chat(image("data:image/png;base64," + data * 50_000)) for data in ("A", "A", "B"))
+
+    assert one.data == same.data != other.data
+    assert len(one.data) < 100
+
+
+BILLED = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+
+
+def in_parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BILLED % "a1" + "\nBe brief.",
+        BILLED % "b2" + "\nBe brief.",
+        in_parts(BILLED % "a1", "Be brief."),
+        in_parts("Be brief.", BILLED % "b2"),
+        in_parts(BILLED % "c3" + "\nBe brief."),
+        [BILLED % "d4", "Be brief."],
+    ],
+)
+def test_a_line_that_engines_leave_out_and_that_is_new_in_each_request_does_not_count(content: Any) -> None:
+    assert chat(("system", content), ("user", "Hi")).data == chat(("system", "Be brief."), ("user", "Hi")).data
+
+
+def test_the_same_line_counts_where_engines_keep_it() -> None:
+    one, other = (chat(("user", BILLED % value + "\nHi")).data for value in ("a", "b"))
+
+    assert one != other
+    assert chat(("system", [5, None, {"type": "text", "text": 5}])).data  # odd parts are placed as they stand
+
+
+@pytest.mark.parametrize(
+    "field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "task", "tools"]
+)
+def test_fields_that_templates_render_count(field: str) -> None:
+    def message(value: str) -> bytes:
+        body = {"messages": [{"role": "assistant", "content": None, field: value}]}
+        return canonical("/v1/chat/completions", body).data
+
+    assert message("a") != message("b") != message("")
+
+
+def test_token_ids_count_and_not_their_number() -> None:
+    one, other = (canonical(COMPLETIONS, {"prompt": ids}) for ids in ([1, 2, 3], [4, 5, 6]))
+
+    assert one.data != other.data
+    assert one.estimate(64) == 3 + 2  # the ids, and 7 bytes of framing
+
+
+@given(
+    one=st.lists(
+        st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([255, 65535]), max_size=3), min_size=1, max_size=3
+    ),
+    other=st.lists(st.lists(st.sampled_from([0, 255, 2**32 - 1]), max_size=3), min_size=1, max_size=3),
+)
+def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], other: list[list[int]]) -> None:
+    same_bytes = canonical(COMPLETIONS, {"prompt": one}).data == canonical(COMPLETIONS, {"prompt": other}).data
+
+    assert same_bytes == (one == other)
+
+
+def test_ids_that_look_like_framing_are_told_apart() -> None:
+    several: list[list[int]] = [[], [1], [2], [3], [4]]
+    data = canonical(COMPLETIONS, {"prompt": several}).data
+    forged = array("I", data[3:-4]).tolist()  # what one list would have to hold to be written the same
+
+    assert canonical(COMPLETIONS, {"prompt": forged}).data != data
+
+
+def test_a_cache_mark_on_an_image_does_not_count() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+
+    assert chat(("user", [image])).data == chat(("user", [{**image, "cache_control": {"type": "ephemeral"}}])).data
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
+def test_what_is_no_prompt_is_placed_as_it_stands(prompt: Any) -> None:
+    assert canonical(COMPLETIONS, {"prompt": prompt}).data
+
+
+def test_a_text_and_a_list_of_that_one_text_are_the_same_prompt() -> None:
+    assert canonical(COMPLETIONS, {"prompt": "a"}).data == canonical(COMPLETIONS, {"prompt": ["a"]}).data
+    assert canonical(COMPLETIONS, {"prompt": "ab"}).data != canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
+
+
+def test_embeddings_read_inputs_or_messages() -> None:
+    assert canonical(EMBEDDINGS, {"input": ["a", "b"]}).data == canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert canonical(EMBEDDINGS, body).data == chat(("user", "a")).data
+
+
+def test_responses_are_read_as_the_chat_that_they_are() -> None:
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    as_chat = chat(("system", "Be brief."), ("user", "Hi"))
+
+    for said in (items, "Hi"):
+        prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": said})
+        assert (prompt.data, prompt.system_end) == (as_chat.data, as_chat.system_end)
+
+
+def test_documents_stand_behind_the_opening_and_before_the_conversation() -> None:
+    said = [("system", "Be brief."), ("user", "Hi")]
+    plain, informed = chat(*said), chat(*said, documents=[{"title": "a", "text": "What is known."}])
+
+    assert informed.system_end == plain.system_end
+    assert informed.data[: plain.system_end] == plain.data[: plain.system_end]
+    assert informed.data[informed.system_end :].startswith(b'\xf7[{"text":"What is known.","title":"a"}]\xffuser')
+    assert len(informed.message_ends) == 2
+    assert informed.estimate(64) > plain.estimate(64)
+
+
+@given(
+    one=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
+    other=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
+)
+def test_other_documents_are_another_prompt(one: Any, other: Any) -> None:
+    same_bytes = chat(*one[0], documents=one[1]).data == chat(*other[0], documents=other[1]).data
+
+    assert same_bytes == (one == other)
+
+
+@pytest.mark.parametrize("messages", [None, "a text", [5, {"role": ["odd"]}], []])
+def test_documents_count_beside_whatever_else_is_sent(messages: Any) -> None:
+    one, other = (canonical("/v1/chat/completions", {"messages": messages, "documents": [it]}).data for it in "ab")
+
+    assert one != other
+
+
+def test_what_follows_a_gap_counts_behind_what_comes_before_it() -> None:
+    one, other = (canonical(COMPLETIONS, {"prompt": "def f", "suffix": suffix}).data for suffix in ("a", "b"))
+
+    assert one != other
+    assert one.startswith(canonical(COMPLETIONS, {"prompt": "def f"}).data)
+
+
+def test_prompts_that_come_embedded_count_each_by_its_digest() -> None:
+    def embedded(*said: str) -> bytes:
+        return canonical(COMPLETIONS, {"prompt_embeds": list(said)}).data
+
+    assert len({embedded("AAAA"), embedded("BBBB"), embedded("AAAA", "BBBB"), embedded("BBBB", "AAAA")}) == 4
+    assert embedded("AAAA") == canonical(COMPLETIONS, {"prompt_embeds": "AAAA"}).data
+    assert len(embedded("A" * 50_000)) < 100
+
+
+@pytest.mark.parametrize("member", ["previous_response_id", "previous_input_messages"])
+def test_what_a_response_goes_on_from_stands_between_instructions_and_input(member: str) -> None:
+    def response(**said: Any) -> Any:
+        return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **said})
+
+    first, one, other = response(), response(**{member: "a"}), response(**{member: "b"})
+
+    assert len({first.data, one.data, other.data}) == 3
+    assert one.data[: one.system_end] == first.data[: first.system_end]
+    assert len(one.message_ends) == 3
+
+
+def test_function_calls_of_responses_count() -> None:
+    def calling(arguments: str) -> bytes:
+        call = {"type": "function_call", "name": "search", "arguments": arguments}
+        return canonical(RESPONSES, {"input": [{"role": "user", "content": "Hi"}, call]}).data
+
+    assert calling("{}") != calling('{"q":1}')
+
+
+def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
+    assert chat(("user", "x" * 4000)).estimate(64) == 1002  # 6 bytes of framing and role
+    assert chat().estimate(64) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{}]}),
+        ("/v1/chat/completions", {"messages": [0]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [""]}]}),
+        (COMPLETIONS, {"prompt": [""]}),
+        (COMPLETIONS, {"prompt": [[1]]}),
+        (EMBEDDINGS, {"input": [""]}),
+        (RESPONSES, {"input": [{}]}),
+    ],
+)
+def test_a_body_of_nothing_but_parts_is_refused_before_they_are_read(path: str, body: dict[str, Any]) -> None:
+    """Millions of them fit into a body, and would hold all other requests up for seconds."""
+    parts = next(iter(body.values()))
+    parts = parts[0]["content"] if parts[0] and "content" in parts[0] else parts
+    parts *= MAX_PARTS - 1  # with the message around them as many as there may be
+    canonical(path, body)
+    parts += parts[:2]
+    with pytest.raises(BodyError, match="more than 65,536"):
+        canonical(path, body)
+
+
+def test_a_body_of_more_token_ids_than_it_has_room_for_is_refused() -> None:
+    ids = [1] * (MAX_IDS // 2)
+    assert canonical(COMPLETIONS, {"prompt": [ids, ids]}).ids == MAX_IDS
+    with pytest.raises(BodyError, match="more than 2,097,152 token ids"):
+        canonical(COMPLETIONS, {"prompt": [ids, ids, [1]]})
+
+
+def test_the_salt_is_kept_beside_the_text() -> None:
+    assert chat(("user", "Hi"), cache_salt="team-a").salt == "team-a"
+    assert chat(("user", "Hi"), cache_salt="team-a").data == chat(("user", "Hi")).data
+
+
+def test_these_bytes_never_change() -> None:
+    prompt = chat(
+        ("system", "Be brief."),
+        (
+            "user",
+            [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "http://a/b.png"}}],
+        ),
+        tools=[{"b": 1, "a": "é"}],
+    )
+
+    assert prompt.data == (
+        b'\xfa[{"a":"\xc3\xa9","b":1}]\xffsystem\xfeBe brief.'
+        b"\xffuser\xfeWhat is it?\xfd\xfc3432828a7d7c4474aedc147e0f6406ec"
+    )

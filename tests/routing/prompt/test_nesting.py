@@ -1,0 +1,176 @@
+"""Bodies that are nested in more than 64 levels are refused, whatever else is in them, and no others."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.prompt.parsing import MAX_CONTAINERS, MAX_DEPTH, MAX_TEXTS, has_few_values, is_shallow, parse_body
+from routing.types import BodyError
+
+CHAT = "/v1/chat/completions"
+SIBLINGS = [{"a": [1, {}]}] * MAX_DEPTH
+words = st.text(alphabet="ab \\\"'\n", max_size=6)
+bracketed = st.text(alphabet='ab[]{}\\"', max_size=6)
+
+
+def json_with(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    leaves = st.none() | st.integers() | texts
+    return st.recursive(leaves, lambda it: st.lists(it, max_size=4) | st.dictionaries(texts, it, max_size=4))
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+@given(json_with(words), st.integers(0, 6), st.booleans())
+def test_depth_is_told_exactly_where_no_text_holds_brackets(value: Any, most: int, spaced: bool) -> None:
+    body = json.dumps(value, indent=1 if spaced else None).encode()
+
+    assert is_shallow(body, most) == (depth(value) <= most)
+
+
+@given(json_with(bracketed), st.integers(0, 6))
+def test_no_text_makes_a_body_deeper(value: Any, most: int) -> None:
+    if depth(value) <= most:
+        assert is_shallow(json.dumps(value).encode(), most)
+
+
+def nested(levels: int) -> Any:
+    """Lists and objects in turn."""
+    value: Any = "the innermost"
+    for level in range(levels):
+        value = [1, value, "]"] if level % 2 else {"a": "x", "b": value, "c": 2}
+    return value
+
+
+@pytest.mark.parametrize("member", ["messages", "tools", "metadata", "unheard_of"])
+def test_a_body_may_have_64_levels_and_no_more(member: str) -> None:
+    for siblings in ([], SIBLINGS):
+        body = {"model": "m", "siblings": siblings, member: nested(MAX_DEPTH - 1)}
+        parse_body(CHAT, json.dumps(body).encode())
+        with pytest.raises(BodyError, match="nested in more than 64 levels"):
+            parse_body(CHAT, json.dumps(body | {member: nested(MAX_DEPTH)}).encode())
+
+
+@pytest.mark.parametrize("text", ["[" * 500, "]" * 500, "{[" * 300 + '"\\' * 9, "]}" * 300])
+def test_texts_may_hold_what_they_like(text: str) -> None:
+    messages = [{"role": "user", "content": text, "name": "\\"}, *SIBLINGS]
+
+    parse_body(CHAT, json.dumps({"messages": messages}).encode())
+
+
+def test_the_largest_body_is_told_in_a_time_that_is_bounded() -> None:
+    chain = b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
+    body = b'{"x":[' + b",".join([chain] * (8 << 20 >> 7)) + b"]}"
+    begun = time.process_time()
+
+    assert is_shallow(body)
+    assert time.process_time() - begun < 3
+
+
+def text_with(piece: str, mebibytes: int) -> bytes:
+    """A chat body whose message consists of one piece of a JSON text, repeated."""
+    text = piece * ((mebibytes << 20) // len(piece))
+    return b'{"model":"m","messages":[{"role":"user","content":"' + text.encode() + b'"}]}'
+
+
+def values_with(piece: str, mebibytes: int) -> bytes:
+    """A chat body with a list of one JSON value, repeated."""
+    return b'{"x":[' + (piece + ",").encode() * ((mebibytes << 20) // (len(piece) + 1)) + b'1],"model":"m"}'
+
+
+NARROW = "[" * 60 + "]" * 60
+HOSTILE = {
+    "brackets in a text": text_with("[", 8),
+    "pairs in a text": text_with("[]", 8),
+    "unpaired halves in a text": text_with("[" * 64 + "]" * 63, 8),
+    "escaped quotes": text_with('[\\"', 8),
+    "backslashes": text_with("[\\\\", 8),
+    "empty lists": values_with("[]", 8),
+    "empty objects": values_with("{}", 8),
+    "bracketed texts": values_with('"["', 8),
+    "deep and narrow": values_with(NARROW, 8),
+    "deep and narrow beside a text": values_with(NARROW, 4) + text_with("[", 4),
+    "one deep value beside a text": values_with(NARROW, 0) + values_with(NARROW, 0) + text_with("[", 8),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_body_takes_longer_than_its_length_allows(what: str) -> None:
+    """64 rounds over all brackets of a text of brackets had taken 1.3 s, which no other connection was served in."""
+    body = HOSTILE[what]
+    assert cpu_s(lambda: is_shallow(body)) < MOST_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
+
+
+MOST_PASSES = 150  # of 5 ms for 8 MiB where nothing else runs; what was measured is 2 to 60
+
+
+def cpu_s(work: Any) -> float:
+    """Seconds of CPU of the least of three calls."""
+    taken = []
+    for _ in range(3):
+        begun = time.thread_time()
+        work()
+        taken.append(time.thread_time() - begun)
+    return min(taken)
+
+
+@given(json_with(bracketed), st.integers(0, 6))
+def test_levels_outside_texts_are_counted_exactly_where_texts_hide_none(value: Any, most: int) -> None:
+    body = json.dumps(value).encode()
+    structure = json.dumps(without_texts(value)).encode()
+    if is_shallow(body, most) != is_shallow(structure, most):
+        assert is_shallow(body, most)  # brackets of texts paired with those around them
+    assert is_shallow(structure, most) == (depth(value) <= most)
+
+
+def without_texts(value: Any) -> Any:
+    """The same lists and objects, with empty texts and numbered keys."""
+    if isinstance(value, dict):
+        return {str(number): without_texts(it) for number, it in enumerate(value.values())}
+    return [without_texts(it) for it in value] if isinstance(value, list) else 0
+
+
+MANY = {
+    "empty lists": b'{"x":[[]' + b",[]" * MAX_CONTAINERS + b"]}",
+    "objects with a key": b'{"x":[{}' + b',{"a":0}' * MAX_CONTAINERS + b"]}",
+    "messages": b'{"messages":[{}' + b",{}" * MAX_CONTAINERS + b"]}",
+    "deep and narrow": b'{"x":[0' + (b"," + b"[" * 32 + b"]" * 32) * (MAX_CONTAINERS // 32) + b"]}",
+    "texts": b'{"x":[""' + b',""' * MAX_TEXTS + b"]}",
+    "texts that end in a backslash": b'{"x":[""' + rb',"\\"' * 2 * MAX_TEXTS + b"]}",
+    "texts of brackets": b'{"x":[""' + b',"["' * MAX_TEXTS + b"]}",
+    "keys": b'{"x":1' + b',"a":1' * MAX_TEXTS + b"}",
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.plain_python(reason="It replaces what would read them.")
+def test_bodies_of_more_values_than_anybody_sends_are_refused_unread(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing.prompt.parsing._decoded", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(BodyError, match="more than 524,288 texts and keys, or 262,144 lists and objects"):
+        parse_body(CHAT, MANY[kind])
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * (MAX_CONTAINERS + 9), '"' * 2 * (MAX_TEXTS + 9), '["{' * MAX_CONTAINERS, "\\" * 9_999_999]
+)
+def test_whatever_stands_in_a_text_is_one_value(text: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+
+    assert has_few_values(body)
+
+
+def test_a_million_token_ids_are_read() -> None:
+    body = json.dumps({"prompt": [7] * 1_000_000}).encode()
+
+    assert parse_body("/v1/completions", body)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.prompt.bodies import BODIES, ChatBody, CompletionBody
+from routing.prompt.canonical import canonical_prompt
+from routing.prompt.parsing import parse_body, session_key
+from routing.types import BodyError
+from tests.routing.building import CHAT
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_a_chat_body_is_read_and_everything_else_is_skipped() -> None:
+    body = parse_body(
+        CHAT, b'{"model":"llama","messages":[{"role":"user","content":"Hi"}],"stream":true,"new":{"a":[1]}}'
+    )
+
+    assert isinstance(body, ChatBody)
+    assert body.model == "llama"
+    assert body.stream is True
+    assert body.messages is not None
+    assert [(message.role, message.content) for message in body.messages] == [("user", "Hi")]
+
+
+def test_a_model_may_be_left_out_for_the_engine_to_choose() -> None:
+    assert parse_body(CHAT, b'{"messages":[]}').model is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        (b"", None, "not valid JSON"),
+        (b'{"model":', None, "not valid JSON"),
+        (b'{"model":"llama"} trailing', None, "not valid JSON"),
+        (b'{"model":"llama","temperature":NaN}', None, "not valid JSON"),
+        (b'{"model":"\\ud800"}', None, "not valid JSON"),
+        (b'{"model":"\xff"}', None, "not valid UTF-8"),
+        (b"[]", None, "must be a JSON object"),
+        (b'"text"', None, "must be a JSON object"),
+        (b'{"model":5}', "model", "expected a string"),
+        (b'{"model":["llama"]}', "model", "expected a string"),
+        (b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None, "nested too deeply"),
+        (b'{"unknown":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", None, "nested too deeply"),
+    ],
+)
+def test_a_body_that_leaves_nothing_to_place_is_refused(body: bytes, param: str | None, reason: str) -> None:
+    with pytest.raises(BodyError, match=reason) as refused:
+        parse_body(CHAT, body)
+
+    assert refused.value.param == param
+
+
+def test_no_error_repeats_what_the_body_says() -> None:
+    with pytest.raises(BodyError) as refused:
+        parse_body(CHAT, b'{"model":{"secret":"hunter2"}}')
+
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_path_without_a_prompt_is_refused() -> None:
+    with pytest.raises(BodyError, match="/v1/models"):
+        parse_body("/v1/models", b"{}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": "a text"},
+        {"messages": {"role": "user"}},
+        {"messages": ["a text", 5, None, {"role": "user", "content": "Hi"}]},
+        {"messages": [{"role": 5, "content": {"a": 1}}]},
+        {"messages": [{"role": "user", "content": [1, None, {"type": "text"}, {"type": "text", "text": 5}]}]},
+        {"messages": [{}], "tools": "none", "metadata": [], "user": 5, "cache_salt": 7},
+    ],
+)
+def test_an_odd_body_is_placed_all_the_same(body: dict[str, Any]) -> None:
+    prompt = canonical_prompt(parse_body(CHAT, json.dumps(body).encode()))
+
+    assert prompt.data
+    assert prompt.salt == ""
+
+
+@given(
+    path=st.sampled_from(sorted(BODIES)),
+    field=st.sampled_from(["messages", "prompt", "input", "tools"]),
+    value=ANY_JSON,
+)
+def test_whatever_a_field_holds_it_has_a_canonical_prompt(path: str, field: str, value: Any) -> None:
+    prompt = canonical_prompt(parse_body(path, json.dumps({"model": "llama", field: value}).encode()))
+
+    assert prompt.tools_end <= prompt.system_end <= len(prompt.data)
+    assert prompt.message_ends == sorted(prompt.message_ends)
+    assert prompt.estimate(64) >= 0
+
+
+@pytest.mark.parametrize("depth", [60, 61, 62, 500, 900, 980, 990, 1000, 5000])
+def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
+    body = b'{"messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
+    try:
+        canonical_prompt(parse_body(CHAT, body))
+    except BodyError as error:
+        assert "nested" in error.reason  # noqa: PT017 - either ending is right
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"prompt_cache_key": "a", "user": "b", "metadata": {"session_id": "c"}}, "a"),
+        ({"prompt_cache_key": "a", "session_id": "d", "user": "b"}, "a"),
+        ({"session_id": "d", "user": "b", "metadata": {"session_id": "c"}}, "d"),
+        ({"session_id": 7, "prompt_cache_key": "", "user": "b"}, "b"),
+        ({"user": None, "metadata": {"session_id": "c"}}, "c"),
+        ({"metadata": {"session_id": 5}}, None),
+        ({"user": 5, "metadata": "text"}, None),
+        ({}, None),
+    ],
+)
+def test_the_session_key_is_the_first_that_the_body_names(fields: dict[str, Any], key: str | None) -> None:
+    assert session_key(parse_body(CHAT, json.dumps({"messages": [], **fields}).encode())) == key
+
+
+def test_each_endpoint_reads_its_own_prompt() -> None:
+    body = parse_body("/v1/completions", b'{"prompt":"Once","messages":[{"role":"user","content":"Hi"}]}')
+
+    assert isinstance(body, CompletionBody)
+    assert body.prompt == "Once"

@@ -1,0 +1,116 @@
+"""Prompts that an engine renders differently share no blocks, and those that it renders alike share all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from routing.prompt.hashing import PrefixHasher
+from tests.routing.building import CHAT, SECRET, block_hashes, canonical
+
+COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
+HASHER = PrefixHasher(SECRET)
+LONG = "What is asked, at some length. " * 40  # four blocks and more
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "Hi"}]},
+    COMPLETIONS: {"prompt": LONG},
+    EMBEDDINGS: {"input": LONG},
+    RESPONSES: {"instructions": LONG, "input": "Hi"},
+}
+
+
+def chain(path: str, **said: Any) -> list[int]:
+    return block_hashes(HASHER, canonical(path, BODIES[path] | said)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (CHAT, {"chat_template": "{{ messages }}"}),
+        (CHAT, {"chat_template_kwargs": {"date_string": "1 May"}}),
+        (CHAT, {"chat_template_kwargs": {"date_string": "1 May", "thinking": True}}),
+        (CHAT, {"reasoning_effort": "high"}),
+        (CHAT, {"add_special_tokens": True}),
+        (CHAT, {"mm_processor_kwargs": {"num_crops": 4}}),
+        (CHAT, {"media_io_kwargs": {"video": {"num_frames": 4}}}),
+        (CHAT, {"truncate_prompt_tokens": 20}),
+        (CHAT, {"truncate_prompt_tokens": 20, "truncation_side": "left"}),
+        (COMPLETIONS, {"add_special_tokens": False}),
+        (COMPLETIONS, {"suffix": ""}),
+        (COMPLETIONS, {"truncate_prompt_tokens": 20}),
+        (EMBEDDINGS, {"add_special_tokens": False}),
+        (EMBEDDINGS, {"truncate_prompt_tokens": 20, "truncation_side": "left"}),
+        (RESPONSES, {"chat_template_kwargs": {"date_string": "1 May"}}),
+        (RESPONSES, {"reasoning": {"effort": "high"}}),
+        (RESPONSES, {"mm_processor_kwargs": {"num_crops": 4}}),
+    ],
+)
+def test_what_changes_a_prompt_from_its_first_token_on_leaves_it_no_block_of_another(
+    path: str, said: dict[str, Any]
+) -> None:
+    assert set(chain(path, **said)).isdisjoint(chain(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (CHAT, {"chat_template_kwargs": {"thinking": True, "date_string": None}}),
+        (CHAT, {"chat_template_kwargs": {}, "mm_processor_kwargs": {}, "documents": []}),
+        (CHAT, {"add_generation_prompt": False, "continue_final_message": True}),
+        (CHAT, {"add_special_tokens": False}),
+        (CHAT, {"tool_choice": "required", "response_format": {"type": "json_object"}}),
+        (CHAT, {"truncate_prompt_tokens": 20, "truncation_side": "right"}),
+        (CHAT, {"truncate_prompt_tokens": 100_000}),
+        (CHAT, {"truncate_prompt_tokens": -1}),
+        (CHAT, {"reasoning": {"effort": "high"}, "suffix": "end"}),  # nothing of this endpoint
+        (COMPLETIONS, {"add_special_tokens": True, "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}),
+        (EMBEDDINGS, {"truncate_prompt_tokens": 20}),
+        (RESPONSES, {"reasoning": {"summary": "auto"}, "reasoning_effort": "low", "truncation": "auto"}),
+    ],
+)
+def test_what_changes_nothing_or_only_the_end_shares_every_block(path: str, said: dict[str, Any]) -> None:
+    assert chain(path, **said) == chain(path)
+
+
+def test_an_effort_is_the_same_in_both_apis() -> None:
+    as_response = canonical(RESPONSES, {"input": "Hi", "reasoning": {"effort": "low"}})
+    as_chat = canonical(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "low"})
+
+    assert as_response.rendering == as_chat.rendering != 0
+
+
+def test_prompts_that_lose_their_beginning_share_nothing_with_one_another() -> None:
+    one = canonical(COMPLETIONS, {"prompt": LONG + "one", "truncate_prompt_tokens": 20})
+    other = canonical(COMPLETIONS, {"prompt": LONG + "two", "truncate_prompt_tokens": 20})
+
+    assert one.rendering != other.rendering
+
+
+def test_the_key_of_an_opening_names_what_is_asked_however_it_is_rendered() -> None:
+    plain, rendered = (canonical(CHAT, BODIES[CHAT] | said) for said in ({}, {"reasoning_effort": "high"}))
+
+    assert HASHER.tier1(plain, "llama") == HASHER.tier1(rendered, "llama")
+    assert HASHER.tier2(plain, "llama") == HASHER.tier2(rendered, "llama")
+
+
+def test_a_tenants_salt_leaves_the_rendering_alone() -> None:
+    rendered = canonical(CHAT, BODIES[CHAT] | {"reasoning_effort": "high"})
+
+    assert rendered.salted("red").rendering == rendered.rendering
+
+
+@pytest.mark.parametrize("odd", [5, "text", [1], True, {"a": [{}]}])
+@pytest.mark.parametrize(
+    "member", ["chat_template_kwargs", "reasoning", "truncate_prompt_tokens", "documents", "suffix", "prompt_embeds"]
+)
+def test_an_odd_member_is_placed_all_the_same(member: str, odd: Any) -> None:
+    for path, body in BODIES.items():
+        assert canonical(path, body | {member: odd}).data
+
+
+def test_these_renderings_never_change() -> None:
+    said = {"reasoning_effort": "high", "chat_template_kwargs": {"b": 1, "a": "é"}}
+
+    assert canonical(CHAT, BODIES[CHAT] | said).rendering == 1497514143276042049

@@ -1,0 +1,146 @@
+"""A member put into any JSON object is what a parser finds there, and everything else stays as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.prompt.parsing import parse_body
+from routing.prompt.rewrite import REPLACEABLE, layout_of, with_member, with_members
+from routing.types import BodyError
+
+SALT = "cache_salt"
+blanks = st.text(" \t\r\n", max_size=3)
+texts = st.text(max_size=8) | st.sampled_from(["{", "}", '"}', ",", "\\", "\\u0063ache_salt", SALT, f'"{SALT}":', "é"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+names = texts | st.sampled_from([SALT, "model", "max_tokens"])
+
+
+def spelled(name: str, *, escaped: bool) -> str:
+    return '"' + "".join(f"\\u{ord(sign):04x}" for sign in name) + '"' if escaped else json.dumps(name)
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> bytes:
+    """JSON objects in every way of writing them: blanks, escaped names, names that come twice."""
+    members = []
+    for name in draw(st.lists(names, max_size=5)):
+        is_short = all(ord(sign) < 0x10000 for sign in name)
+        written = spelled(name, escaped=is_short and draw(st.booleans()))
+        value = json.dumps(draw(values), ensure_ascii=draw(st.booleans()))
+        members.append(draw(blanks) + written + draw(blanks) + ":" + draw(blanks) + value + draw(blanks))
+    text = draw(blanks) + "{" + (",".join(members) or draw(blanks)) + "}" + draw(blanks)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert [name for name, _ in pairs].count(SALT) <= 1
+    return dict(pairs)
+
+
+@given(objects(), st.text("0123456789abcdef", min_size=1, max_size=32))
+def test_a_parser_finds_the_member_and_all_others(body: bytes, value: str) -> None:
+    try:
+        parse_body("/v1/completions", body)
+    except Exception:  # noqa: BLE001 - such a body is refused before anything is put in
+        return
+    assert json.loads(with_member(body, SALT, value)) == json.loads(body) | {SALT: value}
+
+
+@given(objects())
+def test_a_body_that_does_not_name_it_is_the_same_up_to_its_last_brace(body: bytes) -> None:
+    try:
+        parse_body("/v1/completions", body)
+    except Exception:  # noqa: BLE001 - as above
+        return
+    if SALT not in json.loads(body):
+        rest = body.rstrip()[:-1].rstrip()
+        assert with_member(body, SALT, "s")[: len(rest)] == rest
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", b'{"cache_salt":"s"}'),
+        (b" { \n } ", b' {"cache_salt":"s"}'),
+        (b'{"a":{}}', b'{"a":{},"cache_salt":"s"}'),
+        (b'{"a":"{"}', b'{"a":"{","cache_salt":"s"}'),
+        (b'{"a": 1.50 , "a":2}\n', b'{"a": 1.50 , "a":2,"cache_salt":"s"}'),
+        (b'{"cache_salt":"x","a": [ 1 ],"cache_salt":null}', b'{"cache_salt":"s","a":[ 1 ]}'),
+        (b'{"cach\\u0065_salt":"x"}', b'{"cache_salt":"s"}'),
+        (b'{"a":{"cache_salt":"x"}}', b'{"a":{"cache_salt":"x"},"cache_salt":"s"}'),
+    ],
+)
+def test_it_is_there_once(body: bytes, expected: bytes) -> None:
+    found = with_member(body, SALT, "s")
+
+    assert found == expected
+    json.loads(found, object_pairs_hook=unique)
+
+
+def test_names_that_are_no_text_are_the_clients_fault() -> None:
+    """A name that means nothing here is passed over, until all names have to be read."""
+    body = b'{"\xff":1,"cache_salt":"x"}'
+    parse_body("/v1/completions", body)
+    with pytest.raises(BodyError, match="not valid UTF-8"):
+        with_member(body, SALT, "s")
+
+
+def test_numbers_go_in_as_numbers() -> None:
+    assert with_member(b'{"max_tokens":null}', "max_tokens", 16) == b'{"max_tokens":16}'
+
+
+@given(objects(), st.dictionaries(st.sampled_from(sorted(REPLACEABLE)), st.integers() | st.text(max_size=8)))
+def test_members_put_in_by_a_layout_are_found_and_all_others_stay_as_they_were(
+    body: bytes, new: dict[str, Any]
+) -> None:
+    try:
+        parse_body("/v1/completions", body)
+    except Exception:  # noqa: BLE001 - as above
+        return
+    pairs = json.loads(body, object_pairs_hook=list)
+    if len({name for name, _ in pairs}) < len(pairs):
+        with pytest.raises(BodyError, match="named twice"):
+            layout_of(body)
+        return
+    changed, layout = with_members(body, new, layout_of(body))
+
+    assert json.loads(changed) == json.loads(body) | new
+    assert layout.spans == layout_of(changed).spans
+    assert layout.end == layout_of(changed).end
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b" { } ", b' {"model":"new","max_tokens":7 } '),
+        (b'{"a":1 }\n', b'{"a":1,"model":"new","max_tokens":7 }\n'),
+        (b'{ "max_tokens" : null , "a":"\\"" ,"model":"m"}', b'{ "max_tokens" : 7 , "a":"\\"" ,"model":"new"}'),
+        (b'{"\\u006dodel":{"model":"m"},"a":[ ]}', b'{"\\u006dodel":"new","a":[ ],"max_tokens":7}'),
+    ],
+)
+def test_a_layout_keeps_every_byte_around_what_is_put_in(body: bytes, expected: bytes) -> None:
+    assert with_members(body, {"model": "new", "max_tokens": 7}, layout_of(body))[0] == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":1,"b":2,"a":{"x":3,"b":2}}',
+        b'{"a":1,"a":12,"b":1}',
+        b'{"a":1,"a":1,"b":1}',
+        b'{"model":"m","mod\\u0065l":"m"}',
+    ],
+)
+def test_a_name_that_comes_twice_has_no_layout(body: bytes) -> None:
+    with pytest.raises(BodyError, match="named twice"):
+        layout_of(body)

@@ -1,0 +1,192 @@
+"""``python -m routing simulate``, through its front door."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import pytest
+
+from routing.__main__ import main
+from routing.balancing.strategies.registry import STRATEGIES
+
+ROOT = Path(__file__).parents[3]
+COMMAND = "python -m routing simulate"
+Run = Callable[..., tuple[int, str, str]]
+
+
+def row(at_ms: float, tokens: int, output: int, *ids: int) -> str:
+    return json.dumps({"timestamp": at_ms, "input_length": tokens, "output_length": output, "hash_ids": ids})
+
+
+ROWS = [row(0, 1100, 3, 0, 1, 2), row(0, 1100, 3, 0, 1, 2), row(60_000, 1600, 3, 0, 1, 9, 10), row(60_000, 400, 3, 0)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in a folder with a trace and policies; its status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.jsonl").write_text("\n".join(ROWS) + "\n")
+    (tmp_path / "policy.json").write_text('{"strategy": "round_robin"}')
+
+    def run(**options: object) -> tuple[int, str, str]:
+        given = {"trace": "trace.jsonl", "policy": "policy.json", "replicas": 2, "blocks": 50} | options
+        argv = ["simulate"]
+        for name, value in given.items():
+            for one in value if isinstance(value, list) else [value]:
+                argv += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+        try:
+            status = main(argv)
+        except SystemExit as left:
+            status = int(left.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_one_policy_as_json_keeps_the_contract(run: Run) -> None:
+    status, out, err = run(json=True)
+
+    assert (status, err) == (0, "")
+    answer = json.loads(out)
+    assert {"requests", "token_hit_rate", "ttft_s", "load_max_over_mean"} <= answer.keys()
+    assert answer["ttft_s"].keys() == {"mean", "p50", "p95", "p99"}
+    assert answer["requests"] == 4
+    # round robin: each replica has one of the two pairs, and the second rows find the system prompt and one block
+    assert answer["token_hit_rate"] == pytest.approx(1024 / (1100 + 1100 + 1600 + 400))
+    assert answer["ttft_s"]["p50"] == pytest.approx(0.010 + (1600 - 1024) / 8000, rel=0.5)
+    assert answer["load_max_over_mean"] == 1.0
+    assert answer["reasons"] == {"round_robin": 4}
+
+
+def test_several_policies_are_a_row_each(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"strategy": "least_load"}')
+
+    status, out, _ = run(policy=["policy.json", "other.json"])
+
+    header, *lines = out.splitlines()
+    assert status == 0
+    assert header.split() == ["policy", "hit", "%", "mean", "s", "p50", "p95", "p99", "max/mean"]
+    assert [line.split()[0] for line in lines] == ["policy.json", "other.json"]
+
+    _, out, _ = run(policy=["policy.json", "other.json"], json=True)
+    assert [answer["strategy"] for answer in json.loads(out)] == ["round_robin", "least_load"]
+
+
+@pytest.mark.parametrize("strategy", sorted(kind.name for kind in STRATEGIES))
+def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "policy.json").write_text(json.dumps({"strategy": strategy}))
+
+    status, out, _ = run(json=True, replicas=3)
+
+    answer = json.loads(out)
+    assert (status, answer["strategy"], answer["requests"]) == (0, strategy, 4)
+    assert sum(answer["reasons"].values()) == sum(replica["requests"] for replica in answer["replicas"]) == 4
+
+
+def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
+    slow, fast = (json.loads(run(time_scale=scale, json=True)[1]) for scale in (1, 2))
+
+    # Row 4 comes half a gap after row 3, at 90 s.
+    assert slow["ended_s"] - fast["ended_s"] == pytest.approx(45, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("policy.json", '{"strategy": "nearest"}', "policy.json: .*nearest"),
+        ("policy.json", '{"strategy": "prefix_hash", "load_factor": 0.5}', r"policy.json: \$.load_factor: .*>= 1"),
+        ("policy.json", '{"strategy": "prefix_hash", "boundary": "messages"}', "policy.json: .*no text"),
+        ("policy.json", '{"strategy": "round_robin", "colour": 1}', "policy.json: .*colour"),
+        ("policy.json", "round_robin", "policy.json: "),
+        ("trace.jsonl", ROWS[0] + "\n" + row(-1, 1, 1, 0), r"trace.jsonl, line 2: .*\$.timestamp"),
+        ("trace.jsonl", row(0, 1100, 3, 0), "trace.jsonl, line 1: 1 hash_ids for 3 blocks"),
+        ("trace.jsonl", row(0, 400, 3, 2**64), "trace.jsonl, request 1: .*2\\*\\*64"),
+        ("trace.jsonl", "\n\n", "trace.jsonl: not one request"),
+        ("trace.jsonl", row(0, 30_000, 3, *range(59)), "request 1 needs 59 blocks of 512 tokens"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_file_and_place(
+    run: Run, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+
+    status, out, err = run(json=True)
+
+    assert (status, out) == (2, "")
+    assert re.match(f"simulate: .*{message}", err)
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_or_torn_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress("\n".join(ROWS).encode())[:-20])
+
+    assert run(trace="nowhere.jsonl")[2] == "simulate: nowhere.jsonl: No such file or directory\n"
+    assert run(policy="nowhere.json")[2] == "simulate: nowhere.json: No such file or directory\n"
+    assert run(trace="torn.jsonl.gz")[2].startswith("simulate: torn.jsonl.gz: not a whole gzip file")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("replicas", 0, "'0' is no whole number from 1"),
+        ("blocks", "many", "'many' is no whole number"),
+        ("time_scale", 0, "not above 0"),
+        ("step_s", -1, "'-1' is no number from 0"),
+        ("prefill_rate", "nan", "'nan' is no number"),
+    ],
+)
+def test_an_option_out_of_its_range_is_named(run: Run, option: str, value: object, message: str) -> None:
+    status, _, err = run(**{option: value})
+
+    assert status == 2
+    assert f"--{option.replace('_', '-')}" in err
+    assert message in err
+
+
+def test_the_command_that_the_document_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = (ROOT / "routing/replay/README.md").read_text()
+    shown = re.search(rf"^{COMMAND} .*?[^\\]$", document, re.MULTILINE | re.DOTALL)
+    policy = re.search(r"```json\n(.*?)```", document, re.DOTALL)
+    assert shown
+    assert policy
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conversation_trace.jsonl.gz").write_bytes(gzip.compress("\n".join(ROWS).encode()))
+    (tmp_path / "policy.json").write_text(policy.group(1))
+
+    assert main(shown.group().replace("\\\n", " ").split()[3:]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 4
+
+
+def test_a_long_run_shows_how_far_it_is_on_a_terminal_alone(tmp_path: Path) -> None:
+    rows = [row(1000 * at, 400, 3, 0) for at in range(30_000)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(rows))
+    (tmp_path / "policy.json").write_text('{"strategy": "round_robin"}')
+    argv = [sys.executable, "-m", "routing", "simulate", "--replicas=1", "--blocks=9"]
+    argv += [f"--trace={tmp_path / 'trace.jsonl'}", f"--policy={tmp_path / 'policy.json'}"]
+    ours, theirs = pty.openpty()
+
+    with Popen(argv, cwd=ROOT, stdout=DEVNULL, stderr=theirs) as process:  # closed by its end
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65_536):
+                shown += piece
+        except OSError:  # how a terminal says that its last writer has gone
+            pass
+        finally:
+            os.close(ours)
+
+    assert process.returncode == 0
+    assert b"reading" in shown
+    assert shown.endswith(b"\r\x1b[K")

@@ -1,0 +1,113 @@
+"""A stand-in replica as a process of its own, and a plain HTTP client for it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream, [DONE] as that string."""
+        data = [event.removeprefix("data: ") for event in self.body.decode().split("\n\n") if event]
+        return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
+@dataclass
+class ReplicaProcess:
+    """Where it listens, and the process behind."""
+
+    port: int
+    process: subprocess.Popen[str]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+
+    def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """One exchange on a connection of its own; a body that is no text or bytes goes as JSON."""
+        connection = self.connect()
+        try:
+            self.start(connection, method, path, body, headers)
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, names, response.read())
+        finally:
+            connection.close()
+
+    def start(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Send a request and read nothing."""
+        sent = dict(self.headers)
+        if body is not None and not isinstance(body, str | bytes):
+            body, sent["Content-Type"] = json.dumps(body), "application/json"
+        connection.request(method, path, body, {**sent, **(headers or {})})
+
+    def chat(self, content: str, max_tokens: int = 4, **fields: Any) -> Answer:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, **fields}
+        return self.send("POST", "/v1/chat/completions", body)
+
+    def fault(self, **fault: Any) -> Answer:
+        return self.send("POST", "/standin/fault", fault)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a sample; labels given must be among its labels."""
+        for line in self.send("GET", "/metrics").body.decode().splitlines():
+            sample, _, value = line.rpartition(" ")
+            found, _, text = sample.partition("{")
+            if found == name and all(f'{key}="{wanted}"' in text for key, wanted in labels.items()):
+                return float(value)
+        raise AssertionError(f"no sample {name} {labels}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {DEADLINE_S} s for {what}")
+            time.sleep(0.01)
+
+
+@contextmanager
+def replica_process(*arguments: str, model: str = "tiny", **headers: str) -> Iterator[ReplicaProcess]:
+    """Start a replica on a free port, and end it."""
+    command = [sys.executable, "-m", "routing.standin.server", "--port", "0", "--model", model, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "listens on" in line, f"the replica did not start: {line!r}, {process.poll()}"
+        yield ReplicaProcess(int(line.rsplit(":", 1)[1]), process, headers)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(timeout=DEADLINE_S)
+        if process.stdout is not None:
+            process.stdout.close()

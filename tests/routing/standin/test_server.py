@@ -1,0 +1,342 @@
+"""The stand-in replica as a running server: streams, faults, clients that vanish, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.routing.standin.replica_process import DEADLINE_S, ReplicaProcess, replica_process
+from tests.side_by_side import alone
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ReplicaProcess]:
+    with replica_process() as process:
+        yield process
+
+
+@pytest.fixture
+def replica(shared: ReplicaProcess) -> Iterator[ReplicaProcess]:
+    """One that behaves, with an empty cache."""
+    yield shared
+    shared.fault(kind="none")
+    shared.wait_for(lambda: shared.metric("vllm:num_requests_running") == 0, "the engine to be idle")
+    assert shared.send("POST", "/reset_prefix_cache").json == {"success": True}
+
+
+def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> http.client.HTTPConnection:
+    """Start a stream and read nothing of it."""
+    connection = replica.connect()
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
+    replica.start(connection, "POST", "/v1/chat/completions", body)
+    return connection
+
+
+@alone
+def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(replica: ReplicaProcess) -> None:
+    connection = open_stream(replica, "word " * 5000)  # 6,250 tokens: 0.8 s of prefill
+    started_s = time.perf_counter()
+
+    response = connection.getresponse()
+    head_s = time.perf_counter() - started_s
+    first = response.read(1)
+    first_s = time.perf_counter() - started_s
+
+    assert response.status == 200
+    assert first == b"d"
+    assert first_s > 0.7
+    assert head_s < first_s / 2
+    connection.close()
+
+
+@alone
+def test_a_cached_prompt_is_answered_without_its_prefill(replica: ReplicaProcess) -> None:
+    begun_s = time.perf_counter()
+    replica.chat("word " * 5000, max_tokens=1)
+    again_s = time.perf_counter()
+
+    usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
+
+    assert time.perf_counter() - again_s < (again_s - begun_s) / 2
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
+
+
+def test_the_next_turn_finds_the_answer_of_the_turn_before_in_the_cache(replica: ReplicaProcess) -> None:
+    first = replica.chat("a question of odd length", max_tokens=200).json
+    answer = first["choices"][0]["message"]["content"]
+    messages = [
+        {"role": "user", "content": "a question of odd length"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "and then?"},
+    ]
+
+    second = replica.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 2}).json
+
+    whole_turn = first["usage"]["total_tokens"] - 1  # the last token's KV is never computed
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == whole_turn // 16 * 16
+
+
+def test_the_same_prompt_is_answered_alike_by_every_replica(replica: ReplicaProcess) -> None:
+    with replica_process() as other:
+        assert other.chat("hello", max_tokens=9).json["choices"] == replica.chat("hello", max_tokens=9).json["choices"]
+
+
+def test_the_tokenizer_counts_what_usage_counts(replica: ReplicaProcess) -> None:
+    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "grüße, 世界"}]
+    counted = replica.send("POST", "/tokenize", {"messages": messages}).json
+    usage = replica.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json["usage"]
+    text = replica.send("POST", "/detokenize", {"tokens": counted["tokens"]}).json["prompt"]
+
+    assert counted["count"] == len(counted["tokens"]) == usage["prompt_tokens"]
+    assert "grüße, 世界" in text
+
+
+def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
+    prompt = "the very same opening in two forms, which is long enough for a few blocks " * 4
+    tokens = replica.send("POST", "/tokenize", {"prompt": prompt}).json["tokens"]
+    replica.send("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
+
+    usage = replica.send("POST", "/v1/completions", {"prompt": tokens, "max_tokens": 1}).json["usage"]
+
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 16 * 16
+
+
+def test_tenants_with_different_salts_share_nothing(replica: ReplicaProcess) -> None:
+    long = "shared opening " * 30
+    replica.chat(long, cache_salt="a")
+
+    cached = [
+        replica.chat(long, cache_salt=salt).json["usage"]["prompt_tokens_details"]["cached_tokens"] for salt in "ab"
+    ]
+
+    assert cached[0] > 0
+    assert cached[1] == 0
+
+
+def test_a_stop_string_ends_an_answer_before_it(replica: ReplicaProcess) -> None:
+    whole = replica.chat("say something", max_tokens=20).json["choices"][0]["message"]["content"]
+    stop = whole[30:34]
+
+    choice = replica.chat("say something", max_tokens=20, stop=[stop]).json["choices"][0]
+
+    assert choice["message"]["content"] == whole[: whole.index(stop)]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+
+
+def test_a_stream_says_what_the_whole_answer_says(replica: ReplicaProcess) -> None:
+    whole = replica.chat("hello", max_tokens=30).json["choices"][0]["message"]["content"]
+
+    events = replica.chat("hello", max_tokens=30, stream=True).events
+
+    assert events.pop() == "[DONE]"
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == whole
+
+
+def test_an_answer_stops_by_itself_unless_told_not_to(replica: ReplicaProcess) -> None:
+    replica.fault(kind="slow", factor=0.05)  # that is faster
+
+    own, forced = (replica.chat("and so on", max_tokens=900, ignore_eos=ignore).json for ignore in (False, True))
+
+    assert own["choices"][0]["finish_reason"] == "stop"
+    assert forced["choices"][0]["finish_reason"] == "length"
+    assert own["usage"]["completion_tokens"] < forced["usage"]["completion_tokens"] == 900
+
+
+def test_a_client_that_vanishes_frees_the_engine_and_is_counted_nowhere(replica: ReplicaProcess) -> None:
+    before = replica.metric("vllm:e2e_request_latency_seconds_count")
+    connection = open_stream(replica, "word", max_tokens=5000)
+    replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 1, "the request to run")
+
+    connection.close()
+
+    replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
+    assert replica.metric("vllm:e2e_request_latency_seconds_count") == before
+    assert replica.metric("vllm:request_success_total", finished_reason="abort") == 0
+    assert replica.send("GET", "/load").json == {"server_load": 0}
+
+
+def test_a_client_that_vanishes_during_prefill_is_noticed_too(replica: ReplicaProcess) -> None:
+    connection = open_stream(replica, "word " * 40_000)  # 6 s of prefill
+    replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 1, "the request to run")
+
+    connection.close()
+
+    replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_left_while_the_process_stood_still_cause_no_error(
+    capfd: pytest.CaptureFixture[str], *, stream: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 4, "stream": stream}
+    with replica_process() as replica:
+        replica.process.send_signal(signal.SIGSTOP)
+        for _ in range(8):
+            connection = replica.connect()
+            replica.start(connection, "POST", "/v1/chat/completions", body)
+            connection.close()
+        replica.process.send_signal(signal.SIGCONT)
+
+        answered = replica.chat("word")
+
+        assert answered.json["usage"]["completion_tokens"] == 4
+        assert replica.send("GET", "/load").json == {"server_load": 0}
+    assert capfd.readouterr().err == ""
+
+
+# --- faults ------------------------------------------------------------------------------------------
+
+
+def test_a_hung_engine_sends_heads_and_nothing_else_and_its_gauges_go_stale(replica: ReplicaProcess) -> None:
+    assert replica.fault(kind="hang").json == {"kind": "hang"}
+    connection = open_stream(replica, "hello")
+    response = connection.getresponse()
+
+    assert response.status == 200
+    assert replica.send("GET", "/health").status == 200
+    assert replica.metric("vllm:num_requests_running") == 0
+    assert replica.metric("vllm:num_requests_waiting") == 0
+    assert replica.send("GET", "/load").json == {"server_load": 1}
+
+    replica.fault(kind="none")
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def test_a_slow_engine_takes_its_factor_longer(replica: ReplicaProcess) -> None:
+    replica.fault(kind="slow", factor=8)
+    started_s = time.perf_counter()
+
+    replica.chat("hello", max_tokens=10)
+
+    assert time.perf_counter() - started_s > 10 * 0.010 * 8
+
+
+def test_a_crash_tears_a_stream_after_so_many_events(replica: ReplicaProcess) -> None:
+    replica.fault(kind="crash_after_chunks", chunks=3)
+    connection = open_stream(replica, "hello", max_tokens=50)
+    response = connection.getresponse()
+
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)) as torn:
+        response.read()
+
+    if isinstance(torn.value, http.client.IncompleteRead):
+        assert torn.value.partial.count(b"data: ") == 3
+    connection.close()
+    replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
+
+
+def test_a_crash_tears_a_plain_answer(replica: ReplicaProcess) -> None:
+    replica.fault(kind="crash_after_chunks", chunks=0)
+
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        replica.chat("hello")
+
+
+def test_a_crashed_engine_leaves_an_error_inside_a_stream_that_ends_well(replica: ReplicaProcess) -> None:
+    replica.fault(kind="crash_after_chunks", chunks=2, how="engine")
+
+    events = replica.chat("hello", max_tokens=50, stream=True).events
+
+    assert events[-1] == "[DONE]"
+    assert events[-2]["error"] == {
+        "message": "EngineCore encountered an issue.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+    assert len(events) == 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_refusing_answers_with_the_status_asked_for(replica: ReplicaProcess, status: int) -> None:
+    replica.fault(kind="refuse", status=status)
+
+    answers = [replica.chat("hello"), replica.chat("hello", stream=True)]
+
+    assert [answer.status for answer in answers] == [status] * 2
+    assert answers[0].json["error"]["code"] == status
+    assert replica.send("GET", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{}, {"kind": "melt"}, {"kind": "slow", "factor": 0}, {"kind": "refuse", "status": 200}, {"kind": "hang", "x": 1}],
+)
+def test_a_fault_nobody_knows_is_refused_and_changes_nothing(replica: ReplicaProcess, fault: dict[str, object]) -> None:
+    assert replica.send("POST", "/standin/fault", fault).status == 400
+    assert replica.send("GET", "/standin/fault").json == {"kind": "none"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"max_tokens":' + b"9" * 5000,
+        b'"zz":"\xff\xfe"',
+        b'"messages":[{"role":"user","content":[7]}]',
+        b'"messages":[{"role":"user","content":[["x"]]}]',
+        b'"zz":' + b"[" * 100_000,
+    ],
+    ids=["digits", "utf8", "number", "list", "deep"],
+)
+def test_a_body_that_no_engine_could_read_is_the_clients_fault(replica: ReplicaProcess, odd: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],' + odd + b"}"
+    answer = replica.send("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    assert (answer.status, answer.json["error"]["code"]) == (400, 400)
+
+
+def test_a_prompt_that_is_no_conversation_and_a_level_that_is_none_are_the_clients_fault(
+    replica: ReplicaProcess,
+) -> None:
+    assert replica.send("POST", "/tokenize", {"messages": [7]}).status == 400
+    assert replica.send("POST", "/sleep?level=deep").status == 400
+    assert replica.send("GET", "/is_sleeping").json == {"is_sleeping": False}
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_running_requests_with_abort_and_then_the_process() -> None:
+    with replica_process() as replica:
+        plain: list[object] = []
+        thread = threading.Thread(target=lambda: plain.append(replica.chat("x", max_tokens=5000).json))
+        thread.start()
+        connection = open_stream(replica, "y", max_tokens=5000)
+        response = connection.getresponse()
+        replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 2, "both to run")
+
+        replica.process.send_signal(signal.SIGTERM)
+
+        *_, last, done = [event for event in response.read().split(b"\n\n") if event]
+        connection.close()
+        thread.join(DEADLINE_S)
+        assert replica.process.wait(DEADLINE_S) == 0
+    assert done == b"data: [DONE]"
+    assert json.loads(last.removeprefix(b"data: "))["choices"][0]["finish_reason"] == "abort"
+    assert plain[0]["choices"][0]["finish_reason"] == "abort"  # type: ignore[index]
+
+
+def test_a_port_that_is_taken_is_said_and_ends_the_start() -> None:
+    with (
+        replica_process() as replica,
+        pytest.raises(AssertionError, match="did not start"),
+        replica_process("--port", str(replica.port)),
+    ):
+        pass
+
+
+@alone
+def test_the_metrics_page_is_made_in_a_few_milliseconds(replica: ReplicaProcess) -> None:
+    replica.send("GET", "/metrics")
+    before_s = replica.metric("process_cpu_seconds_total")
+
+    for _ in range(20):
+        replica.send("GET", "/metrics")
+
+    assert (replica.metric("process_cpu_seconds_total") - before_s) / 21 < 0.010

@@ -1,0 +1,140 @@
+"""The seeded mix: reproducible, at its rate, and with the sharing it is meant to show."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import count, takewhile
+from statistics import mean, median
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from routing.simulation.engine import EngineConfig
+from routing.standin.replica import DEFAULT_BLOCKS
+from routing.standin.requests import Babble, block_keys, count_tokens, encode, render_chat
+from routing.traffic.mix import CHAT_SCALE, DEFAULT_RATE, GROUPS, Mix
+from routing.traffic.trace import Job
+from tests.routing.simulation.stepwise import replay
+
+BABBLE = Babble(0)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A job as the replicas see it, its answers being the stand-in's own."""
+
+    job: Job
+    prompt_tokens: int
+    keys: list[int]
+    tier1: int
+
+    @property
+    def at_s(self) -> float:
+        return self.job.at_s
+
+    @property
+    def output_tokens(self) -> int:
+        return self.job.output_tokens
+
+
+def played(mix: Mix, seconds: float) -> list[Played]:
+    answers: defaultdict[object, list[str]] = defaultdict(list)
+    rows = []
+    for job in takewhile(lambda job: job.at_s < seconds, mix.jobs()):
+        body = job.body(None, answers[job.script])
+        text = render_chat(body["messages"], body.get("tools"))
+        prompt = encode(text)
+        answer = "".join(BABBLE.answer(prompt, job.output_tokens))
+        answers[job.script].append(answer)
+        opening = text[: text.index(b"<|im_end|>")]
+        tier1 = xxh3_64_intdigest(opening if len(opening) > 280 else text[:1024])
+        rows.append(Played(job, count_tokens(prompt), block_keys(prompt + answer.encode(), 16), tier1))
+    return rows
+
+
+def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
+    def first(seed: int) -> list[tuple[float, str, int]]:
+        jobs = Mix(seed).jobs()
+        return [(job.at_s, job.script.group, job.output_tokens) for job in (next(jobs) for _ in range(200))]
+
+    assert first(1) == first(1) != first(2)
+
+
+def test_jobs_are_in_order_at_the_rate_asked_for_from_the_first_minute() -> None:
+    jobs = list(takewhile(lambda job: job.at_s < 600, Mix(3, rate=4.0).jobs()))
+
+    assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
+    assert jobs[0].at_s >= 0
+    assert len(jobs) == pytest.approx(4 * 600, rel=0.1)
+    assert sum(job.at_s < 60 for job in jobs) == pytest.approx(4 * 60, rel=0.25)
+
+
+def test_each_group_has_its_share_of_the_requests() -> None:
+    jobs = list(takewhile(lambda job: job.at_s < 1200, Mix(4).jobs()))
+    found = Counter(job.script.group for job in jobs)
+
+    for group in GROUPS:
+        assert found[group.name] / len(jobs) == pytest.approx(group.share, abs=0.05)
+    assert sum(group.share for group in GROUPS) == pytest.approx(1.0)
+
+
+def test_a_turn_carries_the_answers_before_it_and_the_same_system_prompt() -> None:
+    jobs = takewhile(lambda job: job.at_s < 600, Mix(5).jobs())
+    job = next(job for job in jobs if job.turn == 2 and job.script.group == "coding-assistant")
+
+    body = job.body("m", ["first answer", "second answer"])
+
+    roles = [message["role"] for message in body["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert body["messages"][2]["content"] == "first answer"
+    assert body["messages"][:4] == job.body("m", ["first answer"] * 2)["messages"][:4]
+    assert (body["tool_choice"], body["stream_options"]) == ("none", {"include_usage": True})
+    assert len(body["tools"]) > 20
+    assert job.script.session_id is not None
+
+
+def test_batch_requests_have_no_session_and_chat_turns_do() -> None:
+    jobs = list(takewhile(lambda job: job.at_s < 120, Mix(6).jobs()))
+
+    assert {job.script.session_id is None for job in jobs if job.script.group == "batch-summaries"} == {True}
+    assert {job.script.session_id is None for job in jobs if job.script.group != "batch-summaries"} == {False}
+
+
+def test_chat_follows_the_traces_statistics_at_its_scale() -> None:
+    """The trace's: median 7,640, mean 12,870, p90 28,637 tokens a prompt; 65 % of the requests open a conversation."""
+    jobs = takewhile(lambda job: job.at_s < 4000, Mix(7).jobs())
+    chat = [job for job in jobs if job.script.group == "chat"]
+    opening = [job for job in chat if job.turn == 0]
+    lengths = sorted(CHAT_SCALE * len(job.script.messages(0, [])[1]["content"]) / 4 for job in opening)
+
+    assert len(opening) / len(chat) == pytest.approx(0.65, abs=0.06)
+    assert median(lengths) == pytest.approx(7640, rel=0.15)
+    assert lengths[int(0.9 * len(lengths))] == pytest.approx(28_637, rel=0.2)
+    assert CHAT_SCALE * mean(job.output_tokens for job in chat) == pytest.approx(346, rel=0.1)
+
+
+def test_at_the_default_size_affinity_beats_round_robin_by_far_without_overload() -> None:
+    """The table in routing/simulation/README.md, in small: five minutes, the first one left out."""
+    rows = played(Mix(1, DEFAULT_RATE), 300)
+    config = EngineConfig(blocks=DEFAULT_BLOCKS - 1)
+    turn = count()
+
+    def home(row: Played, engines: object) -> int:
+        order = sorted(range(4), key=lambda index: xxh3_64_intdigest(b"replica-%d" % index, row.tier1))
+        loads = [engine.outstanding for engine in engines]  # type: ignore[attr-defined]
+        bound = max(4, -(-2 * (sum(loads) + 1) // 4))
+        return next((index for index in order if loads[index] < bound), order[0])
+
+    results = {}
+    for name, choose in (("round robin", lambda _row, _engines: next(turn) % 4), ("prefix hash", home)):
+        outcome = replay(rows, config, 4, choose)
+        warm = [one for one, row in zip(outcome.sequences, rows, strict=True) if row.at_s > 60]
+        hits = sum(one.cached_tokens or 0 for one in warm) / sum(one.prompt_tokens for one in warm)
+        waits = sorted((one.first_token_s or 0) - one.arrived_s for one in warm)
+        results[name] = (hits, waits[len(waits) // 2], waits[int(0.99 * len(waits))])
+
+    assert 0.35 < results["round robin"][0] < 0.50
+    assert results["prefix hash"][0] > 0.70
+    assert results["prefix hash"][1] < 0.4 * results["round robin"][1]
+    assert results["round robin"][2] < 5.0

@@ -1,0 +1,279 @@
+"""A drop that restarts alone make is not told, wherever their prompts went; one that has another cause is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+
+from controlplane.models import EventKind, Pool, Replica
+from controlplane.services.events import record_event
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from telemetry.alerts.expected_drops import explained_ratio
+from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.pipeline import evaluate_rules
+from telemetry.causes.evidence import Prefix, Sums
+from telemetry.models import Alert, AlertRule, Decision
+from telemetry.services.alerts.rules import create_rule, update_rule
+from telemetry.storage.partitions import ensure_days
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, gap, route_reading
+from tests.telemetry.stored_decisions import a_router, decision
+
+INTERVAL_S, TOKENS, RATE = 5, 10_000, 0.8
+OPENINGS = range(8)
+WARMS = 8  # requests of an opening until a replica knows it
+HAPPENS_S = 160
+DROP = {"baseline_s": 300, "days": 0, "drop_points": 15, "min_requests": 10, "for_s": 0}
+
+
+@dataclass(eq=False)
+class World:
+    """Four replicas, eight openings, two at home at each; a request of each every interval."""
+
+    pool: Pool
+    replicas: list[Replica]
+    routed: bool = True  # routers tell what they decided
+    group: str = ""
+    second: int = 0
+    away: set[str] = field(default_factory=set)
+    known: Counter[tuple[int, str]] = field(default_factory=Counter)
+    rate: float = RATE
+    keys: dict[int, int] = field(default_factory=lambda: {number: number for number in OPENINGS})
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        ensure_days([T0.date()])
+        self.router = a_router()
+        self.warm()
+
+    def warm(self) -> None:
+        self.known.update({(self.keys[it], replica.name): WARMS for it in OPENINGS for replica in [self.home(it)]})
+
+    def home(self, opening: int) -> Replica:
+        """The first of its order that is there."""
+        order = (self.replicas[(opening + step) % 4] for step in range(4))
+        return next(replica for replica in order if replica.name not in self.away)
+
+    def happens(self, kind: EventKind, name: str) -> None:
+        replica = next(replica for replica in self.replicas if replica.name == name)
+        record_event(kind, f"{name}: {kind}.", pool=self.pool, replica=replica, at=at(self.second))
+
+    def goes(self, *names: str) -> None:
+        for name in names:
+            self.away.add(name)
+            self.happens(EventKind.REPLICA_DOWN, name)
+
+    def comes_back(self, *names: str) -> None:
+        for name in names:
+            self.away.discard(name)
+            self.known = Counter({key: count for key, count in self.known.items() if key[1] != name})
+            self.happens(EventKind.REPLICA_UP, name)
+            self.happens(EventKind.REPLICA_RESTARTED, name)
+
+    def tick(self) -> None:
+        """An interval goes by, and everybody is read."""
+        self.second += INTERVAL_S
+        asked, found = Counter[str](), Counter[str]()
+        rows = []
+        for opening in OPENINGS if len(self.away) < len(self.replicas) else ():
+            replica, key = self.home(opening), self.keys[opening]
+            cached = round(TOKENS * self.rate) if self.known[key, replica.name] >= WARMS else 0
+            self.known[key, replica.name] += 1
+            asked[replica.name] += 1
+            found[replica.name] += cached
+            self.sent += 1
+            rows.append((self.sent, replica.name, key, cached))
+        now = at(self.second)
+        for replica in self.replicas:
+            if replica.name in self.away:
+                gap(replica, now)
+                continue
+            count = asked[replica.name]
+            figures = {"queries": count * TOKENS, "hits": found[replica.name], "finished": count}
+            engine_reading(replica, now, **figures)
+            if self.group and count:
+                tokens = {"requests": count, "prompt_tokens": count * TOKENS, "cached_tokens": found[replica.name]}
+                route_reading(self.router, now, group=self.group, replica=replica.name, usage_reported=count, **tokens)
+        told = [
+            decision(
+                self.router, now - timedelta(seconds=1), seq, replica=name, prefix=key, group=self.group,
+                prompt_tokens=TOKENS, cached_tokens=cached,
+            )
+            for seq, name, key, cached in rows
+        ]  # fmt: skip
+        Decision.objects.bulk_create(told if self.routed else [])
+
+    def until(self, second: int) -> None:
+        while self.second < second:
+            self.tick()
+            if self.second >= HAPPENS_S or (self.second >= HAPPENS_S - 60 and self.second % 10 == 0):
+                moment = at(self.second + 0.5)
+                tell_due(moment, evaluate_rules(moment))
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def make(pool: Pool, **settings: object) -> World:
+    names = [f"r{number}" for number in range(1, 5)]
+    replicas = [add_replica(pool, name=it, url=f"http://127.0.0.1:91{it[1]}1") for it in names]
+    AlertRule.objects.filter(kind="no_data").update(enabled=False)
+    update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**DROP, **settings})
+    return World(pool, replicas)
+
+
+def for_a_moment(world: World) -> None:
+    """Shorter than silent_s: ``replica_down`` never fires."""
+    world.goes("r1")
+    world.until(HAPPENS_S + 25)
+    world.comes_back("r1")
+
+
+def for_a_while(world: World) -> None:
+    """``replica_down`` fires and ends while prompts still go back."""
+    world.goes("r1")
+    world.until(HAPPENS_S + 70)
+    world.comes_back("r1")
+
+
+def in_turn(world: World) -> None:
+    for name in ("r1", "r2", "r3"):
+        world.goes(name)
+        world.until(world.second + 15)
+        world.comes_back(name)
+        world.until(world.second + 30)
+
+
+def one_and_then_all(world: World) -> None:
+    world.goes("r1")
+    world.until(HAPPENS_S + 10)
+    world.goes("r2", "r3", "r4")
+    world.until(HAPPENS_S + 30)
+    for name in ("r1", "r2", "r3", "r4"):
+        world.comes_back(name)
+        world.until(world.second + 5)
+
+
+def without_decisions(world: World) -> None:
+    """Routers that are not ours: only engines are read."""
+    Decision.objects.all().delete()
+    world.routed = False
+    for_a_moment(world)
+
+
+def revision_before(world: World) -> None:
+    """From a minute before on everything hits half as much; the rule takes its time."""
+    for_a_moment(world)
+
+
+def prompts_at_once(world: World) -> None:
+    """In the same moment half of the prompts begin otherwise with each request."""
+    world.goes("r1")
+    for step in range(8):
+        world.keys.update({number: 1000 * step + number for number in OPENINGS if number % 4})
+        world.until(world.second + INTERVAL_S)
+        if step == 2:
+            world.comes_back("r1")
+
+
+def prompts_and_all(world: World) -> None:
+    """The same while every replica restarts."""
+    names = ("r1", "r2", "r3", "r4")
+    world.goes(*names)
+    world.until(HAPPENS_S + 10)
+    world.comes_back(*names)
+    for step in range(8):
+        world.keys.update({number: 1000 * step + number for number in OPENINGS})
+        world.until(world.second + INTERVAL_S)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("what", "is_told"),
+    [
+        (for_a_moment, False),
+        (for_a_while, False),
+        (in_turn, False),
+        (one_and_then_all, False),
+        (without_decisions, False),
+        (revision_before, True),
+        (prompts_at_once, True),
+        (prompts_and_all, True),
+    ],
+)
+def test_a_restart_mutes_its_own_drop_wherever_its_prompts_went_and_no_other(
+    pool: Pool, what: Callable[[World], None], is_told: bool
+) -> None:
+    world = make(pool, for_s=60 if what is revision_before else 0)
+    world.until(HAPPENS_S - 60)
+    if what is revision_before:
+        world.rate = RATE / 2
+    world.until(HAPPENS_S)
+    what(world)
+    world.until(world.second + 45)
+
+    found = Alert.objects.filter(rule__kind="hit_rate_drop")
+    assert found.exists()  # in either case
+    assert found.filter(tellings__gt=0).exists() == is_told
+
+
+@pytest.mark.django_db
+def test_so_does_a_rule_of_a_task_group(pool: Pool) -> None:
+    world = make(pool)
+    world.group = create_task_group(pool, name="agents").name
+    create_rule(pool, name="agents", kind="hit_rate_drop", group="agents", settings=DROP)
+    world.until(HAPPENS_S)
+
+    for_a_moment(world)
+    world.until(world.second + 45)
+
+    (alert,) = Alert.objects.filter(rule__name="agents")
+    assert (alert.tellings, alert.muted["why"]) == (0, "restart")
+    assert alert.muted["words"].startswith("r1 restarted or was away")
+
+
+def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Prefix:
+    return Prefix("", key, replica, Sums(1.0, tokens, rate * tokens))
+
+
+HOMES = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.8), opening(4, "r3", 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("now", "ratio"),
+    [
+        pytest.param(HOMES, 0.0, id="nothing was lost"),
+        pytest.param([opening(1, "r2", 0.0), *HOMES[1:]], 0.2, id="all that its prompts hit"),
+        pytest.param([opening(1, "r2", 0.6), *HOMES[1:]], 0.05, id="no more than they lost"),
+        pytest.param([*HOMES[:2], opening(3, "r3", 0.0), HOMES[3]], 0.0, id="nothing of other replicas' prompts"),
+        pytest.param([opening(9, "r2", 0.0), *HOMES[1:]], 0.0, id="nothing of prompts that nobody sent before"),
+        pytest.param(
+            [opening(1, "r2", 0.0), opening(2, "r2", 0.4), opening(3, "r3", 0.4), opening(4, "r3", 0.2)],
+            0.1,
+            id="half, where everybody else's hit half",
+        ),
+        pytest.param([], None, id="unknown without requests"),
+    ],
+)
+def test_what_is_put_down_to_a_replica_is_what_its_prompts_lost(now: list[Prefix], ratio: float | None) -> None:
+    found = explained_ratio(HOMES, now, {"r1"})
+    assert found == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_a_prompt_that_was_at_home_in_many_places_is_put_down_to_one_by_its_part() -> None:
+    before = [opening(1, name, 0.8) for name in ("r1", "r2", "r3", "r4")]
+
+    assert explained_ratio(before, [opening(1, "r2", 0.0, 4000.0)], {"r1"}) == pytest.approx(0.2)
+    assert explained_ratio([], before, {"r1"}) is None
+
+
+def test_at_a_replica_that_is_cold_everything_known_is_put_down_to_that() -> None:
+    now = [opening(2, "r1", 0.0), HOMES[2]]
+
+    assert explained_ratio(HOMES, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)

@@ -1,0 +1,116 @@
+"""Where windows end: at what everybody has told, and no later than that."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.pipeline import evaluate, settled_until
+from telemetry.models import AlertRule, ScrapeState
+from telemetry.services.alerts.previews import look_back
+from telemetry.services.alerts.rules import create_rule, update_rule
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import engine_reading, scraped
+
+pytestmark = pytest.mark.django_db
+INTERVAL_S = 5
+SHORT = {"window_s": 10, "min_requests": 10, "for_s": 0}
+
+
+def at(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def three(pool):
+    """Replicas that hit everything, and two that hit nothing."""
+    return [add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:910{number}") for number in (1, 2, 3)]
+
+
+def readings(replica, until_s, ratio, *, requests=20):
+    """One every interval, the last of them remembered by the scraper."""
+    for second in range(INTERVAL_S, until_s + 1, INTERVAL_S):
+        engine_reading(replica, at(second), queries=10_000, hits=int(10_000 * ratio), finished=requests)
+    scraped(replica, at(until_s))
+
+
+def judged(pool, kind, settings, now_s):
+    rule = AlertRule.objects.filter(pool=pool, kind=kind).first() or create_rule(pool, name=kind, kind=kind)
+    update_rule(rule, settings=settings)
+    (fresh,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
+    evaluate([fresh], at(now_s))
+    return fresh.verdict
+
+
+def test_a_pool_s_hit_rate_is_not_that_of_whoever_was_read_first(pool, three):
+    """Two replicas that hit nothing were read a moment ago; the third, that hits everything, is still being read."""
+    for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
+        readings(replica, until_s, ratio)
+
+    drop = judged(pool, "hit_rate_drop", {"baseline_s": 300, "days": 0, "min_requests": 10, "for_s": 0}, 240.5)
+    floor = judged(pool, "hit_rate_floor", {**SHORT, "floor_ratio": 0.3}, 240.5)
+
+    assert (drop["answer"], drop["value"], drop["baseline"]) == ("ok", pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert floor["answer"] == "ok"
+    assert (
+        drop["figures"]["requests"] == 6 * 120
+    )  # two readings of each in a bin, and not two of some and one of others
+
+
+def test_an_even_load_is_not_skewed_by_who_was_read_first(pool, three):
+    for replica, until_s in zip(three, (240, 235, 235), strict=True):
+        readings(replica, until_s, 0.8)
+
+    assert judged(pool, "load_skew", {**SHORT, "most_over_mean": 1.4}, 240.5)["value"] == pytest.approx(1)
+
+
+def test_a_window_that_a_slow_replica_has_not_told_of_yet_is_not_below_its_floor(pool, three):
+    for replica, until_s in zip(three, (240, 240, 235), strict=True):
+        readings(replica, until_s, 0.8)
+
+    found = judged(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
+
+    assert (found["answer"], found["figures"]["requests"]) == ("ok", 120)
+
+
+def test_what_a_preview_draws_last_is_what_an_evaluation_sees(pool, three, time_machine):
+    for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
+        readings(replica, until_s, ratio)
+    time_machine.move_to(at(240.5), tick=False)
+    kind = KINDS["hit_rate_floor"]
+
+    seen = look_back(kind, kind.read(SHORT), pool, group="", start=at(0), end=at(240.5))
+
+    assert seen.points[-1].value == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("others_s", "now_s", "until_s"),
+    [
+        pytest.param((100, 100), 103, 103, id="nothing is due"),
+        pytest.param((100, 95), 103, 100, id="one reading is due and not there"),
+        pytest.param((100, 95), 104.99, 100, id="and takes its time"),
+        pytest.param((95, 95), 103, 100, id="of nobody"),
+        pytest.param((100, 92), 103, 103, id="a replica that nobody has read for two intervals is not waited for"),
+        pytest.param((100, 40), 103, 103, id="nor one that was disabled long ago"),
+        pytest.param((40, 40), 103, 103, id="nor anybody where scraping stopped"),
+        pytest.param((100, 160), 103, 103, id="nor one that was read before the clock was set back"),
+        pytest.param((), 103, 103, id="nor where there is nobody"),
+    ],
+)
+def test_windows_end_just_before_the_first_reading_that_is_due_and_not_there(pool, three, others_s, now_s, until_s):
+    for replica, second in zip(three, others_s, strict=False):
+        ScrapeState.objects.create(replica=replica, at=at(second))
+
+    assert abs((settled_until(at(now_s)) - at(until_s)).total_seconds()) <= 1e-6
+
+
+def test_a_replica_that_hangs_holds_nothing_back(pool, three):
+    """Its scrapes fail, and a failed scrape is a reading as well; when even these stop, it is waited for no longer."""
+    for replica, until_s in zip(three, (240, 240, 180), strict=True):
+        readings(replica, until_s, 0.8)
+
+    found = judged(pool, "hit_rate_floor", SHORT, 240.5)
+
+    assert (found["answer"], found["figures"]["requests"]) == ("ok", 80)

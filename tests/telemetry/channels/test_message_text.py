@@ -1,0 +1,88 @@
+"""What an operator needs is in every channel's message: figures, places, the onset, causes and ways on."""
+
+import json
+
+import pytest
+
+from telemetry.channels.alertmanager import posted
+from telemetry.channels.email import mail_of
+from telemetry.channels.pagerduty import events_of
+from telemetry.channels.slack import LONGEST_FIELD, LONGEST_SECTION, MOST_FIELDS, blocks_of
+from tests.telemetry.channels.told import ISO, message, several
+from tests.telemetry.conftest import T0
+
+SITE = "https://warmpath.example"
+PLACES = [{"name": f"place-{number}", "hit_rate_ratio": number / 10, "recomputed_tokens": 1} for number in range(1, 7)]
+FULL = {
+    "labels": {"pool": "chat", "group": "coding", "replica": "r9", "severity": "critical"},
+    "value": 0.201, "limit": 0.64, "baseline": 0.79, "unit": "ratio",
+    "detail": {
+        "extra_recomputed_tokens": 532580, "top_replicas": PLACES[:3],
+        "top_groups": [*PLACES[3:5], PLACES[5] | {"accounted_ratio": 0.25}],
+        "onset": ISO, "accounted_ratio": 0.5,
+        "reachable": {"ratio": 0.985, "standard_error": 0.012, "requests": 4321, "from": ISO, "to": ISO},
+    },
+    "causes": [
+        {"kind": kind, "confidence": sure, "summary": f"It is {kind}.", "advice": f"Mend {kind}."}
+        for kind, sure in (("revision", 0.9), ("capacity", 0.4), ("index_stale", 0.1))
+    ],
+    "links": {
+        "alert": "/alerts/7/", "silence": "/alerts/silences/new/?alert=7",
+        "pool": "/?pool=chat&from=2031-03-04T11%3A00&to=2031-03-04T12%3A00",
+    },
+}  # fmt: skip
+NEEDED = [
+    "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 % ± 2.4 points, 4,321 requests, ",
+    "50.0 %", "532,580 tokens",
+    *(f"place-{number} ({number}0.0 %)" for number in range(1, 6)), "place-6 (60.0 % of 25.0 % of responses)", "Began",
+    "It is revision. (90 % sure) Mend revision.", "It is capacity. (40 % sure) Mend capacity.",
+    "It is index_stale. (10 % sure) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
+]  # fmt: skip
+
+
+def slack(told):
+    return json.dumps(blocks_of(told, SITE), ensure_ascii=False)
+
+
+def mail(told, part="plain"):
+    written = mail_of(told, sender="w@example.org", recipients=["a@example.org"], site=SITE)
+    return written.get_body((part,)).get_content().replace("&amp;", "&")
+
+
+def pager(told):
+    return json.dumps(events_of(told, routing_key="k", source="wp", site=SITE), ensure_ascii=False)
+
+
+def manager(told):
+    return json.dumps(posted(told.alerts, T0, SITE), ensure_ascii=False)
+
+
+CHANNELS = {"slack": slack, "mail": mail, "html": lambda told: mail(told, "html"), "pager": pager, "manager": manager}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_nothing_that_an_operator_needs_is_left_out(channel):
+    said = CHANNELS[channel](message(**FULL))
+
+    assert [words for words in NEEDED if words not in said] == []
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_of_several_alerts_each_has_its_likeliest_cause_and_its_page(channel):
+    said = CHANNELS[channel](several(7, 8))
+
+    assert said.count("Revision 7 moved homes.") >= 2
+    assert f"{SITE}/alerts/7/" in said
+    assert f"{SITE}/alerts/8/" in said
+
+
+def test_slack_is_given_no_more_than_it_takes():
+    long = "&" * 2000
+    causes = [{"summary": long, "advice": long, "confidence": 1.0}] * 3
+    blocks = blocks_of(message(**{**FULL, "causes": causes, "rule": long}), SITE)["blocks"]
+
+    assert len(blocks) <= 50
+    for block in blocks[1:]:
+        assert len(block.get("fields", [])) <= MOST_FIELDS
+        assert all(len(field["text"]) <= LONGEST_FIELD for field in block.get("fields", []))
+        assert len(block.get("text", {}).get("text", "")) <= LONGEST_SECTION

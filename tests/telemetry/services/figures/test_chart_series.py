@@ -1,0 +1,156 @@
+"""What a subject's charts say, from readings whose sums are known."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.routers import announce
+from telemetry.metrics.windows import PointState, Window
+from telemetry.services.figures import chart_series
+from telemetry.services.figures.overview import Subject
+from telemetry.services.figures.replicas import CELLS, heat_strips
+from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, steps
+
+START = datetime(2031, 3, 4, 12, tzinfo=UTC)
+WINDOW = Window(START, START + timedelta(seconds=20), 10)
+
+
+@pytest.fixture
+def pool(db):
+    return create_pool("chat")
+
+
+@pytest.fixture
+def replicas(pool):
+    return [add_replica(pool, name=f"r{n}", url=f"http://10.0.0.{n}:8000") for n in (1, 2)]
+
+
+@pytest.fixture
+def router(db):
+    return announce(name="router-1", boot="b1", version="0.1.0", admin_url="http://10.0.1.1:8081")
+
+
+def values(found):
+    return {line.label: [value for _, value in line.points] for line in found}
+
+
+def test_a_pools_hit_rate_is_sums_over_sums_with_the_local_cache_told_apart(pool, replicas):
+    first, second = replicas
+    for at in steps(START, 2):
+        engine_reading(first, at, queries=900, hits=90, external_hits=90)
+        engine_reading(second, at, queries=100, hits=100, external_hits=0)
+
+    found = values(chart_series.hit_rate(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"Hit rate": [0.28, None], "Local cache alone": [0.19, None]}
+
+
+def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, replicas):
+    engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200,
+                   device_tokens=400, host_tokens=150, p2p_tokens=0, disk_tokens=50, other_tokens=0)  # fmt: skip
+
+    found = values(chart_series.tiers(Subject.of_pool(pool), WINDOW))
+
+    assert found == {"device": [0.4, None], "host memory": [0.15, None], "disk": [0.05, None]}
+
+
+def test_an_engine_that_names_no_tiers_has_its_hits_on_the_device(pool, replicas):
+    engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200)
+
+    assert values(chart_series.tiers(Subject.of_pool(pool), WINDOW)) == {"device": [0.4, None], "other": [0.2, None]}
+
+
+def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traffic(pool, replicas, router):
+    for at in steps(START, 4):
+        router_scraped(router, at)
+    counted = {"requests": 10, "usage_reported": 10, "prompt_tokens": 1000, "cached_tokens": 600}
+    route_reading(router, START + timedelta(seconds=5), group="coding", **counted)
+    route_reading(router, START + timedelta(seconds=5), group="other", **counted | {"cached_tokens": 0})
+
+    assert len(chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no ladder yet: no line
+    ladder_bin(pool, START - timedelta(minutes=5), group="coding", requests=100, reachable=0.85, spread=0.1)
+
+    rate, reachable = chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
+
+    assert values([rate])["Hit rate"] == [0.6, None]
+    assert values([reachable]) == {"Reachable": pytest.approx([0.85, 0.85])}
+    assert all(low < 0.85 < high for low, high in reachable.band)
+    assert chart_series.hit_rate(Subject.of_replica(replicas[0]), WINDOW)[1:] == []
+    assert rate.states == [PointState.OK, PointState.NO_TRAFFIC]
+
+
+def test_where_a_groups_requests_went_adds_up_to_one(pool, replicas, router):
+    at = START + timedelta(seconds=5)
+    for name, requests in (("r1", 30), ("r2", 10)):
+        route_reading(router, at, group="coding", replica=name, requests=requests)
+    route_reading(router, at, group="other", replica="r2", requests=500)
+
+    assert values(chart_series.requests_by_replica(Subject.of_pool(pool, "coding"), WINDOW)) == {
+        "r1": [0.75, None],
+        "r2": [0.25, None],
+    }
+
+
+def test_the_share_in_time_is_counted_at_an_edge_and_says_which(pool, replicas):
+    """T6"""
+    engine_reading(replicas[0], START + timedelta(seconds=5), ttft={0: 6, 1: 3, 2: 1}, queries=1, hits=0)
+
+    (line,) = chart_series.share_within(Subject.of_pool(pool), WINDOW, 0.7)
+
+    assert line.label == "within 0.7 s (engine)"
+    assert line.points[0][1] == 0.9  # of edges 0.1, 0.5, 1 and 5 s, all up to 0.5 s
+    assert "0.5 s" in line.note
+
+
+def test_outcomes_are_a_second_and_zero_only_where_routers_were_read(pool, replicas, router):
+    router_scraped(router, START + timedelta(seconds=5))
+    router_scraped(router, START + timedelta(seconds=15), stale=True)
+    route_reading(
+        router,
+        START + timedelta(seconds=5),
+        requests=20,
+        ok_requests=15,
+        replica_error_requests=5,
+        cancelled_requests=0,
+    )
+
+    answered, errors = chart_series.outcomes(Subject.of_pool(pool), WINDOW)
+
+    assert values([answered, errors]) == {"answered": [3.0, None], "replica errors": [1.0, None]}
+    assert answered.states[1] == PointState.STALE
+
+
+def test_a_replica_has_a_line_a_rank(pool, replicas):
+    for rank, hits in (("0", 20), ("1", 80)):
+        engine_reading(replicas[0], START + timedelta(seconds=5), engine=rank, queries=100, hits=hits)
+
+    found = values(chart_series.hit_rate_by_engine(Subject.of_replica(replicas[0]), WINDOW))
+
+    assert found == {"rank 0 (tiny)": [0.2, None], "rank 1 (tiny)": [0.8, None]}
+
+
+def test_a_strip_joins_cells_that_look_the_same_and_keeps_gaps(pool, replicas):
+    window = Window(START, START + timedelta(seconds=5 * CELLS), 5)
+    for at in steps(START, CELLS // 2):
+        engine_reading(replicas[0], at, queries=100, hits=55)
+    gap(replicas[0], START + timedelta(seconds=5 * (CELLS // 2 + 1)))
+
+    strip = heat_strips(replicas, window)["r1"]
+
+    assert [(run.cells, run.look) for run in strip.runs] == [(18, "h5"), (1, "stale"), (17, "unknown")]
+    assert (strip.lowest_ratio, strip.highest_ratio) == (0.55, 0.55)
+
+
+def test_ttft_by_reuse_of_a_group_says_of_what_share_of_the_responses_it_is(pool, router):
+    at = START + timedelta(seconds=5)
+    router_scraped(router, at)
+    route_reading(router, at, group="coding", ttft={10: 6}, plain={10: 4})
+    for reuse, count in (("hit", 2), ("miss", 3)):
+        route_reading(router, at, group="coding", ttft={10: count}, reuse=reuse)
+
+    found = chart_series.ttft_by_reuse(Subject.of_pool(pool, "coding"), WINDOW)
+
+    assert {line.note for line in found} == {"TTFT by reuse rests on 50.0 % of the responses."}

@@ -1,0 +1,73 @@
+"""What a span of time is read from: every moment once."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.metrics.windows import Window
+from telemetry.storage.rollup_columns import RESOLUTIONS_S, Part, cover, fitting, readable
+
+T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
+DAY_S = 86_400.0
+moments = st.integers(-200_000, 200_000).map(lambda seconds: T0 + timedelta(seconds=seconds))
+throughs = st.fixed_dictionaries({res: st.none() | moments for res in RESOLUTIONS_S})
+
+
+@given(start=moments, length_s=st.integers(1, 200_000), through=throughs, some=st.sets(st.sampled_from(RESOLUTIONS_S)))
+def test_the_parts_of_a_span_touch_and_never_overlap(start, length_s, through, some):
+    end = start + timedelta(seconds=length_s)
+
+    parts = cover(start, end, sorted(some), through)
+
+    assert [part.start for part in parts] == [start, *(part.end for part in parts[:-1])]
+    assert parts[-1].end == end
+    for part in parts:
+        assert part.start < part.end
+        if part.resolution_s is not None:
+            assert part.resolution_s in some
+            assert part.end <= through[part.resolution_s]
+            assert (part.start.timestamp() % part.resolution_s, part.end.timestamp() % part.resolution_s) == (0, 0)
+
+
+def test_a_long_span_is_read_from_hours_with_finer_bins_at_its_edges():
+    through = {60: T0 + timedelta(minutes=58), 300: T0 + timedelta(minutes=55), 3600: T0, 21_600: None}
+    start = T0 - timedelta(hours=30, minutes=7, seconds=30)
+
+    parts = cover(start, T0 + timedelta(hours=1), RESOLUTIONS_S, through)
+
+    assert [part.resolution_s for part in parts] == [None, 60, 300, 3600, 300, 60, None]
+    assert parts[3] == Part(3600, T0 - timedelta(hours=30), T0)
+    assert parts[-1] == Part(None, T0 + timedelta(minutes=58), T0 + timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("length_s", "step_s", "off_s", "expected"),
+    [
+        pytest.param(900, 60, 0, [], id="short windows come from readings"),
+        pytest.param(3600, 60, 0, [60], id="an hour in minutes"),
+        pytest.param(3600, 15, 0, [], id="steps below a minute"),
+        pytest.param(3600, 60, 7, [], id="an alert's windows, which end now"),
+        pytest.param(6 * 3600, 120, 0, [60], id="six hours"),
+        pytest.param(86_400, 900, 0, [60, 300], id="a day"),
+        pytest.param(30 * 86_400, 43_200, 0, [60, 300, 3600, 21_600], id="thirty days"),
+        pytest.param(30 * 86_400, 10_800, 7, [60, 300], id="thirty days, from no round time"),
+        pytest.param(7 * 86_400, 60, 7, [60], id="a week of an alert's windows"),
+    ],
+)
+def test_a_step_is_made_of_whole_bins(length_s, step_s, off_s, expected):
+    start = T0 + timedelta(seconds=off_s)
+    window = Window(start, start + timedelta(seconds=length_s), step_s)
+
+    assert fitting(window, RESOLUTIONS_S, whole=False) == expected
+
+
+@pytest.mark.parametrize(("age_days", "step_s"), [(1, 5), (5, 60), (30, 300), (200, 3600), (900, 3600)])
+def test_steps_are_as_wide_as_what_is_still_kept(age_days, step_s):
+    kept_s = {60: 14 * DAY_S, 300: 60 * DAY_S, 3600: 400 * DAY_S}
+    start = T0 - timedelta(days=age_days, seconds=7)
+    window = readable(Window(start, start + timedelta(hours=1), 5), T0, kept_s, 3 * DAY_S)
+
+    assert window.step_s == step_s
+    assert start - timedelta(seconds=step_s) < window.start <= start
