@@ -125,8 +125,8 @@ def mail_of(message: Message, *, sender: str, recipients: Sequence[str], site: s
         mail["References"] = f"<warmpath-alert-{thread}@{domain}>"
     mail["Auto-Submitted"] = "auto-generated"
     shown = _shown(message, site)
-    mail.set_content(_rendered("message.txt", shown, escape=False))
-    mail.add_alternative(_rendered("message.html", shown, escape=True), subtype="html")
+    mail.set_content(_rendered("email_message.txt", shown, escape=False))
+    mail.add_alternative(_rendered("email_message.html", shown, escape=True), subtype="html")
     return mail
 
 

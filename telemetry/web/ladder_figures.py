@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from telemetry.alerts.replay import Episode, Point
-from telemetry.lab.ladder import LOSS_TEXTS, TERMS, Ladder, Words, points, sentence
-from telemetry.lab.ladder import LOSSES as STEPS
+from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, TERMS, Ladder, Words, points, sentence
 from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
 from telemetry.web import figures
@@ -50,7 +49,7 @@ def steps_of(ladder: Ladder) -> list[Step]:
         if here is None:
             missing = True
             continue
-        key = "unknown" if missing else STEPS[name]
+        key = "unknown" if missing else LOSSES[name]
         words = LOSS_TEXTS.get(key)
         label = words.label if words else "Not known apart"
         found.append(Step(key, label, min(here, above), above, words))

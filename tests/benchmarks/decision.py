@@ -81,7 +81,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
         router.place(next(bodies))
     spare_the_collector()  # as a router does
     requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
-    choose_us = least_us(lambda: router.placement.decide(next(requests), router.balancer.health))
+    choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
     full_us = least_us(lambda: router.place(next(bodies)))
     if router.book.audit(router.running):
         raise AssertionError("the load book is off")

@@ -134,7 +134,7 @@ def test_the_decision_benchmark_places_requests_and_ends_them(settings: Settings
 
     assert router.book.audit(router.running) == {}
     assert sum(router.book.load(name).running for name in router.placement.decide(
-        router.request(chat_body(8, 0)), router.balancer.health
+        router.request(chat_body(8, 0)), router.health
     ).candidates) == 32  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(file.name)
     monkeypatch.setattr(servers, "COPIED_BINARIES", tmp_path / "copies")
-    monkeypatch.setattr(servers.places, "can_reach", lambda _path: False)
+    monkeypatch.setattr(servers.paths, "can_reach", lambda _path: False)
     return binaries
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from telemetry.lab.ladder import LOSS_TEXTS, Ladder, doubts, sentence
-from telemetry.lab.ladder import LOSS_TEXTS as STEPS
+from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, Ladder, doubts, sentence
 
 
 def ladder(*terms: float | None, **known: object) -> Ladder:
@@ -28,7 +27,7 @@ def test_a_ladder_in_a_sentence(terms, said):
 
 
 def test_every_loss_has_its_words():
-    assert set(LOSS_TEXTS) == set(STEPS.values())
+    assert set(LOSS_TEXTS) == set(LOSSES.values())
 
 
 def test_what_makes_it_inexact_is_said():
