@@ -17,8 +17,9 @@ from django.conf import settings as django_settings
 from django.db import connection, transaction
 from rest_framework.test import APIClient
 
-from controlplane.models import Event, EventKind, Role, Scope
 from controlplane.api import event_stream
+from controlplane.models import Event, EventKind, Role, Scope
+from controlplane.services import events
 from controlplane.services.access.people import set_active, set_role
 from controlplane.services.access.projects import create_project
 from controlplane.services.access.tokens import create_token, revoke_token
