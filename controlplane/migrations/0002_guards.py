@@ -1,17 +1,27 @@
-"""What Django's constraints cannot say: published revisions and snapshots never change, a policy's group is its pool's."""
+"""What Django's models cannot express: rows that never change, a policy's group in its own pool, an unlogged cache."""
 
 from django.db import migrations
 
-FROZEN_SNAPSHOT = """
+FROZEN = """
 create function controlplane_refuse_change() returns trigger language plpgsql as $$
 begin
     raise exception '% never changes', tg_argv[0] using errcode = 'restrict_violation';
 end $$;
-create trigger snapshot_frozen before update or delete on controlplane_configsnapshot
-    for each row execute function controlplane_refuse_change('a configuration snapshot');
-"""
+create trigger audit_append_only before update or delete on controlplane_auditentry
+    for each row execute function controlplane_refuse_change('an entry of the audit log');
+create trigger rollout_step_frozen before update on controlplane_rolloutstep
+    for each row execute function controlplane_refuse_change('a step of a rollout');
 
-FROZEN_REVISION = """
+create function controlplane_guard_snapshot() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'UPDATE' and to_jsonb(new) - 'sealed' = to_jsonb(old) - 'sealed' then
+        return new;
+    end if;
+    raise exception 'a configuration snapshot never changes' using errcode = 'restrict_violation';
+end $$;
+create trigger snapshot_frozen before update or delete on controlplane_configsnapshot
+    for each row execute function controlplane_guard_snapshot();
+
 create function controlplane_guard_revision() returns trigger language plpgsql as $$
 begin
     if old.state = 'draft' then
@@ -20,7 +30,9 @@ begin
     if row(new.policy_id, new.number, new.settings, new.digest, new.author_id, new.reason, new.created_at, new.published_at)
         is distinct from
        row(old.policy_id, old.number, old.settings, old.digest, old.author_id, old.reason, old.created_at, old.published_at)
-        or new.state = 'draft' or (old.state = 'retired' and new.state <> 'retired') then
+        or not (new.state = old.state
+                or (old.state = 'trial' and new.state in ('live', 'withdrawn'))
+                or (old.state = 'live' and new.state = 'retired')) then
         raise exception 'a published policy revision never changes' using errcode = 'restrict_violation';
     end if;
     return new;
@@ -35,22 +47,17 @@ alter table controlplane_routingpolicy add constraint policy_group_of_its_pool
     foreign key (group_id, pool_id) references controlplane_taskgroup (id, pool_id) deferrable initially deferred;
 """
 
+CACHE = """
+create unlogged table controlplane_cache (
+    cache_key varchar(255) primary key,
+    value text not null,
+    expires timestamptz not null
+);
+create index controlplane_cache_expires on controlplane_cache (expires);
+"""  # emptied after a crash, and writes no write-ahead log
+
 
 class Migration(migrations.Migration):
     dependencies = [("controlplane", "0001_initial")]
 
-    operations = [
-        migrations.RunSQL(
-            FROZEN_SNAPSHOT,
-            "drop trigger snapshot_frozen on controlplane_configsnapshot; drop function controlplane_refuse_change();",
-        ),
-        migrations.RunSQL(
-            FROZEN_REVISION,
-            "drop trigger revision_frozen on controlplane_policyrevision; drop function controlplane_guard_revision();",
-        ),
-        migrations.RunSQL(
-            GROUP_OF_POOL,
-            "alter table controlplane_routingpolicy drop constraint policy_group_of_its_pool;"
-            "alter table controlplane_taskgroup drop constraint group_and_pool;",
-        ),
-    ]
+    operations = [migrations.RunSQL(sql) for sql in (FROZEN, GROUP_OF_POOL, CACHE)]

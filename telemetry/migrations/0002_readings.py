@@ -1,24 +1,47 @@
-"""Readings, partitioned by day: Django knows the models, PostgreSQL gets its own words for them.
+"""Tables partitioned by time, which Django's models cannot express: readings, decisions, and the rollups of readings.
 
-The partitions themselves are made and dropped by telemetry.storage.partitions.
+``telemetry.storage.partitions`` creates and drops the partitions; ``telemetry.storage.rollup_columns`` lists the
+columns of rollups.
 """
 
-import django.contrib.postgres.fields
-import django.db.models.deletion
-from django.db import migrations, models
+from django.db import migrations
 
-TABLES = """
-create table telemetry_reading (
+PARTITIONED = """
+alter table {name} rename to {name}_plain;
+alter index {name}_pkey rename to {name}_plain_pkey;
+create table {name} (like {name}_plain including all) partition by range (at);
+drop table {name}_plain;
+"""
+READINGS = ("telemetry_reading", "telemetry_routerreading", "telemetry_decision")
+
+ROLLUPS = """
+create table telemetry_reading_1m (
     at timestamptz not null,
     replica_id bigint not null,
     model text not null,
     engine text not null,
-    state text not null,
-    interval_s double precision,
+    scrapes integer,
+    stale_scrapes integer,
+    covered_s double precision,
     queries bigint,
     hits bigint,
-    external_queries bigint,
     external_hits bigint,
+    not_reported boolean,
+    running_sum double precision,
+    running_n integer,
+    running_min double precision,
+    running_max double precision,
+    waiting_sum double precision,
+    waiting_n integer,
+    waiting_min double precision,
+    waiting_max double precision,
+    kv_usage_ratio_sum double precision,
+    kv_usage_ratio_n integer,
+    kv_usage_ratio_min double precision,
+    kv_usage_ratio_max double precision,
+    gap_s double precision,
+    admitted_tokens bigint,
+    external_queries bigint,
     device_tokens bigint,
     host_tokens bigint,
     p2p_tokens bigint,
@@ -28,30 +51,43 @@ create table telemetry_reading (
     generation_tokens bigint,
     preemptions bigint,
     finished bigint,
-    running double precision,
-    waiting double precision,
-    kv_usage_ratio double precision,
-    ttft_layout_id bigint,
-    ttft_at smallint[],
-    ttft_counts bigint[],
-    ttft_sum_s double precision,
-    itl_layout_id bigint,
-    itl_at smallint[],
-    itl_counts bigint[],
-    itl_sum_s double precision,
+    first_tokens bigint,
+    computed_prompt_tokens bigint,
+    cached_prompt_tokens bigint,
+    transferred_prompt_tokens bigint,
+    mm_cache_queries bigint,
+    mm_cache_hits bigint,
+    queue_ms bigint,
+    queue_count bigint,
+    prefill_ms bigint,
+    prefill_count bigint,
+    block_lifetime_ms bigint,
+    block_lifetime_count bigint,
+    block_idle_ms bigint,
+    block_idle_count bigint,
+    block_reuse_gap_ms bigint,
+    block_reuse_gap_count bigint,
+    waiting_capacity_sum double precision,
+    waiting_capacity_n integer,
+    waiting_capacity_min double precision,
+    waiting_capacity_max double precision,
+    waiting_deferred_sum double precision,
+    waiting_deferred_n integer,
+    waiting_deferred_min double precision,
+    waiting_deferred_max double precision,
     primary key (at, replica_id, model, engine)
 ) partition by range (at);
 
-create table telemetry_routerreading (
+create table telemetry_routerreading_1m (
     at timestamptz not null,
     router_id bigint not null,
     pool text not null,
     "group" text not null,
-    replica text not null,
     policy text not null,
     revision integer not null,
-    state text not null,
-    interval_s double precision,
+    scrapes integer,
+    stale_scrapes integer,
+    covered_s double precision,
     requests bigint,
     ok_requests bigint,
     client_error_requests bigint,
@@ -61,93 +97,44 @@ create table telemetry_routerreading (
     usage_reported bigint,
     prompt_tokens bigint,
     cached_tokens bigint,
+    ceiling_prompt_tokens bigint,
     cacheable_tokens bigint,
-    ttft_layout_id bigint,
-    ttft_at smallint[],
-    ttft_counts bigint[],
-    ttft_sum_s double precision,
-    primary key (at, router_id, pool, "group", replica, policy, revision)
+    spilled_requests bigint,
+    predicted_answers bigint,
+    predicted_prompt_tokens bigint,
+    predicted_tokens bigint,
+    predicted_cached_tokens bigint,
+    primary key (at, router_id, pool, "group", policy, revision)
+) partition by range (at);
+
+create table telemetry_histogram_1m (
+    at timestamptz not null,
+    kind text not null,
+    pool text not null,
+    part text not null,
+    reuse text not null,
+    layout_id bigint not null,
+    positions smallint[] not null,
+    counts bigint[] not null,
+    sum_s double precision,
+    primary key (kind, at, pool, part, reuse, layout_id)
 ) partition by range (at);
 """
+FINEST = ("telemetry_reading", "telemetry_routerreading", "telemetry_histogram")
+COARSER = ("5m", "1h", "6h")
 
 
 class Migration(migrations.Migration):
-
-    dependencies = [
-        ('telemetry', '0001_initial'),
-    ]
+    dependencies = [("telemetry", "0001_initial")]
 
     operations = [
-        migrations.SeparateDatabaseAndState(
-            database_operations=[
-                migrations.RunSQL(TABLES, "drop table telemetry_routerreading; drop table telemetry_reading;"),
-            ],
-            state_operations=[
-                migrations.CreateModel(
-                    name='Reading',
-                    fields=[
-                        ('pk', models.CompositePrimaryKey('at', 'replica_id', 'model', 'engine', blank=True, editable=False, primary_key=True, serialize=False)),
-                        ('at', models.DateTimeField()),
-                        ('model', models.TextField()),
-                        ('engine', models.TextField()),
-                        ('state', models.TextField(choices=[('ok', 'Ok'), ('first', 'First'), ('reset', 'Reset'), ('gap', 'Gap'), ('stale', 'Stale')])),
-                        ('interval_s', models.FloatField(null=True)),
-                        ('queries', models.BigIntegerField(null=True)),
-                        ('hits', models.BigIntegerField(null=True)),
-                        ('external_queries', models.BigIntegerField(null=True)),
-                        ('external_hits', models.BigIntegerField(null=True)),
-                        ('device_tokens', models.BigIntegerField(null=True)),
-                        ('host_tokens', models.BigIntegerField(null=True)),
-                        ('p2p_tokens', models.BigIntegerField(null=True)),
-                        ('disk_tokens', models.BigIntegerField(null=True)),
-                        ('other_tokens', models.BigIntegerField(null=True)),
-                        ('prompt_tokens', models.BigIntegerField(null=True)),
-                        ('generation_tokens', models.BigIntegerField(null=True)),
-                        ('preemptions', models.BigIntegerField(null=True)),
-                        ('finished', models.BigIntegerField(null=True)),
-                        ('running', models.FloatField(null=True)),
-                        ('waiting', models.FloatField(null=True)),
-                        ('kv_usage_ratio', models.FloatField(null=True)),
-                        ('ttft_at', django.contrib.postgres.fields.ArrayField(base_field=models.SmallIntegerField(), null=True, size=None)),
-                        ('ttft_counts', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None)),
-                        ('ttft_sum_s', models.FloatField(null=True)),
-                        ('itl_at', django.contrib.postgres.fields.ArrayField(base_field=models.SmallIntegerField(), null=True, size=None)),
-                        ('itl_counts', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None)),
-                        ('itl_sum_s', models.FloatField(null=True)),
-                        ('itl_layout', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='telemetry.bucketlayout')),
-                        ('replica', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='controlplane.replica')),
-                        ('ttft_layout', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='telemetry.bucketlayout')),
-                    ],
-                ),
-                migrations.CreateModel(
-                    name='RouterReading',
-                    fields=[
-                        ('pk', models.CompositePrimaryKey('at', 'router_id', 'pool', 'group', 'replica', 'policy', 'revision', blank=True, editable=False, primary_key=True, serialize=False)),
-                        ('at', models.DateTimeField()),
-                        ('pool', models.TextField()),
-                        ('group', models.TextField()),
-                        ('replica', models.TextField()),
-                        ('policy', models.TextField()),
-                        ('revision', models.IntegerField()),
-                        ('state', models.TextField(choices=[('ok', 'Ok'), ('first', 'First'), ('reset', 'Reset'), ('gap', 'Gap'), ('stale', 'Stale')])),
-                        ('interval_s', models.FloatField(null=True)),
-                        ('requests', models.BigIntegerField(null=True)),
-                        ('ok_requests', models.BigIntegerField(null=True)),
-                        ('client_error_requests', models.BigIntegerField(null=True)),
-                        ('replica_error_requests', models.BigIntegerField(null=True)),
-                        ('router_error_requests', models.BigIntegerField(null=True)),
-                        ('cancelled_requests', models.BigIntegerField(null=True)),
-                        ('usage_reported', models.BigIntegerField(null=True)),
-                        ('prompt_tokens', models.BigIntegerField(null=True)),
-                        ('cached_tokens', models.BigIntegerField(null=True)),
-                        ('cacheable_tokens', models.BigIntegerField(null=True)),
-                        ('ttft_at', django.contrib.postgres.fields.ArrayField(base_field=models.SmallIntegerField(), null=True, size=None)),
-                        ('ttft_counts', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None)),
-                        ('ttft_sum_s', models.FloatField(null=True)),
-                        ('router', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='controlplane.router')),
-                        ('ttft_layout', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='telemetry.bucketlayout')),
-                    ],
-                ),
-            ],
+        migrations.RunSQL("".join(PARTITIONED.format(name=name) for name in READINGS)),
+        migrations.RunSQL(ROLLUPS),
+        migrations.RunSQL(
+            "".join(
+                f"create table {name}_{suffix} (like {name}_1m including all) partition by range (at);"
+                for name in FINEST
+                for suffix in COARSER
+            )
         ),
     ]

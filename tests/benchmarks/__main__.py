@@ -20,6 +20,7 @@ BENCHMARKS = {
     "causes": "tests.benchmarks.causes",  # whether the cause of a drop is named first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run what was published
     "decision": "tests.benchmarks.decision",  # what placing a request costs
+    "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
     "ladder": "tests.benchmarks.ladder",  # what replaying five minutes of decisions takes
     "path": "tests.benchmarks.path",  # what the router's own code costs on a request's way
     "predictions": "tests.benchmarks.predictions",  # predicted against delivered tokens; needs replicas of yours

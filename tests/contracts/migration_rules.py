@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from django.contrib.postgres.operations import AddConstraintNotValid
+from django.contrib.postgres.operations import AddConstraintNotValid, AddIndexConcurrently
 from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
 from django.db.models import Value
-
-from controlplane.database.operations import AddFieldOnce, BuildIndex, BuildUnique
-from telemetry.storage.partitions import ReplaceKey
 
 BIG = frozenset(
     {
@@ -32,22 +29,19 @@ BIG = frozenset(
         "alertstep",
     }
 )
-AGAIN = (BuildIndex, BuildUnique, AddFieldOnce, ReplaceKey)  # may be run again
 Rule = Callable[[Operation], str | None]
 
 
 def an_index_is_built_beside_writers(operation: Operation) -> str | None:
     """``CREATE INDEX`` keeps writers waiting until it is done; ``CONCURRENTLY`` does not."""
-    if isinstance(operation, migrations.AddIndex) and not isinstance(operation, BuildIndex):
-        return _on_big(operation.model_name, "build it by BuildIndex, in a migration of its own")
+    if isinstance(operation, migrations.AddIndex) and not isinstance(operation, AddIndexConcurrently):
+        return _on_big(operation.model_name, "build it by AddIndexConcurrently, in a migration of its own")
     return None
 
 
 def a_constraint_is_checked_beside_writers(operation: Operation) -> str | None:
     """``ADD CONSTRAINT`` reads every row under a lock; ``NOT VALID`` reads none."""
-    if isinstance(operation, migrations.AddConstraint) and not isinstance(
-        operation, AddConstraintNotValid | BuildUnique
-    ):
+    if isinstance(operation, migrations.AddConstraint) and not isinstance(operation, AddConstraintNotValid):
         return _on_big(operation.model_name, "add it by AddConstraintNotValid and validate it in a later migration")
     return None
 
@@ -58,7 +52,7 @@ def a_column_is_added_without_touching_rows(operation: Operation) -> str | None:
         return None
     field = operation.field
     if field.unique or field.db_index:  # a foreign key has an index
-        return _on_big(operation.model_name, "add the column alone, and its index by BuildIndex")
+        return _on_big(operation.model_name, "add the column alone, and its index by AddIndexConcurrently")
     if field.has_db_default() and not isinstance(field.db_default, int | str | bool | float | Value):
         return _on_big(operation.model_name, "add it with a constant default, then alter the default")
     return None
@@ -119,9 +113,9 @@ def faults(migration: migrations.Migration) -> Iterator[str]:
             if fault := rule(operation):
                 yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {fault}"
         last = operation is migration.operations[-1]
-        if not (migration.atomic or last or isinstance(operation, AGAIN)):
+        if not (migration.atomic or last):
             yield f"{migration.app_label}.{migration.name}: {operation.describe()}: is done twice if a later one fails"
-        if isinstance(operation, BuildIndex | BuildUnique) and migration.atomic:
+        if isinstance(operation, AddIndexConcurrently) and migration.atomic:
             yield f"{migration.app_label}.{migration.name}: {operation.describe()}: needs atomic = False"
 
 

@@ -1,6 +1,7 @@
 """The README's tour, its last step: the commands as they stand, and the alert that they lead to."""
 
 import re
+import struct
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
 from tests.end_to_end.live_stack import ROOT, LiveStack, slowdown
+from tests.end_to_end.screenshots import SIZE, capture
 
 pytestmark = pytest.mark.timeout(600)
 FIRST_START_S = 180
@@ -71,3 +74,11 @@ def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: L
         assert -15 <= onset_s <= 15 * slowdown()
         explained = stack.until(lambda: drops(rest)[0]["causes"], 60, "the causes of the drop")
         assert (explained[0]["kind"], explained[0]["evidence"]["revision"]) == ("revision", random["number"])
+
+
+def test_the_screenshots_show_the_overview_in_both_themes(stack: LiveStack, chromium: Browser, tmp_path: Path) -> None:
+    light, dark = (file.read_bytes() for file in capture(chromium, stack.web, tmp_path))
+    assert light != dark
+    for image in (light, dark):
+        assert image.startswith(b"\x89PNG")
+        assert struct.unpack(">II", image[16:24]) == tuple(SIZE.values())

@@ -23,7 +23,7 @@ def policy(pool: Pool) -> RoutingPolicy:
 
 
 @pytest.fixture(scope="session")
-def earlier(postgres: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database as it was before the migrations that are tried under load: its name, to be copied."""
+def migrated(postgres: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database that this release migrated: its name, to be copied."""
     with before(postgres, tmp_path_factory.mktemp("before")) as name:
         yield name

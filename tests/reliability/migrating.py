@@ -17,7 +17,7 @@ import psycopg
 from tests.end_to_end.live_stack import ROOT, outside_pytest
 
 LONGEST_S = 1.0  # that anybody waits (R22)
-BEFORE = (("controlplane", "0008"), ("telemetry", "0003"))  # migrations after these run under load
+NEXT_RELEASE = "tests.reliability.next_release.settings"
 HOUR = "date_trunc('hour', now())"
 
 
@@ -50,12 +50,11 @@ TABLES = (EVENTS, ROUTER_READINGS)
 
 @contextmanager
 def before(socket_dir: Path, folder: Path) -> Iterator[str]:
-    """A database as it was before the migrations that are tried; its name."""
+    """A database that this release migrated; its name."""
     name = f"before_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
         server.execute(f"create database {name}")
-        for app, newest in BEFORE:
-            migrate(url_of(socket_dir, name), folder, app, newest)
+        migrate(url_of(socket_dir, name), folder, settings="controlplane.settings.dev")
         with psycopg.connect(url_of(socket_dir, name), autocommit=True) as database:
             database.execute(
                 "create table if not exists telemetry_routerreading_all partition of telemetry_routerreading default"
@@ -87,19 +86,19 @@ def fill(database: str, rows: int) -> None:
             server.execute(f"vacuum analyze {table.name}")  # type: ignore[arg-type]  # as above
 
 
-def migrating(database: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """``manage.py migrate`` under way; it says what it does to its standard error."""
-    environment = {"DJANGO_SETTINGS_MODULE": "controlplane.settings.dev", "WARMPATH_DATABASE_URL": database,
+def migrating(database: str, folder: Path, *, settings: str = NEXT_RELEASE) -> subprocess.Popen[str]:
+    """``manage.py migrate`` of the next release, running; it reports to its standard error."""
+    environment = {"DJANGO_SETTINGS_MODULE": settings, "WARMPATH_DATABASE_URL": database,
                    "WARMPATH_DATA_DIR": str(folder)}  # fmt: skip
-    command = [sys.executable, "manage.py", "migrate", *arguments]
+    command = [sys.executable, "manage.py", "migrate"]
     return subprocess.Popen(
         command, cwd=ROOT, env=outside_pytest(environment), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 
-def migrate(database: str, folder: Path, *arguments: str, within_s: float = 250) -> None:
+def migrate(database: str, folder: Path, *, settings: str = NEXT_RELEASE, within_s: float = 250) -> None:
     """The same, until it is done."""
-    with migrating(database, folder, *arguments) as process:
+    with migrating(database, folder, settings=settings) as process:
         _, said = process.communicate(timeout=within_s)
     assert process.returncode == 0, said
 

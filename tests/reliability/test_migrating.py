@@ -27,9 +27,9 @@ ROWS = 100_000
 
 
 @pytest.fixture
-def database(postgres: Path, earlier: str) -> Iterator[str]:
-    """The URL of a database as it was before."""
-    with copied(postgres, earlier) as url:
+def database(postgres: Path, migrated: str) -> Iterator[str]:
+    """The URL of a database that this release migrated."""
+    with copied(postgres, migrated) as url:
         yield url
 
 

@@ -13,9 +13,10 @@ EXECUTED_BY: dict[str, str] = {
     "make compile": "tests/compiled/test_wheel.py",
     "python -m pip install --require-hashes -r requirements/router.txt": "tests/compiled/test_wheel.py",
     "python -m pip install --no-deps dist/warmpath-*.whl": "tests/compiled/test_wheel.py",
-    ".venv/bin/python -m tests.compiled tests/routing/core -n 2": "tests/compiled/test_routing.py",
+    ".venv/bin/python -m tests.compiled tests/routing/balancing -n 2": "tests/compiled/test_routing.py",
     "make lock": "tests/contracts/test_lock.py",
     "python -m routing replica --port 9101": "tests/end_to_end/test_make_run.py",  # started by the stack
+    ".venv/bin/python -m tests.end_to_end.screenshots": "tests/end_to_end/test_tour.py",
     "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",
     "python -m routing play --router http://127.0.0.1:8080 --trace conversation_trace.jsonl.gz --time-scale 0.547"
     " --loop": "tests/routing/traffic/test_player.py",

@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.documents.reading import DOCUMENTS, ROOT
 
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\((?!https?:|mailto:)|src(?:set)?=\")([^)\"\s]+)[)\"]")
 
 
 def headings(document: Path) -> set[str]:

@@ -1,11 +1,9 @@
 """The rules of a new pool: quiet while its fleet is healthy, and each fires on its incident."""
 
-import importlib
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
-from django.apps import apps
 
 from controlplane.models import ConfigSnapshot, EventKind, Replica, Router
 from controlplane.services.events import record_event
@@ -114,22 +112,6 @@ def test_a_rule_that_was_deleted_or_disabled_stays_so(pool):
     create_pool("other", models=["other"])
     assert not AlertRule.objects.filter(pool=pool, kind="kv_pressure").exists()
     assert not AlertRule.objects.get(pool=pool, kind="load_skew").enabled
-
-
-def test_the_migration_gives_pools_of_before_the_kinds_that_they_have_no_rule_of(pool):
-    kept = AlertRule.objects.get(pool=pool, kind="kv_pressure")
-    rules.update_rule(kept, name="Our own", enabled=False, settings={"usage_ratio": 0.7})
-    AlertRule.objects.filter(pool=pool).exclude(kind__in=["hit_rate_drop", "kv_pressure"]).delete()
-    importlib.import_module("telemetry.migrations.0025_default_rules").add_default_rules(apps, None)
-    found = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool)}
-    assert found["kv_pressure"].name == "Our own"
-    assert not found["kv_pressure"].enabled
-    assert "replica_down" not in found  # a default of before that somebody deleted
-    wanted = {one.kind: one for one in default_rules(5.0)}
-    for kind in found.keys() - {"hit_rate_drop", "kv_pressure"}:
-        assert (found[kind].name, found[kind].severity) == (wanted[kind].name, wanted[kind].severity)
-        assert found[kind].settings == wanted[kind].settings
-    assert found.keys() == wanted.keys() - {"replica_down", "no_data"}
 
 
 def test_a_healthy_fleet_raises_no_alert(fleet):

@@ -1,17 +1,12 @@
 """Who is told of what: one row for each message, whoever asks for it however often."""
 
 from datetime import timedelta
-from importlib import import_module
-from pathlib import Path
 
 import pytest
-from django.apps import apps
 
 from controlplane.errors import InvalidError
-from telemetry import migrations
 from telemetry.channels.enqueue import MOST_TOGETHER, enqueue, together
-from telemetry.matchers import match_all, stored
-from telemetry.models import Alert, AlertRule, Channel, Notification, NotificationKind
+from telemetry.models import Alert, AlertRule, Notification, NotificationKind
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
 
@@ -139,16 +134,6 @@ def test_of_several_alerts_a_channel_is_told_those_that_are_for_it(pool, channel
 
     first, _, third = told
     assert Notification.objects.get().alert_ids == [first, third]
-
-
-def test_quotes_in_conditions_of_before_stay_letters(pool, channel):
-    file = next(Path(migrations.__file__).parent.glob("*_quotes_in_conditions.py"))
-    Channel.objects.update(matchers=["pool=chat", 'rule!=lab-*,say "no"'])
-    import_module(f"{migrations.__name__}.{file.stem}").quote(apps, None)
-
-    channel.refresh_from_db()
-    assert channel.matchers == ["pool=chat", 'rule!=lab-*,"say \\"no\\""']
-    assert not match_all(stored(channel.matchers), {"pool": "chat", "rule": 'say "no"'})
 
 
 def test_a_condition_that_cannot_be_read_is_refused_and_named(channel):

@@ -8,15 +8,15 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.RunSQL(
-            "alter table controlplane_event add column next_note text",
+            "alter table controlplane_event add column if not exists next_note text",
             "alter table controlplane_event drop column next_note",
         ),
         migrations.RunSQL(
-            "alter table telemetry_reading add column next_figure bigint",
-            "alter table telemetry_reading drop column next_figure",
+            "alter table telemetry_routerreading add column if not exists next_figure bigint",
+            "alter table telemetry_routerreading drop column next_figure",
         ),
         migrations.RunSQL(
-            "create index concurrently next_note_of_event on controlplane_event (next_note, summary)",
+            "create index concurrently if not exists next_note_of_event on controlplane_event (next_note, summary)",
             "drop index concurrently next_note_of_event",
         ),
     ]

@@ -1,0 +1,118 @@
+"""How many source files one request, one push and one scrape pass through: ``python -m tests.benchmarks files``.
+
+A reader who follows a request has to open these files. Calls and changes of file are counted with ``sys.setprofile``,
+in ``routing/`` alone; each row is the least of several runs, because periodic tasks may run in between.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import aiohttp
+import uvloop
+
+import routing
+from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
+from routing.server import Server, running
+from routing.settings import ServeSettings
+from tests.benchmarks.mock_upstream import PLAIN_ANSWER
+from tests.benchmarks.path import Bench, started_router
+
+LIMITS = {"request": 25, "push": 20, "scrape": 20}  # files
+REPEATS = 5
+PACKAGE = str(Path(routing.__file__).parent)
+
+
+class CallPath:
+    """The files, calls and changes of file of what runs inside ``with``."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []  # of each call, in order
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._on_event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.files.append(frame.f_code.co_filename[len(PACKAGE) + 1 :])
+
+    @property
+    def changes(self) -> int:
+        """How often a call is in another file than the call before it."""
+        return sum(one != other for one, other in zip(self.files, self.files[1:], strict=False))
+
+
+async def request_path() -> CallPath:
+    """One plain chat request through a warm router, from its bytes to the end of its accounting."""
+    router = await started_router(LowestCostSettings())
+    bench = Bench(router)
+    for _ in range(3):
+        least = _one_request(bench)
+    for _ in range(REPEATS):
+        least = min(least, _one_request(bench), key=lambda path: len(path.files))
+    router.deadlines.close()
+    return least
+
+
+def _one_request(bench: Bench) -> CallPath:
+    client, data = bench.next_request()
+    with CallPath() as path:
+        bench.ask(client, data).data_received(PLAIN_ANSWER)
+        bench._flush()
+    return path
+
+
+async def admin_paths() -> dict[str, CallPath]:
+    """One configuration taken, and one scrape of ``/metrics``, at the admin port of a running router."""
+    with tempfile.TemporaryDirectory(prefix="wpb-") as name:
+        settings = ServeSettings("bench", None, None, "127.0.0.1", 0, "127.0.0.1", 0, Path(name), None)
+        async with running(settings) as server, aiohttp.ClientSession() as http:
+            pushes = [await _counted(lambda n=n: _push(http, server, n)) for n in range(1, REPEATS + 1)]
+            scrapes = [await _counted(lambda: _scrape(http, server)) for _ in range(REPEATS)]
+    return {
+        "push": min(pushes[1:], key=lambda path: len(path.files)),
+        "scrape": min(scrapes, key=lambda path: len(path.files)),
+    }
+
+
+async def _counted(step: Callable[[], Awaitable[None]]) -> CallPath:
+    with CallPath() as path:
+        await step()
+    return path
+
+
+async def _push(http: aiohttp.ClientSession, server: Server, number: int) -> None:
+    policy = PolicyConfig(name="bench", revision=number, settings=LowestCostSettings())
+    replicas = (ReplicaConfig(name="replica-1", url="http://127.0.0.1:1"),)
+    config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=replicas),))
+    async with http.put(f"{server.admin_url}/admin/config", data=dump_snapshot(config, number).document) as response:
+        response.raise_for_status()
+
+
+async def _scrape(http: aiohttp.ClientSession, server: Server) -> None:
+    async with http.get(f"{server.admin_url}/metrics") as response:
+        response.raise_for_status()
+
+
+async def paths() -> dict[str, CallPath]:
+    """The three paths by name, of the router in plain Python."""
+    return {"request": await request_path(), **await admin_paths()}
+
+
+def main() -> None:
+    """Print the table, and the files in the order in which they are first entered."""
+    found = uvloop.run(paths())
+    print("path      files  at most  calls  changes of file")
+    for name, path in found.items():
+        print(f"{name:8}  {len(set(path.files)):5}  {LIMITS[name]:7}  {len(path.files):5}  {path.changes:15}")
+    for name, path in found.items():
+        print(f"\n{name}: {', '.join(dict.fromkeys(path.files))}")
