@@ -1,4 +1,4 @@
-"""Alerts in every state that there is, as the pipeline and people leave them, for tests that look at pages."""
+"""Alerts in every state, for tests of pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAUSE = {
 
 
 def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
-    """One alert of each kind of life, by its name; the id of each."""
+    """One alert of each state; ids by name."""
     now = timezone.now()
     make = {
         "firing": _fires(pool, "hit_rate_drop", now, value=0.31, limit=0.49, baseline=0.64, causes=[CAUSE]),

@@ -1,4 +1,4 @@
-"""Servers that tests share: a real PostgreSQL and a real Valkey, started when a test first asks for one."""
+"""Servers that tests share: PostgreSQL and Valkey, started on first use."""
 
 import gc
 import shutil
@@ -30,14 +30,14 @@ hypothesis.settings.load_profile("any_machine")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay until the end: no search for garbage needs to walk through them again."""
+    """Freeze collected objects, so that garbage collection does not traverse thousands of tests again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def flush_again() -> Iterator[None]:
-    """A request that a closed browser left behind may meet the flush after a test in a deadlock: then flush again."""
+    """Flush again after a deadlock with a request that a closed browser left running."""
     from django.core.management import CommandError
     from django.db import OperationalError
     from django.test import TransactionTestCase
@@ -60,7 +60,7 @@ def flush_again() -> Iterator[None]:
 
 @contextmanager
 def running(child: Child) -> Iterator[None]:
-    """A server for the length of a block."""
+    """Run a server for the length of a block."""
     options = child.popen_options()
     process = subprocess.Popen(list(child.command), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)
     try:
@@ -72,7 +72,7 @@ def running(child: Child) -> Iterator[None]:
 
 
 def wait_until(condition, timeout_s, what, *, alive=None, every_s=0.02):
-    """Poll a condition until it holds; fail, saying what was awaited, when it does not in time."""
+    """Poll a condition; fail with its description on timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if alive is not None and alive.poll() is not None:
@@ -84,7 +84,7 @@ def wait_until(condition, timeout_s, what, *, alive=None, every_s=0.02):
 
 @pytest.fixture(scope="session")
 def short_dir() -> Iterator[Path]:
-    """A folder whose path is short enough for a socket, readable by the account that servers run as."""
+    """A folder with a path short enough for a Unix socket, readable by the servers' account."""
     folder = Path(tempfile.mkdtemp(prefix="wp-"))
     folder.chmod(0o755)
     yield folder
@@ -93,7 +93,7 @@ def short_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres(short_dir: Path) -> Iterator[Path]:
-    """A PostgreSQL that forgets on power loss; the folder of its socket."""
+    """PostgreSQL without fsync; the folder of its socket."""
     server = EmbeddedPostgres(short_dir / "postgres", short_dir / "pg")
     server.prepare()
     with running(server.child("fsync=off", "synchronous_commit=off", "full_page_writes=off")):
@@ -102,7 +102,7 @@ def postgres(short_dir: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(postgres: Path) -> None:
-    """Point Django's connection at the server that was just started."""
+    """Point Django at the test server."""
     from django.db import connections
 
     for settings in (connections.settings["default"], connections["default"].settings_dict):

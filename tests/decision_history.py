@@ -1,4 +1,4 @@
-"""What a router decided over some minutes, collected and replayed, for tests that look at pages."""
+"""Some minutes of router decisions, collected and replayed, for tests of pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CANDIDATES = [
 
 
 def decisions_at_work(pool: Pool, router: Router, until: datetime, *, count: int = 60) -> Decision:
-    """Requests of all task groups over the ten minutes until then, with their ladder and their curve; the last one."""
+    """Ten minutes of requests of all task groups, with ladder and capacity curve; the last decision."""
     groups, replicas = sorted(GROUPS), [replica.name for replica in pool.replicas.order_by("pk")]
     requests = traffic(count, replicas=len(replicas), prompts=5, sessions=8, placed="random")
     for seq, one in enumerate(requests):

@@ -1,4 +1,4 @@
-"""A fleet that was measured for a while: rows as the scraper writes them, seeded, for tests that look at pages."""
+"""A fleet with a measured history, seeded, for tests of pages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCRAPE_S = 5
 
 
 def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None) -> Pool:
-    """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` went live half way."""
+    """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` is published half way."""
     pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
     fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)]
     for replica in fleet:
@@ -74,7 +74,7 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
 
 
 def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: int, change: datetime) -> None:
-    """Write readings every 5 s: hit rates climb after ``change``, and the fleet's last replica restarted on the way."""
+    """Write a reading every 5 s: hit rates rise after ``change``, and the last replica restarts once."""
     start = until - timedelta(seconds=seconds)
     ensure_days({start.date(), until.date()})
     layout, _ = BucketLayout.objects.get_or_create(
@@ -100,7 +100,7 @@ Row = dict[str, Any]  # of a table of readings; ``at`` is seconds after the star
 
 @cache
 def _readings(replicas: int, seconds: int, change_s: float, restart_s: float) -> tuple[list[Row], list[Row]]:
-    """What replicas and the router said; the same each time, so it is thought up once and written by COPY."""
+    """Readings of replicas and router; generated once and written by COPY."""
     rng = random.Random(7)
     readings: list[Row] = []
     routed: list[Row] = []
@@ -166,7 +166,7 @@ def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[in
 
 
 def drop_alert(pool: Pool, at: datetime) -> Alert:
-    """A firing alert of the pool's default rule, told to every channel, as the pipeline leaves it."""
+    """A firing alert of the pool's default rule, with notifications to every channel."""
     rule = ensure_default_rules(pool)
     kind = KINDS[rule.kind]
     settings = kind.read(rule.settings)
@@ -185,7 +185,7 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
 
 
 def sources_at_work(pool: Pool, now: datetime) -> None:
-    """A source with proposals, a replica that it misses and one that it dismissed, and another that fails."""
+    """A source with proposed, missing and dismissed replicas, and one that fails."""
     found = create_source(
         pool, name="cluster", kind="kubernetes", settings={"service": "vllm", "api_url": "https://10.0.0.1"}
     )
@@ -218,7 +218,7 @@ def _discovered(source: ReplicaSource, key: str, number: int, **facts: object) -
 
 
 def rollouts_of_every_kind(policy: RoutingPolicy, by: User) -> dict[str, int]:
-    """Rollouts that were taken back, are held, paused, and await approval; the id of each. A draft stays."""
+    """Rollouts that were rolled back, paused, or await approval; ids by name. One draft remains."""
     with_draft = policy.draft()
     made = {"rolled_back": _tried(policy, {"strategy": "random"}, by=by, verdict="breached")}
     for name in ("holding", "paused"):
@@ -236,7 +236,7 @@ def rollouts_of_every_kind(policy: RoutingPolicy, by: User) -> dict[str, int]:
 
 
 def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict: str) -> int:
-    """A trial on every router, judged once its time is over."""
+    """A canary on every router, analysed after its time."""
     draft = save_draft(policy, settings, by=by, reason="Agents share a prompt")
     rollout = publish_revision(draft.pk, by=by, plan=make_plan(policy, "by_share", observe_s=0))
     newest = ConfigSnapshot.objects.defer("sealed").first()

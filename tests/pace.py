@@ -1,4 +1,4 @@
-"""Limits in seconds on machines that others use too."""
+"""Time limits that allow for a busy machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 
 
 def slowdown() -> float:
-    """How much longer work takes on this machine, at least 1.
+    """Factor by which this machine is slower now, at least 1.
 
-    The greater of two: seconds that pass in a second of CPU just now, and processes a core that wanted to run in the
-    last minute, for those who got in the way may be gone by the time that somebody asks.
+    The larger of: elapsed seconds per CPU second now, and the load average of the last minute per core, because the load may have just ended.
     """
     begun, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.3:
@@ -20,5 +19,5 @@ def slowdown() -> float:
 
 
 def is_within(took_s: float, limit_s: float) -> bool:
-    """Whether something took no longer than it may, or than that is while others use the machine too."""
+    """Whether a duration is within its limit, scaled by the slowdown."""
     return took_s <= limit_s or took_s <= limit_s * slowdown()

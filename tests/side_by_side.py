@@ -1,11 +1,9 @@
-"""How tests share a machine when several processes run them: what goes first, and what wants to be alone.
+"""Schedules tests over several processes: what starts first, and what runs alone.
 
-A process takes one file at a time, in the order made here. First comes what mostly waits while the others work: the
-live stack, the stands of ``tests/reliability``, and the compiled router of ``tests/compiled``. Each of these folders is
-one file to the scheduler, so that one process has what it sets up. What measures milliseconds is marked ``@alone`` and
-goes last, all of it in one process. A lock keeps what the others still have to finish away from it: every test holds it
-with the rest, or for itself if it wants to be alone. What measures seconds runs beside the others, and gives itself the
-time that a busy machine takes.
+A process takes one file at a time in the order set here. First come tests that mostly wait: the live stack, ``tests/reliability``
+and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that measure milliseconds are marked
+``@alone`` and run last in one process; a file lock keeps them apart from tests still running elsewhere. Tests that measure
+seconds run beside others and scale their limits (``tests/pace.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hand out whole files in the order of collection, two folders as one each, and what wants to be alone as one."""
+    """Hands out files in collection order; two folders and all ``@alone`` tests count as one file each."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")
@@ -38,7 +36,7 @@ class Files(LoadScopeScheduling):
 
 @cache
 def _alone_in(path: str) -> frozenset[str]:
-    """The tests of a file that are marked ``@alone``, by its source: the scheduler is told names and no marks."""
+    """Names of a file's ``@alone`` tests, from its source, because the scheduler sees names without marks."""
     tree = ast.parse((Path(__file__).parents[1] / path).read_text())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return frozenset(
@@ -53,7 +51,7 @@ def pytest_xdist_make_scheduler(config, log) -> Files:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by turn; among equals everything stays as it was."""
+    """Sort by start order; stable."""
     items.sort(key=_turn)
 
 
@@ -64,13 +62,13 @@ def _turn(item: pytest.Item) -> int:
 
 
 def wants_to_be_alone(item: pytest.Item) -> bool:
-    """Whether it measures something that other tests would disturb."""
+    """Whether the test is marked ``@alone``."""
     return any(mark == alone.mark for mark in item.iter_markers())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everything, so that no test's deadline runs while it waits
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test beside the others, or when they have ended."""
+    """Run the test under the shared or the exclusive lock."""
     if not hasattr(item.config, "workerinput"):  # this process is the only one
         return (yield)
     with (Path(__file__).parent / "conftest.py").open() as lock:

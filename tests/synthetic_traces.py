@@ -1,10 +1,9 @@
-"""Seeded traces for replays: one with the statistics of a chat service, and workloads that are hard to place.
+"""Seeded traces for replays: one with the statistics of a chat service, others that are hard to place.
 
-``chat`` follows the first 30 minutes of Mooncake's conversation trace (FAST25-release): Poisson arrivals, 3.18/s;
-every prompt begins with one system prompt of one block; 35 % of the requests go on with a conversation, median 120 s
-after its last turn, with the answer and a new message, mostly of some hundred tokens but every fourth of some
-thousand; openings are log-normal. ``hot_prefix`` and ``session_pool`` are the two workloads behind the figures that
-the literature gives for affinity. The others each have one property that misleads some strategy.
+``chat`` follows the first 30 minutes of Mooncake's conversation trace (FAST25-release): Poisson arrivals, 3.18/s; every prompt
+starts with a one-block system prompt; 35 % of the requests continue a conversation, median 120 s after its last turn, with the
+response and a new message; lengths are log-normal. ``hot_prefix`` and ``session_pool`` are workloads from the literature on
+affinity. Each other trace has one property that misleads some strategy.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ SMALL_BLOCK_TOKENS = 16  # of the workloads that are not chat
 
 
 class _Blocks:
-    """Hands out ids that nobody has."""
+    """Generates unused block ids."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def fresh(self, count: int) -> array[int]:
-        """So many new ids."""
         self._next += count
         return array("Q", range(self._next - count, self._next))
 
@@ -40,7 +38,7 @@ class _Blocks:
 
 
 def chat(requests: int, seed: int, rate: float = CHAT_RATE) -> Columns:
-    """A chat service's traffic; 10 us a request."""
+    """A chat service; 10 us per request."""
     rng = random.Random(f"{seed} chat")
     columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
     system = blocks.fresh(1)
@@ -68,7 +66,7 @@ def chat(requests: int, seed: int, rate: float = CHAT_RATE) -> Columns:
 
 
 def _message(rng: random.Random) -> int:
-    """Tokens of a user's further message."""
+    """Tokens of a user's next message."""
     median = 9000 if rng.random() < 0.25 else 450
     return int(min(40_000.0, rng.lognormvariate(math.log(median), 0.6)))
 
@@ -77,7 +75,7 @@ def _message(rng: random.Random) -> int:
 
 
 def hot_prefix(requests: int, seed: int) -> Columns:
-    """80 requests/s: 80 % have one hot prefix, 15 % one of 320 rare ones, 5 % their own; and bursts of 40 hot ones."""
+    """80 requests/s: 80 % share one prefix, 15 % one of 320 rare ones, 5 % are unique; with bursts of 40."""
     rng = random.Random(f"{seed} hot prefix")
     prompts = _Prefixed()
     hot, *rare = (prompts.prefix() for _ in range(321))
@@ -94,7 +92,7 @@ def hot_prefix(requests: int, seed: int) -> Columns:
 
 
 def session_pool(requests: int, seed: int) -> Columns:
-    """137 requests/s: 98 % have one of 1,600 prefixes, each as often as the others, 2 % one of their own."""
+    """137 requests/s: 98 % have one of 1,600 equally frequent prefixes, 2 % are unique."""
     rng = random.Random(f"{seed} session pool")
     prompts = _Prefixed()
     pool = [prompts.prefix() for _ in range(1600)]
@@ -104,18 +102,16 @@ def session_pool(requests: int, seed: int) -> Columns:
 
 
 class _Prefixed:
-    """Requests that are a prefix and something of their own, in small blocks."""
+    """Requests of a prefix and a unique rest, in small blocks."""
 
     def __init__(self) -> None:
         self.columns = Columns(SMALL_BLOCK_TOKENS)
         self._blocks = _Blocks()
 
     def prefix(self, tokens: int = 2000) -> array[int]:
-        """A new prefix."""
         return self._blocks.fresh(tokens // SMALL_BLOCK_TOKENS)
 
     def ask(self, at_s: float, prefix: array[int], own_tokens: int = 100, output_tokens: int = 16) -> None:
-        """A request with this prefix."""
         own = self._blocks.fresh(-(-own_tokens // SMALL_BLOCK_TOKENS))
         self.columns.append(at_s, len(prefix) * SMALL_BLOCK_TOKENS + own_tokens, output_tokens, prefix + own)
 
@@ -124,7 +120,7 @@ class _Prefixed:
 
 
 def nothing_shared(requests: int, seed: int) -> Columns:
-    """Prompts of which no two begin alike, of very different lengths."""
+    """Unique prompts of very different lengths."""
     rng = random.Random(f"{seed} nothing shared")
     prompts = _Prefixed()
     for at_s in _poisson(rng, 10.0, requests):
@@ -133,7 +129,7 @@ def nothing_shared(requests: int, seed: int) -> Columns:
 
 
 def bursts(requests: int, seed: int) -> Columns:
-    """Every few seconds an agent asks 5 to 40 questions at once about something of 8,000 tokens that is new."""
+    """Every few seconds an agent sends 5 to 40 requests at once that share 8,000 new tokens."""
     rng = random.Random(f"{seed} bursts")
     prompts = _Prefixed()
     at_s = 0.0
@@ -146,7 +142,7 @@ def bursts(requests: int, seed: int) -> Columns:
 
 
 def agents(requests: int, seed: int) -> Columns:
-    """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, behind one of 12 tool lists of 6,000 tokens."""
+    """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, after one of 12 tool lists of 6,000 tokens."""
     rng = random.Random(f"{seed} agents")
     prompts = _Prefixed()
     tools = [prompts.prefix(6000) for _ in range(12)]
@@ -162,7 +158,7 @@ def agents(requests: int, seed: int) -> Columns:
 
 
 def mixed_lengths(requests: int, seed: int) -> Columns:
-    """Short questions about 200 shared documents of 3,000 tokens; every tenth request 50,000 tokens of its own."""
+    """Short questions about 200 shared documents of 3,000 tokens; every tenth request has 50,000 unique tokens."""
     rng = random.Random(f"{seed} mixed lengths")
     prompts = _Prefixed()
     documents = [prompts.prefix(3000) for _ in range(200)]
@@ -175,7 +171,7 @@ def mixed_lengths(requests: int, seed: int) -> Columns:
 
 
 def jobs(requests: int, seed: int) -> Columns:
-    """Every 2 s a job asks 2 to 60 questions about a new document of 500 to 30,000 tokens, at once or within 5 s."""
+    """Every 2 s a job sends 2 to 60 requests about a new document of 500 to 30,000 tokens, at once or within 5 s."""
     rng = random.Random(f"{seed} jobs")
     prompts = _Prefixed()
     at_s = 0.0
@@ -188,7 +184,7 @@ def jobs(requests: int, seed: int) -> Columns:
 
 
 def tides(requests: int, seed: int) -> Columns:
-    """300 documents of 2,000 to 10,000 tokens, the first ones most; 10 s of every 40 at eighteen times the pace."""
+    """300 documents of 2,000 to 10,000 tokens, by popularity; for 10 s of every 40 at eighteen times the rate."""
     rng = random.Random(f"{seed} tides")
     prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(2000, 10_000)) for _ in range(300)]
@@ -200,7 +196,7 @@ def tides(requests: int, seed: int) -> Columns:
 
 
 def drifting(requests: int, seed: int) -> Columns:
-    """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, asked for by a power law of their age."""
+    """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, requested by a power law of their age."""
     rng = random.Random(f"{seed} drifting")
     prompts = _Prefixed()
     documents = [prompts.prefix(rng.randint(1000, 8000)) for _ in range(200 + requests // 20)]
@@ -211,7 +207,7 @@ def drifting(requests: int, seed: int) -> Columns:
 
 
 def small_groups(requests: int, seed: int) -> Columns:
-    """3,000 groups with openings of 200 to 3,000 tokens, of Zipf's frequencies."""
+    """3,000 groups with prefixes of 200 to 3,000 tokens, by Zipf's law."""
     rng = random.Random(f"{seed} small groups")
     prompts = _Prefixed()
     openings = [prompts.prefix(rng.randint(200, 3000)) for _ in range(3000)]
@@ -222,7 +218,7 @@ def small_groups(requests: int, seed: int) -> Columns:
 
 
 def giant_group(requests: int, seed: int) -> Columns:
-    """All behind one prompt of 6,000 tokens, with some hundred tokens of their own, at most 30,000."""
+    """All requests share one prefix of 6,000 tokens, with up to 30,000 unique tokens."""
     rng = random.Random(f"{seed} giant group")
     prompts = _Prefixed()
     opening = prompts.prefix(6000)
@@ -232,7 +228,7 @@ def giant_group(requests: int, seed: int) -> Columns:
 
 
 def families(requests: int, seed: int) -> Columns:
-    """Short questions behind 20 openings, each of which goes on in 12 ways of 1,000 to 4,000 tokens, by Zipf's law."""
+    """Short questions after 20 prefixes, each with 12 continuations of 1,000 to 4,000 tokens, by Zipf's law."""
     rng = random.Random(f"{seed} families")
     prompts = _Prefixed()
     shared = [prompts.prefix(512) for _ in range(20)]
@@ -245,7 +241,7 @@ def families(requests: int, seed: int) -> Columns:
 
 
 def heavy_tails(requests: int, seed: int) -> Columns:
-    """600 documents and questions about them, both with lengths of a Pareto distribution (1.1)."""
+    """600 documents and questions about them, lengths from a Pareto distribution (1.1)."""
     rng = random.Random(f"{seed} heavy tails")
     prompts = _Prefixed()
     documents = [prompts.prefix(min(60_000, int(500 * rng.paretovariate(1.1)))) for _ in range(600)]
@@ -256,7 +252,7 @@ def heavy_tails(requests: int, seed: int) -> Columns:
 
 
 def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
-    """So many arrivals, seconds."""
+    """Arrival times in seconds."""
     at_s = 0.0
     for _ in range(count):
         at_s += rng.expovariate(rate)
@@ -264,7 +260,7 @@ def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
 
 
 def _in_order(columns: Columns) -> Columns:
-    """The same requests, ascending in time."""
+    """Requests in ascending time order."""
     ordered = Columns(columns.block_tokens)
     for index in sorted(range(len(columns)), key=columns.at_s.__getitem__):
         ids = columns.ids[columns.starts[index] : columns.starts[index + 1]]

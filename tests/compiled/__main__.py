@@ -1,6 +1,6 @@
-"""Run the router's own tests against the compiled router: ``python -m tests.compiled [ARGUMENTS OF PYTEST]``.
+"""Run the router's tests against the compiled router: ``python -m tests.compiled [ARGUMENTS OF PYTEST]``.
 
-Without a path among them, all tests that have to do with modules that are compiled.
+Without a path, runs all tests of compiled modules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEFT_OUT = [
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compile, and become pytest; say why where the router cannot be compiled."""
+    """Compile, then exec pytest; print why if the router cannot be compiled."""
     try:
         compile_router()
     except NotHereError as error:

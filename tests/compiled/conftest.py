@@ -1,4 +1,4 @@
-"""The compiled router, made when a test first asks for it."""
+"""The compiled router, built when a test first needs it."""
 
 import os
 
@@ -9,7 +9,7 @@ from tests.compiled.package import NotHereError, compile_router
 
 @pytest.fixture(scope="session")
 def compiled() -> None:
-    """Skips where it cannot be compiled, which REQUIRE_PROGRAMS makes a failure."""
+    """Skip without a C compiler; fail if REQUIRE_PROGRAMS is set."""
     try:
         compile_router()
     except NotHereError as error:

@@ -1,4 +1,4 @@
-"""The compiled router, for tests and benchmarks: make it, and have Python find it before the plain one."""
+"""Builds the compiled router for tests and benchmarks, and puts it first on the import path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotHereError(Exception):
 
 
 def compile_router() -> None:
-    """Compile it unless it stands; NotHereError where that cannot be."""
+    """Compile unless it is up to date; NotHereError if that is impossible."""
     command = [sys.executable, "deploy/bootstrap.py", "compile"]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode == NOT_HERE:
@@ -31,13 +31,13 @@ def compile_router() -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, for one in which the router is compiled; with ``python -m`` too, which begins to look at home."""
+    """Environment in which Python, also with ``-m``, imports the compiled router."""
     path = os.pathsep.join(map(str, (PACKAGES, ROOT)))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TEST_COMPILED": "1"}
 
 
 def named_modules() -> list[Path]:
-    """The modules that pyproject.toml names to be compiled, below the root."""
+    """Modules that pyproject.toml lists for compilation, relative to the root."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
     include, exclude = (GitIgnoreSpec.from_lines(hook[name]) for name in ("include", "exclude"))
@@ -46,5 +46,5 @@ def named_modules() -> list[Path]:
 
 
 def runs_compiled(pid: int) -> bool:
-    """Whether a process has the native modules in its memory."""
+    """Whether a process has the native modules mapped."""
     return "warmpath__mypyc" in Path(f"/proc/{pid}/maps").read_text()

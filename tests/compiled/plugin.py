@@ -1,4 +1,4 @@
-"""For pytest on the compiled router: refuses the plain one, and leaves out what cannot be or is for others to do."""
+"""pytest plugin for the compiled router: refuses the plain one and deselects tests that need plain Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.side_by_side import wants_to_be_alone
 
 
 def pytest_configure() -> None:
-    """Every module that has been compiled is the one that is imported."""
+    """Fail if a compiled module was imported as plain Python."""
     native = sorted((PACKAGES / "routing").rglob("*.so"))
     names = [".".join([*path.relative_to(PACKAGES).parent.parts, path.name.partition(".")[0]]) for path in native]
     plain = [name for name in names if importlib.import_module(name).__file__ not in set(map(str, native))]
@@ -20,7 +20,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what takes plain Python, with its reason; leave what wants to be alone to the run that can let it be."""
+    """Skip tests that need plain Python, and those marked ``@alone``, which run elsewhere."""
     for item in items:
         if mark := item.get_closest_marker("plain_python"):
             item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))

@@ -1,4 +1,4 @@
-"""The benchmarks measure the compiled router beside the plain one."""
+"""Benchmarks measure the compiled router beside the plain one."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`make compile`, on machines that have what it takes and on others."""
+"""``make compile`` with and without a C compiler."""
 
 import ast
 import os
@@ -46,7 +46,7 @@ def test_no_native_module_lies_where_the_plain_router_would_run_it():
 
 
 def test_what_is_compiled_keeps_to_what_compiles_well():
-    """CONTRIBUTING.md says what; found here in a moment, where compiling takes a minute or crashes later."""
+    """Checks CONTRIBUTING.md's rules by syntax tree, which is faster than compiling."""
     found = [
         f"{module}:{node.lineno}: {name}: {UNFIT[name]}"
         for module in named_modules()
@@ -58,7 +58,7 @@ def test_what_is_compiled_keeps_to_what_compiles_well():
 
 
 def test_what_is_compiled_calls_errors_of_two_kinds_by_two_names():
-    """In one function mypyc takes a name for the kind that it had first, and fails where another error comes."""
+    """mypyc types a name by its first use in a function."""
     found = [
         f"{module}:{function.lineno}: {name} is {' and '.join(sorted(kinds))}"
         for module in named_modules()
@@ -71,7 +71,7 @@ def test_what_is_compiled_calls_errors_of_two_kinds_by_two_names():
 
 
 def caught_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, set[str]]:
-    """Names of errors that a function catches, and the kinds of error that each stands for."""
+    """Names bound by a function's ``except`` clauses, with their error types."""
     caught: dict[str, set[str]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.ExceptHandler) and node.name and node.type:
@@ -80,6 +80,6 @@ def caught_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, set
 
 
 def names_of(expressions: list[ast.expr]) -> set[str]:
-    """Last parts of the names in decorators and bases."""
+    """Last components of decorator and base names."""
     within = [part for expression in expressions for part in ast.walk(expression)]
     return {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in within}

@@ -1,4 +1,4 @@
-"""The router's own tests pass on the compiled router."""
+"""The router's tests pass on the compiled router."""
 
 import re
 import subprocess

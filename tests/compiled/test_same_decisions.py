@@ -1,4 +1,4 @@
-"""A compiled and a plain router decide alike."""
+"""A compiled and a plain router make the same decisions."""
 
 import json
 import os
@@ -38,7 +38,7 @@ USAGE = b'{"usage":{"prompt_tokens":900,"prompt_tokens_details":{"cached_tokens"
 
 
 def pool(strategy, replicas) -> PoolConfig:
-    """A pool whose model is called as its strategy is."""
+    """A pool whose model has the name of its strategy."""
     members = tuple(ReplicaConfig(name=f"{strategy.name}-{one.name}", url=one.url, block_tokens=16) for one in replicas)
     return PoolConfig(
         name=strategy.name,
@@ -49,7 +49,7 @@ def pool(strategy, replicas) -> PoolConfig:
 
 
 def conversations(model: str) -> list[bytes]:
-    """Requests of twelve conversations that three system prompts share, turn by turn."""
+    """Requests of twelve conversations that share three system prompts, turn by turn."""
     chance = random.Random(7)
     spoken = {number: [{"role": "system", "content": f"You are assistant {number % 3}. " * 60}] for number in range(12)}
     bodies = []
@@ -78,7 +78,7 @@ async def test_the_same_requests_get_the_same_replicas_for_the_same_reasons(tmp_
 
 
 def without_time(decision):
-    """What does not tell one run from another; one request a second is described at greater length."""
+    """Decisions without fields that depend on time."""
     passing = {"request_id", "at", "ttft_s", "latency_s", "opening", "candidates"}
     return {name: value for name, value in decision.items() if name not in passing}
 

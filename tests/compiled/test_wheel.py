@@ -1,4 +1,4 @@
-"""The wheel of `make compile`: what is native in it, and that it serves on a host that has nothing else of ours."""
+"""The wheel of ``make compile``: which modules are native, and that it serves on a clean host."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_exactly_the_modules_that_are_named_are_native():
 
 
 async def test_a_host_with_the_wheel_and_its_requirements_alone_serves(tmp_path):
-    """As deploy/README.md says."""
+    """As described in deploy/README.md."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "host"], check=True)
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = bare | {"PATH": f"{tmp_path}/host/bin:{os.environ['PATH']}"}

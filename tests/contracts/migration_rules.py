@@ -1,8 +1,8 @@
-"""What a migration may do while everything serves, and the release before it still runs (R22).
+"""Rules for migrations that run while everything serves, and that the release before can work with (R22).
 
-Each rule says what is wrong with an operation, or nothing. A table is big if it grows with traffic or with time: a lock
-on it is held for as long as its rows take. Code of the release before runs on for a while after a migration: what it
-reads must still be there, and what it writes must still be taken.
+Each rule returns what is wrong with an operation, or None. A table is big if it grows with traffic or time: rewriting it
+holds a lock for too long. Code of the release before runs for a while after a migration: the columns it reads must
+remain, and the rows it writes must be accepted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rule = Callable[[Operation], str | None]
 
 
 def an_index_is_built_beside_writers(operation: Operation) -> str | None:
-    """``CREATE INDEX`` keeps writers waiting until it is done; ``CONCURRENTLY`` does not."""
+    """``CREATE INDEX`` blocks writers; ``CONCURRENTLY`` does not."""
     if isinstance(operation, migrations.AddIndex) and not isinstance(operation, AddIndexConcurrently):
         return _on_big(operation.model_name, "build it by AddIndexConcurrently, in a migration of its own")
     return None
@@ -47,7 +47,7 @@ def a_constraint_is_checked_beside_writers(operation: Operation) -> str | None:
 
 
 def a_column_is_added_without_touching_rows(operation: Operation) -> str | None:
-    """A constant default is written down once; one that is computed is written into every row, under a lock."""
+    """A constant default is stored once; a computed one is written to every row under a lock."""
     if not isinstance(operation, migrations.AddField):
         return None
     field = operation.field
@@ -59,7 +59,7 @@ def a_column_is_added_without_touching_rows(operation: Operation) -> str | None:
 
 
 def a_column_is_not_rewritten(operation: Operation) -> str | None:
-    """Most changes of a type write the table anew; a longer text or another default does not."""
+    """Most type changes rewrite the table; a longer text or another default does not."""
     if isinstance(operation, migrations.AlterField) and not isinstance(
         operation.field, models.CharField | models.TextField
     ):
@@ -68,14 +68,14 @@ def a_column_is_not_rewritten(operation: Operation) -> str | None:
 
 
 def rows_are_not_changed_in_one_go(operation: Operation) -> str | None:
-    """Whatever runs by hand may do anything; it says why it does not."""
+    """Custom SQL or Python must state why it does not block."""
     if isinstance(operation, migrations.RunPython | migrations.RunSQL) and not operation.hints.get("brief"):
         return "say hints={'brief': 'why no lock is held for long'}"
     return None
 
 
 def the_release_before_can_still_write(operation: Operation) -> str | None:
-    """Its ``INSERT`` does not name a new column, so the database must know what to put there."""
+    """The release before does not name a new column in its ``INSERT``, so the column needs a default or must be nullable."""
     if isinstance(operation, migrations.AddField) and not (operation.field.null or operation.field.has_db_default()):
         many = isinstance(operation.field, models.ManyToManyField)
         return None if many else "give it db_default, or let it be null: the release before leaves it out"
@@ -83,7 +83,7 @@ def the_release_before_can_still_write(operation: Operation) -> str | None:
 
 
 def the_release_before_can_still_read(operation: Operation) -> str | None:
-    """It names every column of its own; a release later nobody does."""
+    """The release before reads all its columns; remove a column one release after its last use."""
     gone = (migrations.RemoveField, migrations.RenameField, migrations.DeleteModel, migrations.RenameModel)
     if isinstance(operation, gone):
         return "first a release that does not use it, then one that removes it (SeparateDatabaseAndState)"
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def faults(migration: migrations.Migration) -> Iterator[str]:
-    """What is wrong with a migration, by operation."""
+    """Faults of a migration's operations."""
     made: set[str] = set()
     for operation in migration.operations:
         if isinstance(operation, migrations.CreateModel):

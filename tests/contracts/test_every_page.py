@@ -1,4 +1,4 @@
-"""No page can be forgotten: each route that answers with one stands in the list that tests walk through."""
+"""Every route outside the API is in ``every_page``, so that no page is left untested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def walked() -> set[str]:
 
 
 def routes() -> set[str]:
-    """The names of all routes outside the API."""
+    """Names of all routes outside the API."""
     found, left = set(), [("", pattern) for pattern in get_resolver().url_patterns]
     while left:
         space, pattern = left.pop()

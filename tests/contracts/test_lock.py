@@ -1,4 +1,4 @@
-"""`make lock` compiles what stands in requirements/, from pyproject.toml alone."""
+"""``make lock`` reproduces requirements/ from pyproject.toml."""
 
 import shutil
 import subprocess
@@ -12,7 +12,6 @@ LOCKS = ("base.txt", "compile.txt", "dev.txt", "router.txt")
 
 
 def test_locking_again_changes_nothing(tmp_path):
-    """Every pin still stands, and every requirement of pyproject.toml is in its lock."""
     for name in ("pyproject.toml", "README.md", "Makefile"):
         shutil.copy(ROOT / name, tmp_path)
     for folder in ("requirements", "deploy", ".uv"):

@@ -1,4 +1,4 @@
-"""Configurations as earlier releases wrote them are read, and mean what they meant."""
+"""Configurations of earlier releases are still readable with the same meaning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_policy_that_says_nothing_of_a_trial_has_none() -> None:
 
 
 def test_a_router_that_knows_no_trials_reads_what_is_written_without_one() -> None:
-    """No word of trials is in it, so that routers need not be newer than the control plane until one is begun."""
+    """A configuration without a canary has no canary fields, so older routers accept it."""
     config = load_snapshot(WRITTEN_BEFORE_TRIALS.read_bytes()).config
 
     assert b'"trial"' not in dump_snapshot(config, 8).document

@@ -1,4 +1,4 @@
-"""The files for other people's Prometheus and Grafana: they parse, alerts fire when they should, every name exists."""
+"""The included Prometheus rules and Grafana dashboards parse, fire as expected, and use existing metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPOKEN_LATER = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES}
 
 
 def expressions() -> dict[str, str]:
-    """Every PromQL expression of rules and dashboards, by where it stands; Grafana's variables filled in."""
+    """PromQL expressions of rules and dashboards by location, with Grafana's variables filled in."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     found = {rule.get("record") or rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     for path in DASHBOARDS:

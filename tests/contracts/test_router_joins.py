@@ -1,4 +1,4 @@
-"""A real router and the real control plane, over the wire: join, push, acknowledge, refuse."""
+"""A real router process and the control plane over HTTP: announce, push, acknowledge, reject."""
 
 import json
 import os
@@ -27,22 +27,19 @@ ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--por
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Answers every question, and keeps what it was sent as Authorization."""
+    """A fake engine that records ``Authorization`` headers."""
 
     heard: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
-        """Well, and of one model."""
         self._say({"data": [{"id": "llama"}]})
 
     def do_POST(self) -> None:
-        """A completion."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.heard.append(self.headers["Authorization"])
         self._say({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})
 
-    def log_message(self, *_) -> None:
-        """Nothing."""
+    def log_message(self, *_) -> None: ...
 
     def _say(self, what) -> None:
         body = json.dumps(what).encode()
@@ -54,7 +51,7 @@ class Engine(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine():
-    """The URL of an engine; ``Engine.heard`` is what it heard."""
+    """The URL of a fake engine; ``Engine.heard`` has its recorded headers."""
     Engine.heard.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     Thread(target=server.serve_forever, daemon=True).start()
@@ -84,14 +81,14 @@ def router(live_server, tmp_path, settings):
 
 
 def pushed_to():
-    """The router after a push, which leaves one out that is announcing itself just now: ask until it is as expected."""
+    """The router's row after a push; pushes until it has the expected state, because announcing routers are skipped."""
     Router.objects.update(push_after=None)
     reconcile_routers()
     return Router.objects.first()
 
 
 def joined(process):
-    """Wait until a router has announced itself and runs the newest configuration; the router."""
+    """Wait until a router has announced itself and runs the newest configuration; its row."""
     wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
     newest = ConfigSnapshot.objects.first().number
     wait_until(lambda: pushed_to().running_number == newest, 30, "it to run what there is", alive=process)

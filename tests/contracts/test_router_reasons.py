@@ -1,4 +1,4 @@
-"""Telemetry reads the router's reasons as text; it must know each of them."""
+"""Telemetry knows every reason that the router records."""
 
 from routing.types import Reason
 from telemetry.metrics.router import AWAY_FOR_LOAD, NO_HOME

@@ -1,4 +1,4 @@
-"""The stand-in replica against captures of a real vLLM 0.32.0: every metric family, every HTTP exchange it speaks."""
+"""The stand-in replica against captures of vLLM 0.32.0: every metric family and HTTP exchange it supports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def captured(name: str) -> list[Any]:
 
 
 def asked(case: dict[str, Any]) -> Any:
-    """The request's body as it was sent, with shortened prompts restored."""
+    """The captured request body, with shortened prompts restored."""
     body = case["request"].get("body")
     text = json.dumps(body).replace("word word word ... (the word repeated, 200000 characters in all)", "word " * 40000)
     if case["case"] == "token-id-out-of-vocab":
@@ -65,7 +65,7 @@ def asked(case: dict[str, Any]) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """Keys and types all the way down; a list is as its first item."""
+    """Keys and types of a JSON value, recursively; a list by its first item."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -197,7 +197,7 @@ def test_usage_tells_cached_and_created_tokens_as_vllm_does_for_chat_and_for_com
 
 @dataclass
 class Exposed:
-    """A family as the text exposition has it."""
+    """A metric family of the text exposition."""
 
     kind: str
     help_text: str
@@ -235,7 +235,7 @@ EMPTY_WITHOUT_USE = "http_"
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[dict[str, Exposed]]:
-    """What the stand-in shows after a request of each kind."""
+    """Metric families of the stand-in after one request of each kind."""
     with replica_process(*SIZE) as replica:
         replica.send("GET", "/v1/models")
         replica.chat("hello")

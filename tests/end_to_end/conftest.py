@@ -1,4 +1,4 @@
-"""A real browser on a live server. Where there is none the browser's tests are skipped with one loud line."""
+"""Browser fixtures: headless Chromium on Django's live server. Without Chromium the browser tests are skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_BROWSER = "no Chromium found: set CHROMIUM to one, or install it; every brows
 
 
 def browser_builds() -> list[str]:
-    """Paths of every Chromium build of this machine, the preferred one first: ``$CHROMIUM``, then those on PATH."""
+    """Paths of the Chromium builds on this machine, ``$CHROMIUM`` first, then those on PATH."""
     found = [os.environ.get("CHROMIUM"), *map(shutil.which, PROGRAMS)]
     return list(dict.fromkeys(filter(None, found)))
 
@@ -44,10 +44,9 @@ with_every_browser_build = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
-    """The build that the test is parametrized with, else the preferred one.
+    """A browser: the build that the test is parametrized with, else the first one.
 
-    The plugin's own fixtures live for the whole session, and their event loop with them, which no asyncio test of
-    another folder could run beside. This one ends with its module.
+    Module-scoped, because the plugin's session-scoped browser keeps an event loop running, which asyncio tests cannot share.
     """
     program = getattr(request, "param", None) or next(iter(browser_builds()), None)
     if program is None:
@@ -63,7 +62,7 @@ def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
 
 @pytest.fixture
 def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
-    """Make contexts; each is closed after the test."""
+    """Create browser contexts that are closed after the test."""
     contexts: list[BrowserContext] = []
 
     def make(**options) -> BrowserContext:
@@ -78,17 +77,15 @@ def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
 @dataclass
 class Complaints:
-    """What a site's pages said on their console, CSP violations among it, and the scripts' errors.
+    """Console messages, CSP violations and script errors of the site's pages.
 
-    A message about a resource of another origin, such as the favicon of an identity provider, belongs to that origin:
-    only the address of its request tells, the text does not name it.
+    Messages about other origins, such as an identity provider's favicon, are ignored; only the request's URL tells them apart.
     """
 
     origin: str
     heard: list[str] = field(default_factory=list)
 
     def listen(self, page) -> None:
-        """Hear a page's complaints."""
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.heard.append(str(error)))
 
@@ -104,14 +101,14 @@ class Complaints:
 
 @dataclass(frozen=True)
 class Site:
-    """The live server as somebody signed in sees it."""
+    """The live server with a signed-in session."""
 
     url: str
     cookies: list[dict]
     new_context: Callable[..., BrowserContext]
 
     def open(self, **options):
-        """A page of a fresh context that is signed in; ``theme`` as the cookie has it."""
+        """Open a page in a new signed-in context; ``theme`` sets the theme cookie."""
         theme = options.pop("theme", None)
         context = self.new_context(base_url=self.url, **options)
         extra = [{"name": "theme", "value": theme, "url": self.url}] if theme else []
@@ -121,7 +118,7 @@ class Site:
 
 @pytest.fixture
 def operator(chromium, transactional_db, django_user_model):
-    """A person who may change things."""
+    """A superuser."""
     return django_user_model.objects.create_superuser("olga", password="a long enough password")
 
 
@@ -136,7 +133,7 @@ def site(live_server, operator, new_context) -> Site:
 
 @pytest.fixture
 def complaints(live_server) -> Iterator[Complaints]:
-    """Every page that was listened to stayed silent."""
+    """Fail the test if a page logged a console message or error."""
     complaints = Complaints(live_server.url)
     yield complaints
     assert complaints.heard == []
@@ -144,7 +141,7 @@ def complaints(live_server) -> Iterator[Complaints]:
 
 @pytest.fixture
 def full(site, operator):
-    """A fleet with a history, a draft, an alert that fires, and a channel it was sent to."""
+    """A fleet with history, a draft, a firing alert, and a channel that was notified."""
     from controlplane.models import Router
     from controlplane.services.policies.lifecycle import save_draft
     from telemetry.services.notifications.channels import create_channel
@@ -166,7 +163,7 @@ def full(site, operator):
 
 @pytest.fixture
 def everything(full, operator):
-    """Rows for every page that there is: their ids, by what the addresses of ``every_page`` call them."""
+    """Rows for every page: their ids, by the placeholder names in ``every_page``."""
     from controlplane.models import Router
     from controlplane.services.fleet.client_keys import create_client_key
     from telemetry.models import Channel, Notification

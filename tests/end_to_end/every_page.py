@@ -1,4 +1,4 @@
-"""The addresses of all pages, for tests that look at each. A contract holds them against the routes."""
+"""The URLs of all pages. ``tests/contracts/test_every_page.py`` compares the list with the routes."""
 
 from __future__ import annotations
 
@@ -135,5 +135,5 @@ ON_THE_WAY = (
 
 
 def of_rows(rows: Mapping[str, object]) -> list[str]:
-    """The pages of these rows, by the names in braces."""
+    """URLs with the placeholders filled in."""
     return [path.format_map(rows) for path in OF_ROWS]

@@ -1,4 +1,4 @@
-"""Walking through a page by keys alone."""
+"""Helpers that navigate a page by keyboard only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOCUSED = """() => {
 
 
 def tab_to(page: Page, name: str, *, most: int = MOST_TABS) -> None:
-    """Press Tab until what has the focus is named so; it must show that it has the focus, where it can be seen."""
+    """Press Tab until the focused element has this name; fail if its focus is not visible."""
     for _ in range(most):
         page.keyboard.press("Tab")
         focused = page.evaluate(FOCUSED)
@@ -31,14 +31,14 @@ def tab_to(page: Page, name: str, *, most: int = MOST_TABS) -> None:
 
 
 def hold_still(page: Page) -> None:
-    """Pause a live page: what comes in above the focus may push it out of sight, which no key has done."""
+    """Pause a live page, because rows that arrive above the focus can scroll it out of view."""
     if page.locator("[data-live='live']").count():
         page.keyboard.press("p")
         expect(page.locator("[data-live]")).to_have_attribute("data-state", "paused")
 
 
 def tabs_to_the_end(page: Page, *, most: int = 400) -> list[str]:
-    """Press Tab until the focus leaves the page; what had it on the way, each seen. A trap never leaves."""
+    """Press Tab until the focus leaves the page; the focused elements in order. A focus trap never ends."""
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     names, unseen = [], []
     for _ in range(most):

@@ -1,4 +1,4 @@
-"""The stack of ``make run``, started and stopped as an operator does, on ports and in a folder of its own."""
+"""Starts and stops the stack of ``make run`` on free ports, with a data folder of its own."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ READY = "Warmpath is ready: "
 
 
 class StackFailedError(AssertionError):
-    """The stack ended, or something awaited did not come; carries the end of its log."""
+    """The stack exited or a wait timed out; includes the end of the log."""
 
 
 class LiveStack:
@@ -46,17 +46,17 @@ class LiveStack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What an operator's shell has whose commands mean this stack."""
+        """Environment variables for commands that address this stack."""
         return outside_pytest(self._environment)
 
     @property
     def lines(self) -> list[str]:
-        """What the stack has said."""
+        """Log lines so far."""
         return [line for _at, line in self.timed_lines]
 
     @property
     def web(self) -> str:
-        """Base URL of the UI."""
+        """Base URL of the web UI."""
         return f"http://127.0.0.1:{self.web_port}"
 
     @property
@@ -65,7 +65,7 @@ class LiveStack:
         return f"http://127.0.0.1:{self.router_port}"
 
     def start(self, *, within_s: float) -> float:
-        """``make run`` until its ready line; how many seconds that took."""
+        """Run ``make run`` until it is ready; seconds it took."""
         begun = time.monotonic()
         self._process = subprocess.Popen(
             ["make", "run"],
@@ -82,20 +82,20 @@ class LiveStack:
         return time.monotonic() - begun
 
     def interrupt(self, *, within_s: float = 20) -> None:
-        """Ctrl-C: an interrupt to the whole foreground group, then wait for the end."""
+        """Send Ctrl-C to the process group and wait for the exit."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGINT)
         self._process.wait(timeout=within_s)
 
     def until_gone(self, within_s: float = 10) -> None:
-        """Wait until no process carries this stack's environment."""
+        """Wait until no process of this stack is left."""
         deadline = time.monotonic() + within_s
         while left := self.pids():
             assert time.monotonic() < deadline, f"left behind: {list(left)}"
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """Clean up after a failed test."""
+        """Stop everything that is left, after a failed test too."""
         if self._process and self._process.poll() is None:
             with contextlib.suppress(Exception):
                 self.interrupt()
@@ -104,7 +104,7 @@ class LiveStack:
                 os.kill(pid, signal.SIGKILL)
 
     def until(self, condition: Callable[[], Any], within_s: float, what: str) -> Any:
-        """Wait for something true and return it; StackFailedError with the end of the log if it does not come."""
+        """Wait for a truthy value and return it; StackFailedError on timeout."""
         deadline = time.monotonic() + within_s
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -118,14 +118,14 @@ class LiveStack:
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Add the end of the log to what fails inside: a page that failed says nothing of why."""
+        """Add the end of the log to an assertion that fails inside the block."""
         try:
             yield
         except AssertionError as error:
             raise StackFailedError(f"{error}\n" + "\n".join(self.lines[-60:])) from error
 
     def pids(self, pattern: str = "") -> dict[str, int]:
-        """Live processes of this stack by command line, those that match a pattern; from the environment they carry."""
+        """Process ids of this stack by command line, filtered by a pattern; found by their environment."""
         mark = f"WARMPATH_DATA_DIR={self.data_dir}".encode()
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
@@ -136,7 +136,7 @@ class LiveStack:
         return found
 
     def manage(self, *arguments: str) -> str:
-        """Output of a management command, run beside the stack as an operator would."""
+        """Run a management command against this stack; its output."""
         command = [str(ROOT / ".venv/bin/python"), "manage.py", *arguments]
         environment = outside_pytest(self._environment)
         done = subprocess.run(
@@ -147,7 +147,7 @@ class LiveStack:
 
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
-        """A REST client with a fresh token."""
+        """A REST client with a new admin token."""
         token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
         assert token
         headers = {"Authorization": f"Bearer {token.group()}", "If-Match": "*"}
@@ -166,14 +166,14 @@ class LiveStack:
 
 
 def outside_pytest(more: dict[str, str]) -> dict[str, str]:
-    """The environment as an operator's shell has it, without what pytest set for itself."""
+    """The environment without what pytest sets."""
     return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | more
 
 
 def free_ports(count: int, *, spare_after_last: int) -> list[int]:
-    """Ports that nobody holds, below the ephemeral range, with room for consecutive ones after the last.
+    """Consecutive free ports below the ephemeral range, with spare ones after the last.
 
-    Test processes beside each other draw from ports of their own.
+    Parallel test processes draw from disjoint ranges.
     """
     mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     while True:

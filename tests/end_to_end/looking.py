@@ -1,8 +1,7 @@
-"""Looking at a page: what axe finds at each width in either theme, and what is wrong with its layout.
+"""Checks a page for axe violations and layout faults at each width and theme.
 
-A page is loaded once and shown in turn at each width and in each theme, which costs a fraction of loading it for each.
-The one that comes next is loaded at the width at which the last was left. So a walk loads every other page narrow; one
-that begins wide loads the others so.
+A page is loaded once and resized, which costs a fraction of loading it for each combination. The next page is loaded at
+the last width used, so every other page is loaded narrow.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Wrong = list[tuple[str, object]]
 
 
 def violations(page: Page, rules: list[str] | None = None) -> Wrong:
-    """What axe finds by some rules, or by all: each rule, and up to three elements that break it."""
+    """Violations that axe reports, with up to three elements each."""
     if not page.evaluate("'axe' in window"):
         page.context.add_init_script(AXE)  # from the next page on: read once, where it takes each page anew
         page.evaluate(AXE)
@@ -60,7 +59,7 @@ def violations(page: Page, rules: list[str] | None = None) -> Wrong:
 
 
 def look(page: Page, widths: Iterable[int] = SIZES) -> Wrong:
-    """What is wrong with the page that is open, at each width, in the light and in the dark."""
+    """All faults of the current page, at each width and theme."""
     wrong = broken(page, AS_LOADED)
     for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):  # as it is now comes first
         resize(page, width)
@@ -72,19 +71,19 @@ def look(page: Page, widths: Iterable[int] = SIZES) -> Wrong:
 
 
 def broken(page: Page, checks: dict[str, str]) -> Wrong:
-    """What some scripts find wrong with the page as it is now."""
+    """Names and results of the scripts that found a fault."""
     width = page.viewport_size["width"]
     return [(f"{name}, {width}", seen) for name, script in checks.items() if (seen := page.evaluate(script))]
 
 
 def resize(page: Page, width: int) -> None:
-    """Give the page a width, until its charts have taken theirs."""
+    """Set the viewport width and wait until the charts have resized."""
     page.set_viewport_size(SIZES[width])
     eventually(page, FITTED)
 
 
 def drawn(page: Page) -> None:
-    """Wait until the page's charts are there, and none says any more that it loads."""
+    """Wait until all charts are drawn."""
     charts = page.locator("[data-chart]").count()
     if charts:
         expect(page.locator(".js-plotly-plot")).to_have_count(charts)
@@ -92,7 +91,7 @@ def drawn(page: Page) -> None:
 
 
 def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
-    """Poll the page (``wait_for_function`` would need ``unsafe-eval``, which the CSP denies)."""
+    """Poll the page; ``wait_for_function`` needs ``unsafe-eval``, which the CSP denies."""
     deadline = time.monotonic() + timeout_s
     while not page.evaluate(expression):
         if time.monotonic() > deadline:
@@ -101,7 +100,7 @@ def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
 
 
 def look_at(page: Page, paths: Iterable[str], after: Callable[[Page], None] = drawn) -> dict[str, Wrong]:
-    """Visit each address; what is wrong with its page, by address. To lead elsewhere is wrong: it was not seen."""
+    """Visit each URL; faults by URL. A redirect is a fault, because the page was not checked."""
     return {path: wrong for path, wrong in _visits(page, paths, after) if wrong}
 
 

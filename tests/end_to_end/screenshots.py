@@ -1,7 +1,7 @@
 """Take the README's screenshots: ``.venv/bin/python -m tests.end_to_end.screenshots``.
 
 Runs the demo stack for about ten minutes: first ``round_robin``, then ``lowest_cost``, so that the overview shows the
-hit rate rise at the change. Writes ``docs/overview-light.png`` and ``docs/overview-dark.png``. Needs Chromium.
+hit rate rise after the change. Writes ``docs/overview-light.png`` and ``docs/overview-dark.png``. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ SIZE = {"width": 1280, "height": 860}
 
 
 def publish(rest: httpx.Client, strategy: str) -> None:
-    """Publish a strategy for the demo's pool, all at once."""
     rest.put("policies/default/draft", json={"settings": {"strategy": strategy}}).raise_for_status()
     rest.post(
         "policies/default/publish", json={"reason": "Send requests where their prompt is cached"}
@@ -32,7 +31,7 @@ def publish(rest: httpx.Client, strategy: str) -> None:
 
 
 def capture(browser: Browser, web: str, folder: Path) -> list[Path]:
-    """Sign in and save the overview in both themes; returns the files."""
+    """Sign in and save the overview in both themes; the files."""
     files = []
     page = browser.new_context(viewport=SIZE, reduced_motion="reduce").new_page()
     page.goto(f"{web}/")

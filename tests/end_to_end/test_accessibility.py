@@ -1,4 +1,4 @@
-"""Every page, light and dark, narrow and wide, empty, full and refusing: no axe violation, nothing sideways or cut."""
+"""Every page, in both themes and at two widths, empty, full and refused: no axe violation, no sideways scrolling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELD = "htmx:error: timeout"  # axe holds a page's only thread, on a slow machin
 
 @pytest.fixture
 def page(site, complaints):
-    """Somebody signed in, who listens. No complaint: what pages answer that refuse, a refresh that waits for axe."""
+    """A signed-in page. Console messages are allowed: error pages and delayed refreshes produce them."""
     page = site.open(viewport=SIZES[360])
     complaints.listen(page)
     yield page

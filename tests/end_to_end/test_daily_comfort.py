@@ -1,4 +1,4 @@
-"""What one lives with: faults of one chart, refreshes that wait, clocks, keys, copied links, no scripts."""
+"""Daily use: a chart that fails, delayed refreshes, clocks, keyboard shortcuts, copied links, pages without scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet's life in the browser: pool, replicas, draft, review, a trial that passes, one that harms, and back."""
+"""A fleet in the browser: add a pool and replicas, draft, review, a canary that passes, one that fails, and roll back."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WELL, SLOWLY = {50: 50, 52: 45, 54: 5}, {50: 20, 95: 80}  # TTFT by bucket
 
 
 def acknowledge() -> None:
-    """The router runs what is newest."""
+    """Let the router acknowledge the newest configuration."""
     newest = ConfigSnapshot.objects.defer("sealed").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
 
 
 def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict[int, int]) -> None:
-    """A quarter of an hour of both sides, all of it since the routers ran the stage; then the guard looks."""
+    """Store 15 minutes of traffic of both revisions since the stage began, then run the analysis."""
     now = timezone.now()
     ensure_days({(now - timedelta(minutes=20)).date(), now.date()})
     Rollout.objects.filter(finished_at=None).update(stage_converged_at=now - timedelta(minutes=16))
@@ -107,7 +107,7 @@ def test_from_the_first_pool_to_going_back(site, complaints):
 
 
 def draft_and_try(page, strategy: str, why: str, looked_at) -> None:
-    """Edit the policy, look at the draft, publish it to a quarter of the prefixes first; ends on the rollout's page."""
+    """Edit the policy, review the draft, and publish it as a canary for a quarter of the prefixes."""
     page.goto("/policies/")
     page.get_by_role("link", name="Edit policy chat").click()
     page.get_by_role("link", name=strategy).first.click()

@@ -1,4 +1,4 @@
-"""By keys alone: signing in, finding a replica, figures and their tables, an alert, a silence; no trap."""
+"""Keyboard only: sign in, find a replica, its charts and tables, an alert, a silence; no focus trap."""
 
 from __future__ import annotations
 

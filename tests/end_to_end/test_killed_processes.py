@@ -1,4 +1,4 @@
-"""`make run` with each of its processes killed in turn: it scrapes, evaluates and pushes again within seconds."""
+"""``make run`` with each process killed in turn: scraping, evaluation and pushes resume within seconds."""
 
 import os
 import re
@@ -38,13 +38,13 @@ class Stand:
     published: int = 0
 
     def pids(self, name: str) -> set[int]:
-        """Children of the supervisor by what their command line says: Valkey overwrites its environment."""
+        """Process ids of the supervisor's children by command line; Valkey overwrites its environment."""
         (supervisor,) = self.stack.pids(r"manage\.py demo").values()
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         return {int(pid) for pid in children if re.search(PROCESSES[name], command_of(pid))}
 
     def works(self, since: float) -> bool:
-        """Whether replicas were scraped and rules evaluated after a moment of the monotonic clock."""
+        """Whether replicas were scraped and rules evaluated after a time of the monotonic clock."""
         return all(age < time.monotonic() - since for age in self.ages())
 
     def ages(self) -> list[float]:
@@ -53,7 +53,7 @@ class Stand:
         return [float(age) for age in found] if len(found) == 2 else [float("inf")]
 
     def publish(self) -> bool:
-        """Publish a revision that differs from the one before."""
+        """Publish a revision with different settings."""
         draft = {"settings": {"strategy": "prefix_hash", "load_factor": 1.5 + self.published % 7 / 4}}
         return (
             self.rest.put("policies/default/draft", json=draft).is_success
@@ -61,7 +61,7 @@ class Stand:
         )
 
     def publish_once(self) -> None:
-        """Publish, however often the control plane refuses meanwhile."""
+        """Publish, retrying while the control plane rejects it."""
         self.published += 1
         self.stack.until(self.publish, BACK_WITHIN_S * slowdown(), "the control plane to publish")
 
@@ -72,7 +72,7 @@ class Stand:
 
 
 def command_of(pid: str) -> str:
-    """Its command line; empty where it has ended."""
+    """Command line of a process; empty after its exit."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -127,6 +127,6 @@ def test_a_worker_that_hangs_is_reported_by_the_web_process(stand):
 
 
 def heard(receiver) -> bool:
-    """Whether a message names the rule kind that watches telemetry itself."""
+    """Whether a notification names the rule kind that monitors telemetry."""
     data = [one.payload["data"] for one in receiver.received if one.payload["type"] == "alert.firing"]
     return "evaluator_lag" in {alert["kind"] for one in data for alert in one.get("alerts", [one])}

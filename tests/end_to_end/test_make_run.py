@@ -1,7 +1,4 @@
-"""The main job, as an operator lives it: from `make run` to an alert that is resolved, in one sitting.
-
-The steps share one stack and build on each other, in the order in which they stand here.
-"""
+"""An operator's main path, from ``make run`` to a resolved alert. The tests share one stack and run in this order."""
 
 import contextlib
 import gzip
@@ -36,7 +33,7 @@ LINE_S = 10  # between two lines of the player, each about what came since the o
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack whose figures move quickly."""
+    """A stack with short intervals."""
     running = LiveStack(tmp_path_factory.mktemp("stack"), WARMPATH_SCRAPE_INTERVAL_S="2")
     try:
         running.start(within_s=FIRST_START_S)
@@ -47,7 +44,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 @pytest.fixture
 def standin_replica() -> Iterator[str]:
-    """A replica that somebody else runs; its base URL."""
+    """A replica outside the stack; its base URL."""
     command = [sys.executable, "-m", "routing", "replica", "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
@@ -63,14 +60,13 @@ def standin_replica() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def rest(stack: LiveStack) -> Iterator[httpx.Client]:
-    """REST, with an operator's token."""
     with stack.rest() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def page(stack: LiveStack, chromium: Browser) -> Iterator[Page]:
-    """A browser in which the operator is signed in."""
+    """A signed-in browser page."""
     context = chromium.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
     tab = context.new_page()
     tab.set_default_timeout(BROWSER_MS)
@@ -95,7 +91,7 @@ def series(rest: httpx.Client, metric: str, since: datetime, **more: str) -> lis
 
 
 def fleet_hit_rate(stack: LiveStack, since: float, until: float | None = None) -> tuple[float, float]:
-    """Hit rate and mean TTFT that clients saw, from the player's own lines between two moments."""
+    """Hit rate and mean TTFT in the traffic generator's log between two times."""
     lines = [entry for at, entry in player_lines(stack) if at >= since and (until is None or at < until)]
     assert lines, "the player has said nothing yet"
     return sum(hit for hit, _ttft in lines) / len(lines), sum(ttft for _hit, ttft in lines) / len(lines)
@@ -110,7 +106,7 @@ def player_lines(stack: LiveStack) -> list[tuple[float, tuple[float, float]]]:
 
 
 def complete(stack: LiveStack, number: int) -> int:
-    """One short request that streams nothing, so that it has no first byte before it has them all."""
+    """One short request without streaming."""
     body = {"messages": [{"role": "user", "content": f"question {number} " * 40}], "max_tokens": 2}
     headers = {"X-Task-Group": "chat"}
     answer = httpx.post(f"{stack.router}/v1/chat/completions", json=body, headers=headers, timeout=30, trust_env=False)
@@ -229,7 +225,7 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
 
 
 def kill_one_without_an_error(stack: LiveStack, page: Page) -> None:
-    """Kill a replica while short requests run: none fails, and the table says so within ten seconds."""
+    """Kill a replica during short requests: none fails, and its row shows *down* within ten seconds."""
     page.goto("/")
     (pid,) = stack.pids(rf"replica --port {stack.replica_port}\b").values()
     statuses: list[int] = []
@@ -262,9 +258,9 @@ COUNTED = ("replica_down", "hit_rate_drop")
 
 
 def told(receiver: Any, kind: str) -> list[str]:
-    """Of which replicas messages of a kind told, as often as they did; of drops of the hit rate what they said.
+    """Replicas named in notifications of a kind, with repeats; for hit-rate drops their text.
 
-    Routers eject replicas that are down and requests fail while all are, so those alerts are right and not counted.
+    Alerts about ejected replicas and failed requests are correct while replicas are down, and not counted.
     """
     of_kind = [one.payload["data"] for one in receiver.received if one.payload["type"] == f"alert.{kind}"]
     alerts = [alert for data in of_kind for alert in data.get("alerts", [data]) if alert["kind"] in COUNTED]
@@ -272,7 +268,7 @@ def told(receiver: Any, kind: str) -> list[str]:
 
 
 def judged_well(rest: httpx.Client, rule: int, since: datetime) -> bool:
-    """Whether the rule found the hit rate as good as before, of a time after ``since``."""
+    """Whether the rule's result after ``since`` was OK."""
     found = rest.get(f"alert-rules/{rule}").json()
     return datetime.fromisoformat(found["evaluated_at"]) > since and found["verdict"].get("answer") == "ok"
 

@@ -1,4 +1,4 @@
-"""The overview in a browser: weight, zoom, legend, table, theme, live figures."""
+"""The overview in a browser: page weight, zoom, legend, table, theme, live updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of figures in a browser: zoom and undo, state in the URL, search, the walk from an alert, their weight."""
+"""Pages with charts in a browser: zoom and undo, state in the URL, search, links from an alert, page weight."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def zoomed(page) -> int:
 
 
 def cpu_s(session) -> float:
-    """Seconds of CPU that the page's main thread has used."""
+    """CPU seconds of the page's main thread."""
     found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
     return found["TaskDuration"]
 
@@ -57,7 +57,7 @@ def watched(page):
 
 
 def known_cpu_s(page, session) -> float:
-    """What a drawing that is always the same costs now: others use the core and its caches, too."""
+    """CPU seconds of a reference drawing, to correct for other load on this core."""
     page.wait_for_load_state("networkidle")
     before = cpu_s(session)
     page.evaluate(KNOWN)

@@ -1,4 +1,4 @@
-"""What the player measures as a client and what the router counts are two looks at the same requests."""
+"""The traffic generator's client-side figures agree with the router's counters."""
 
 import json
 import re
@@ -22,7 +22,7 @@ REQUESTS = 60
 
 @contextmanager
 def routing(*arguments: str) -> Iterator[str]:
-    """A ``python -m routing`` process for the length of a block; the first URL that it says."""
+    """Run ``python -m routing`` for the length of a block; the first URL in its output."""
     command = [sys.executable, "-m", "routing", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
@@ -66,7 +66,7 @@ def fleet(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def totals(admin_url: str) -> dict[str, float]:
-    """The router's counters, summed over their labels; a histogram's buckets apart."""
+    """The router's counters summed over labels; histogram buckets separately."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(httpx.get(f"{admin_url}/metrics").text):
         for sample in family.samples:

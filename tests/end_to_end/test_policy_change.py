@@ -1,4 +1,4 @@
-"""The main job in the browser: change the policy, say why, publish, watch each router acknowledge."""
+"""In the browser: change a policy, give a reason, publish, see each router acknowledge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The production document, followed to the letter: its very commands, on a real PostgreSQL and Valkey."""
+"""Runs the commands of deploy/README.md against a real PostgreSQL and Valkey."""
 
 import contextlib
 import os
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def database(postgres: Path) -> Iterator[str]:
-    """A fresh database."""
     name = f"production_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(postgres), user="postgres", autocommit=True) as server:
         server.execute(f"create database {name}")
@@ -34,7 +33,7 @@ def database(postgres: Path) -> Iterator[str]:
 
 @pytest.fixture
 def environment(database: str, valkey: str, tmp_path: Path) -> dict[str, str]:
-    """What the document says must be set; without TLS in front, so without the redirect to it."""
+    """The documented required variables; without the redirect to HTTPS."""
     return {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -51,14 +50,13 @@ def environment(database: str, valkey: str, tmp_path: Path) -> dict[str, str]:
 
 
 def documented(word: str) -> str:
-    """The document's command that contains these words."""
+    """The documented command that contains these words."""
     commands = shown((ROOT / "deploy/README.md").read_text())
     (command,) = [line for line in commands if set(word.split()) <= set(line.split())]
     return command
 
 
 def run(word: str, environment: dict[str, str]) -> str:
-    """Run a documented command to its end."""
     done = subprocess.run(
         documented(word),
         shell=True,
@@ -75,7 +73,7 @@ def run(word: str, environment: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def started(command: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the length of a block."""
+    """Run a process for the length of a block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["sh", "-c", f"exec {command}"], cwd=ROOT, env=environment, stdout=output, stderr=output

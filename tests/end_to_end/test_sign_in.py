@@ -1,4 +1,4 @@
-"""Coming in, as people do: with a code, and by way of an identity provider."""
+"""Signing in with a second factor and with single sign-on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = "a long enough password"
 
 @pytest.fixture
 def provider(live_server, tmp_path, settings, monkeypatch):
-    """A provider in a process of its own, at which platform brings admin."""
+    """An identity provider process whose group ``platform`` has the role admin."""
     with running_provider(tmp_path / "oidc", f"{live_server.url}/accounts/oidc/127.0.0.1-PORT/callback/") as running:
         for name, value in running.settings().items():
             monkeypatch.setenv(name, value)

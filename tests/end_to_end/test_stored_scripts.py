@@ -1,4 +1,4 @@
-"""Sixty strings that want to be scripts, stored wherever a text can be, and every page looked at in a browser."""
+"""Stored cross-site scripting: sixty payloads in every text field, and every page opened in a browser."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARMED = """() => [...document.querySelectorAll("*")].flatMap((element) => [...el
 
 
 def texts(model):
-    """The fields of a model that hold whatever somebody wrote."""
+    """Free-text fields of a model."""
     for field in model._meta.concrete_fields:
         if isinstance(field, models.CharField | models.TextField) and not field.choices and not field.primary_key:
             yield field
@@ -48,7 +48,7 @@ def texts(model):
 
 @pytest.fixture
 def poisoned(everything, full, operator):
-    """The fleet of ``full`` with strings in every text that the database takes, in turn; the pool."""
+    """The fleet of ``full`` with payloads in every text field; the pool."""
     turn = itertools.cycle(STRINGS)
     for number, string in enumerate(STRINGS):
         Event.objects.create(
@@ -92,7 +92,7 @@ KEPT = {"username", "password", "boot", "kind", "move", "plan", "digest", "sha25
 
 
 def poison(model, key, field, string):
-    """Whether the database took it."""
+    """Store a payload; False if the database rejects it."""
     try:
         with transaction.atomic():
             model._base_manager.filter(pk=key).update(**{field.name: string[: field.max_length]})

@@ -1,4 +1,4 @@
-"""The README's tour, its last step: the commands as they stand, and the alert that they lead to."""
+"""The README's tour: its last commands as written, the alert they lead to, and the screenshots."""
 
 import re
 import struct
@@ -24,7 +24,7 @@ QUICK = {"bin_s": 5, "min_requests": 20}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack that reads its replicas twice as often as it does by default."""
+    """A stack that scrapes twice as often as by default."""
     running = LiveStack(tmp_path_factory.mktemp("tour"), WARMPATH_SCRAPE_INTERVAL_S="2.5")
     try:
         running.start(within_s=FIRST_START_S)
@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 
 def commands() -> str:
-    """The shell session of the README that publishes a drop."""
+    """The README's shell session that publishes a bad revision."""
     sessions = re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (session,) = [textwrap.dedent(one) for one in sessions if "get alerts" in one]
     return session

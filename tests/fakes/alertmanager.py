@@ -1,4 +1,4 @@
-"""Debian's real Alertmanager on loopback, with its state in a folder of the test's own."""
+"""Debian's Alertmanager on loopback, with its state in a folder of the test."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TEMPLATES = b"/usr/share/prometheus/alertmanager"
 
 
 class Alertmanager:
-    """Where it listens, and what it knows."""
+    """A running Alertmanager."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Those that are active."""
+        """Active alerts."""
         with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=5) as answer:
             found: list[dict[str, Any]] = json.load(answer)
         return found
@@ -40,7 +40,7 @@ class Alertmanager:
 
 @contextmanager
 def alertmanager(program: str, folder: Path, hook: str) -> Iterator[Alertmanager]:
-    """Run it; ``hook`` is the URL of a webhook receiver."""
+    """Run Alertmanager; ``hook`` is the URL of a webhook receiver."""
     (folder / "config.yml").write_text(CONFIG % hook)
     command = [_movable(program, folder), f"--config.file={folder}/config.yml", f"--storage.path={folder}/data"]
     command += ["--cluster.listen-address=", "--web.listen-address=127.0.0.1:0", "--log.level=debug"]
@@ -58,8 +58,7 @@ def alertmanager(program: str, folder: Path, hook: str) -> Iterator[Alertmanager
 
 
 def _movable(program: str, folder: Path) -> str:
-    """The program itself where it is installed. Debian's build looks for its templates in one place; a copy of one that
-    was only unpacked looks in its working folder, by a path of the same length."""
+    """The installed program. Debian's build has a fixed path for its templates; an unpacked copy gets a relative path of the same length."""
     place = Path(TEMPLATES.decode())
     if place.exists():
         return program
@@ -72,7 +71,7 @@ def _movable(program: str, folder: Path) -> str:
 
 
 def until(what: Callable[[], Any], words: str, seconds: float = 20) -> Any:
-    """The first true answer; AssertionError after so many seconds."""
+    """Poll until a value is truthy; AssertionError on timeout."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if found := what():

@@ -1,4 +1,4 @@
-"""An authority made for one test, and certificates that it signs for the loopback."""
+"""A test certificate authority that signs certificates for loopback addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @dataclass(frozen=True)
 class Certificate:
-    """Where a certificate and its key lie."""
+    """Paths of a certificate and its key."""
 
     path: Path
     key: Path
@@ -28,7 +28,7 @@ class Certificate:
 
 
 class Authority:
-    """Signs for a day."""
+    """Signs certificates that are valid for a day."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class Authority:
         self.path.write_bytes(_pem(signed.sign(self._key, hashes.SHA256())))
 
     def issue(self, name: str, host: str = "127.0.0.1", *, age: timedelta = timedelta()) -> Certificate:
-        """A certificate for an address; with an ``age`` over a day it has ended."""
+        """A certificate for an address; expired if ``age`` exceeds a day."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
@@ -56,7 +56,7 @@ class Authority:
         return Certificate(path, key_path, certificate.serial_number)
 
     def client(self) -> ssl.SSLContext:
-        """What a client that trusts this authority alone connects with."""
+        """A TLS context that trusts only this authority."""
         return ssl.create_default_context(cafile=str(self.path))
 
     def _builder(

@@ -1,4 +1,4 @@
-"""The control plane as a router announces itself to it."""
+"""A fake control plane that receives router announcements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def answering(listen: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """Its base URL; ``listen`` answers announcements."""
+    """Serve announcements with ``listen``; the base URL."""
     app = web.Application()
     app.router.add_post("/api/v1/routers/announce", listen)
     runner = web.AppRunner(app, access_log=None)
@@ -24,7 +24,7 @@ async def answering(listen: Callable[[web.Request], Awaitable[web.Response]]) ->
 
 @asynccontextmanager
 async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
-    """Answers with these statuses, the last one for ever."""
+    """Respond with these statuses in turn, repeating the last."""
     heard: list[dict[str, object]] = []
 
     async def listen(request: web.Request) -> web.Response:

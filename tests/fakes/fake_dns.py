@@ -1,4 +1,4 @@
-"""A name server on loopback, over UDP and TCP: records by name and type, and ways of going wrong."""
+"""A DNS server on loopback over UDP and TCP, with records by name and type and with faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class FakeDns:
         return f"127.0.0.1:{self.port}"
 
     def serve(self) -> None:
-        """Both transports in turn, until closed."""
         while not self._closing.is_set():
             try:
                 wire, client = self._udp.recvfrom(4096)
@@ -53,7 +52,6 @@ class FakeDns:
                 connection.sendall(struct.pack("!H", len(answer)) + answer)
 
     def answers(self, wire: bytes, transport: str) -> Iterator[bytes]:
-        """None, one, or garbage."""
         query = dns.message.from_wire(wire)
         question = query.question[0]
         kind = dns.rdatatype.to_text(question.rdtype)
@@ -99,7 +97,7 @@ def serving_dns() -> Iterator[FakeDns]:
 
 
 def _same_port() -> tuple[socket.socket, socket.socket]:
-    """A port that is free in both transports: another one is tried where the second is taken."""
+    """Bind one port for both transports, retrying when the second is taken."""
     for _ in range(50):
         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         udp.bind(("127.0.0.1", 0))

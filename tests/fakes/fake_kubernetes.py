@@ -1,4 +1,4 @@
-"""An API server over real HTTP(S) that lists EndpointSlices as Kubernetes does: pages, expiry, refusals, slowness."""
+"""A Kubernetes API server over HTTP(S) that lists EndpointSlices: pagination, expiry, refusals, delays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pod(
     serving: bool | None = True,
     terminating: bool | None = False,
 ) -> dict[str, Any]:
-    """One endpoint, as ``kubectl get endpointslices -o json`` shows it."""
+    """One endpoint in the format of ``kubectl get endpointslices -o json``."""
     said = {"ready": ready, "serving": serving, "terminating": terminating}
     return {
         "addresses": [address],
@@ -41,7 +41,7 @@ def pod(
 def endpoint_slice(
     *endpoints: dict[str, Any], family: str = "IPv4", ports: Any = None, name: str = "vllm-x7k2p"
 ) -> dict:
-    """A slice as the controller writes it."""
+    """An EndpointSlice as the controller writes it."""
     return {
         "metadata": {
             "name": name,
@@ -132,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeKubernetes(ThreadingHTTPServer):
-    """``slices`` is what there is; ``page`` how many an answer holds; ``expire`` how many pages come too late."""
+    """Serves ``slices``, ``page`` per response; the first ``expire`` continuation tokens are expired."""
 
     daemon_threads = True
 

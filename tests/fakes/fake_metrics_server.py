@@ -1,4 +1,4 @@
-"""A replica's /metrics over loopback, scripted: each path serves a list of answers in turn, the last one for ever."""
+"""Scripted ``/metrics`` endpoints of replicas: each path serves a list of responses in turn, repeating the last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeMetricsServer(ThreadingHTTPServer):
-    """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts the requests of a path and its query."""
+    """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts requests by path and query."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -41,7 +41,7 @@ class FakeMetricsServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def script(self, path: str, *answers: Answer) -> str:
-        """Serve these answers; the base URL that a replica with them has."""
+        """Serve these responses; the replica's base URL."""
         self.scripts[path] = list(answers)
         return self.url + path.removesuffix("/metrics")
 
@@ -70,7 +70,7 @@ def serving() -> Iterator[FakeMetricsServer]:
 
 
 def text(body: str, content_type: str = "text/plain; version=1.0.0; charset=utf-8") -> Answer:
-    """A whole exposition."""
+    """A complete exposition."""
 
     def answer(handler: Handler) -> None:
         payload = body.encode()
@@ -97,7 +97,7 @@ def status(code: int, location: str | None = None) -> Answer:
 
 
 def torn(body: str, share: float = 0.6) -> Answer:
-    """The promise of a whole text, part of it, and the end of the connection."""
+    """A response cut off before its Content-Length."""
 
     def answer(handler: Handler) -> None:
         payload = body.encode()
@@ -112,7 +112,7 @@ def torn(body: str, share: float = 0.6) -> Answer:
 
 
 def hang() -> Answer:
-    """Nothing at all until the server is stopped."""
+    """No response until the server stops."""
     return _hang
 
 
@@ -122,7 +122,7 @@ def _hang(handler: Handler) -> None:
 
 
 def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:
-    """A text that never ends, as fast as it is read."""
+    """A body without end."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(200)
@@ -136,7 +136,7 @@ def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:
 
 @contextmanager
 def refusing() -> Iterator[int]:
-    """A port at which nobody listens, held so that nobody else can."""
+    """A reserved port without a listener."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
@@ -144,7 +144,7 @@ def refusing() -> Iterator[int]:
 
 @contextmanager
 def silent() -> Iterator[int]:
-    """A port that takes connections into its backlog and never says a word."""
+    """A port that accepts connections into its backlog and never responds."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)

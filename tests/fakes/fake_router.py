@@ -1,4 +1,4 @@
-"""A router's admin port as the control plane sees it: keeps the rules of the wire, and misbehaves when told to."""
+"""A router's admin port as the control plane sees it: follows the protocol, and fails on request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ CANNED: dict[str | None, tuple[int, object]] = {
 
 
 class FakeRouter:
-    """Runs what it is told, in memory. ``fault`` is asked before each push: None, or one of the words below.
+    """Applies configurations in memory. ``fault`` is called before each push and returns None or a fault.
 
-    ``nack`` refuses; ``drop`` loses the request; ``lose_answer`` applies it and loses the acknowledgement; ``hang``
-    waits for ``release``; ``not_now`` asks for it again; ``garbage``, ``redirect`` and ``error``
-    answer what no router says.
+    ``nack`` rejects; ``drop`` loses the request; ``lose_answer`` applies it and loses the acknowledgement; ``hang``
+    waits for ``release``; ``not_now`` asks for a retry; ``garbage``, ``redirect`` and ``error`` are responses no router sends.
     """
 
     def __init__(self, name: str = "router-1") -> None:
@@ -58,7 +57,7 @@ class FakeRouter:
         return self.running.revision if self.running else None
 
     def announcement(self) -> dict[str, object]:
-        """What it says of itself every 10 s."""
+        """The body of its announcement."""
         running = self.running
         return {
             "name": self.name,
@@ -87,7 +86,7 @@ class FakeRouter:
 
 
 class AdminServer(ThreadingHTTPServer):
-    """One thread per connection; nobody waits for a thread that hangs."""
+    """One daemon thread per connection, so that a hanging one blocks nothing."""
 
     daemon_threads = True
 

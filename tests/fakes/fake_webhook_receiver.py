@@ -1,4 +1,4 @@
-"""A webhook receiver over loopback: keeps what it got, answers as it was told."""
+"""A webhook receiver on loopback that records requests and sends scripted responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Received:
-    """One request."""
+    """One recorded request."""
 
     path: str
     headers: dict[str, str]
@@ -29,7 +29,7 @@ class Received:
 
 @dataclass
 class Reply:
-    """What to answer."""
+    """One scripted response."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeWebhookReceiver(ThreadingHTTPServer):
-    """``replies`` are given in turn, then 200; ``received`` is everything that came."""
+    """Sends ``replies`` in turn, then 200; records requests in ``received``."""
 
     daemon_threads = True
 

@@ -1,7 +1,7 @@
-"""A TCP relay between a router and a replica that does to the bytes what networks and dying processes do.
+"""A TCP proxy between a router and a replica that injects network faults.
 
-Every connection has its fate from a seed: which fault, and at which byte of what the replica says it begins; one that
-lives on gets its next. So a run's faults are the same each time; which request meets which is a matter of timing.
+Each connection's fault, and the byte of the response at which it starts, come from a seed; a surviving connection draws again. The
+faults of a run are reproducible; which request meets which fault depends on timing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOMENT_S = 0.01  # of a delay, or between two bytes that trickle
 
 
 class Fault(StrEnum):
-    """What becomes of a connection from a certain byte on."""
+    """What happens to a connection from a certain byte on."""
 
     NONE = "none"
     RESET = "reset"  # cut at once, what is under way is lost
@@ -33,14 +33,14 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a connection next."""
+    """The next fault of a connection."""
 
     fault: Fault
     after_bytes: int  # of what the replica says from now on
 
 
 class FaultProxy:
-    """One replica's relay; give the router ``url`` and ``name``."""
+    """The proxy of one replica; configure the router with ``url`` and ``name``."""
 
     def __init__(
         self, replica: FakeReplica, seed: int, faults: Sequence[Fault], within_bytes: int, *, again: bool
@@ -62,7 +62,7 @@ class FaultProxy:
 
     @property
     def open(self) -> int:
-        """Connections that are being relayed."""
+        """Connections in progress."""
         return len(self._tasks)
 
     async def start(self) -> None:
@@ -137,7 +137,7 @@ class FaultProxy:
 
 
 async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyncio.StreamWriter) -> bool:
-    """Do it to these bytes; False where nothing comes after."""
+    """Apply the fault to these bytes; False if it ends the connection."""
     if fault is Fault.RESET:
         return False
     if fault is Fault.CLOSE:
@@ -158,7 +158,7 @@ async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyn
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """What the router says, and its going away."""
+    """Forward the router's bytes and its close."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
@@ -169,7 +169,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def fault_proxies(
     replicas: Sequence[FakeReplica], seed: int, faults: Sequence[Fault], within_bytes: int, *, again: bool = True
 ) -> AsyncIterator[list[FaultProxy]]:
-    """One relay before each replica."""
+    """One proxy in front of each replica."""
     proxies = [
         FaultProxy(replica, seed + number, faults, within_bytes, again=again) for number, replica in enumerate(replicas)
     ]

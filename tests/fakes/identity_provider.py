@@ -1,4 +1,4 @@
-"""The OpenID provider of ``oidc_provider.py`` as tests hold it: started, told what to say, and signed in at."""
+"""Starts and controls the OpenID provider of ``oidc_provider.py``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IdentityProvider:
         self.name = f"127.0.0.1-{port}"  # of it in our addresses
 
     def settings(self, **group_roles: str) -> dict[str, str]:
-        """The environment that makes a control plane use it."""
+        """Environment variables that configure the control plane for it."""
         return {
             "WARMPATH_OIDC_ISSUER": self.issuer,
             "WARMPATH_OIDC_CLIENT_ID": "warmpath",
@@ -38,7 +38,7 @@ class IdentityProvider:
         }
 
     def move(self, person: str, *groups: str) -> None:
-        """Make somebody a member of these groups and of no others."""
+        """Set a user's groups."""
         path = self.folder / "people.json"
         people = json.loads(path.read_text())
         people[person]["groups"] = list(groups)
@@ -49,7 +49,7 @@ class IdentityProvider:
         (self.folder / ("userinfo_lies.json" if userinfo else "lies.json")).write_text(json.dumps(claims))
 
     def sign_in(self, url: str, person: str, browser: httpx.Client | None = None) -> str:
-        """Go to ``url`` as a browser does, give name and password if asked; where one is sent in the end."""
+        """Follow ``url`` like a browser, submit name and password if asked; the final redirect."""
         with browser or httpx.Client(trust_env=False) as browsing:
             answer = browsing.get(url)
             for _ in range(10):
@@ -67,7 +67,7 @@ class IdentityProvider:
 
 @contextmanager
 def running_provider(folder: Path, *redirect_uris: str) -> Iterator[IdentityProvider]:
-    """A provider that knows ada and bob, for the length of a block."""
+    """A provider with the users ada and bob, for the length of a block."""
     folder.mkdir()
     (folder / "people.json").write_text(json.dumps({name: {"password": PASSWORD} for name in ("ada", "bob", "admin")}))
     (folder / "redirect_uris").write_text("\n".join(redirect_uris))

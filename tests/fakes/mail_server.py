@@ -1,4 +1,4 @@
-"""A real SMTP server (aiosmtpd) on loopback: keeps what it got, answers as it was told."""
+"""An SMTP server (aiosmtpd) on loopback that records mail and sends scripted responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiosmtpd.smtp import SMTP, AuthResult
 
 
 class MailServer:
-    """``mails`` is everything that came; ``replies`` answers of the next DATA in turn, ``refused`` recipients."""
+    """Records ``mails``; ``replies`` are the next responses to DATA, ``refused`` are rejected recipients."""
 
     def __init__(self, *, starttls: ssl.SSLContext | None, tls: ssl.SSLContext | None, login: tuple[str, str] | None):
         self.mails: list[EmailMessage] = []

@@ -1,9 +1,9 @@
-"""An OpenID provider in a process of its own: django-allauth's, with its sign-in pages, PKCE and RS256.
+"""An OpenID provider as a process of its own: django-allauth's, with sign-in pages, PKCE and RS256.
 
-``python tests/fakes/oidc_provider.py FOLDER``: listens on a free port of loopback, which it prints. ``people.json`` in
-that folder says who there is (``{"ada": {"password", "groups"}}``) and is read anew for every claim, so that a test
-moves people between groups by writing it. ``lies.json`` and ``userinfo_lies.json`` are claims to replace in the ID
-token and at userinfo; ``redirect_uris`` where it sends people back to, one a line, ``PORT`` standing for its own.
+``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``people.json`` in the folder
+lists users (``{"ada": {"password", "groups"}}``) and is read for every claim, so tests change groups by writing it.
+``lies.json`` and ``userinfo_lies.json`` replace claims in the ID token and at userinfo; ``redirect_uris`` has one redirect
+URI per line, ``PORT`` standing for its own port.
 """
 
 import json
@@ -87,7 +87,7 @@ urlpatterns = [path("accounts/", include("allauth.urls")), path("", include("all
 
 
 class Adapter(DefaultOIDCAdapter):
-    """Adds groups, when somebody proved who they are, and what a test wants to be wrong."""
+    """Adds groups to authenticated users' claims, and the replacements."""
 
     def get_claims(self, purpose, user, client, scopes, email=None, **kwargs):
         claims = super().get_claims(purpose, user, client, scopes, email, **kwargs)

@@ -1,4 +1,4 @@
-"""Debian's Prometheus over loopback: real scrapes, a real TSDB, the real query API."""
+"""Debian's Prometheus on loopback: real scrapes, TSDB and query API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 
 def program(name: str) -> str:
-    """Where a program of Debian's prometheus lies; skips where no Debian package can be had."""
+    """Path of a program of Debian's prometheus package; skips if the package is unavailable."""
     found = shutil.which(name)
     if found is None:
         if os.environ.get("REQUIRE_PROGRAMS"):
@@ -53,7 +53,7 @@ def running(home: Path, targets: Sequence[str], *, interval: str = "1s") -> Iter
 
 
 def await_that(condition, what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Ask again and again until something holds; a server that does not answer yet holds nothing."""
+    """Poll until a condition holds; connection errors count as false."""
     ends_s = time.monotonic() + deadline_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A replica made of raw bytes, which can misbehave at any one of them."""
+"""A replica that sends raw bytes and can fail at any byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_PROBE = b"POST /v1/completions HTTP/1.1"
 
 @dataclass
 class Call:
-    """One request as it arrived, and the connection to answer it on."""
+    """One received request and its connection."""
 
     head: bytes
     body: bytes
@@ -48,7 +48,7 @@ class Call:
         self.writer.transport.abort()
 
     async def wait_gone(self) -> None:
-        """Until the router closes this connection."""
+        """Wait until the router closes this connection."""
         async with asyncio.timeout(DEADLINE_S):
             try:
                 while await self.reader.read(65536):
@@ -62,7 +62,7 @@ Script = Callable[[Call], Awaitable[None]]
 
 
 class FakeReplica:
-    """Answers ``/health`` by itself; every other request goes to ``script`` and stays in ``calls``."""
+    """Answers ``/health``; passes every other request to ``script`` and records it in ``calls``."""
 
     def __init__(self, name: str, script: Script | None = None) -> None:
         self.name = name
@@ -92,14 +92,14 @@ class FakeReplica:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def kill(self) -> None:
-        """End at once, with every connection reset, and refuse new ones."""
+        """Reset all connections and stop listening."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
 
     async def wait_calls(self, count: int) -> Call:
-        """Wait until this many requests have arrived; the latest of them."""
+        """Wait until this many requests have arrived; the last one."""
         async with asyncio.timeout(DEADLINE_S), self._arrived:
             await self._arrived.wait_for(lambda: len(self.calls) >= count)
         return self.calls[count - 1]
@@ -183,7 +183,7 @@ def plain_answer(body: bytes, *, status: int = 200, extra: bytes = b"") -> bytes
 
 
 def answering(body: bytes = b'{"ok":true}', *, status: int = 200, extra: bytes = b"") -> Script:
-    """Answer with these body bytes."""
+    """Respond with this body."""
 
     async def script(call: Call) -> None:
         await call.send(plain_answer(body, status=status, extra=extra))
@@ -203,12 +203,12 @@ def raw(*pieces: bytes, then_close: bool = False) -> Script:
 
 
 async def resetting(call: Call) -> None:
-    """Reset the connection instead of answering."""
+    """Reset the connection."""
     call.reset()
 
 
 async def hanging(call: Call) -> None:
-    """Say nothing, until the router gives up."""
+    """Send nothing until the router gives up."""
     await call.wait_gone()
 
 
@@ -225,19 +225,19 @@ def sse(content: object) -> bytes:
 
 
 def streaming(*events: bytes) -> Script:
-    """Answer with these events, whatever was asked for."""
+    """Respond with these events."""
     return raw(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
 
 
 async def halting(call: Call) -> None:
-    """A stream that says no more after its first event, until the router gives up."""
+    """A stream that stalls after its first event."""
     await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
     await call.wait_gone()
 
 
 @dataclass
 class Held:
-    """A stream of two events, of which the second comes when it is let go."""
+    """A stream of two events; the second is sent on release."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
 

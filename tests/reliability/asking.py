@@ -1,4 +1,4 @@
-"""What people and scripts see while something is away, asked for again and again."""
+"""Clients that poll pages and REST during an outage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")
 
 
 class Seen(NamedTuple):
-    """One answer."""
+    """One response."""
 
     address: str
     status: int  # 0: there was none
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
 
 
 class Asking:
-    """Somebody with a token, and somebody with a browser where one is given, until the end of the block."""
+    """A REST client and optionally a browser that poll until the end of the block."""
 
     def __init__(self, rest: httpx.Client, person: httpx.Client | None = None, *, every_s: float = ASK_EVERY_S) -> None:
         self.seen: list[Seen] = []
@@ -43,15 +43,15 @@ class Asking:
 
     @property
     def statuses(self) -> Counter[int]:
-        """How often each was seen."""
+        """Number of responses by status."""
         return Counter(seen.status for seen in self.seen)
 
     def addresses(self, status: int) -> set[str]:
-        """Those that answered with it."""
+        """URLs that returned this status."""
         return {seen.address for seen in self.seen if seen.status == status}
 
     def kinds(self, status: int, addresses: tuple[str, ...]) -> set[str]:
-        """What such answers of these addresses were."""
+        """Content types of such responses."""
         return {seen.kind for seen in self.seen if seen.status == status and seen.address in addresses}
 
     def _keep_asking(self, client: httpx.Client, addresses: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What is done to a broker, and what must be so meanwhile and afterwards (R12 to R14)."""
+"""Broker outages and the conditions that must hold during and after them (R12 to R14)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TURNS_S = 8.0  # before its return, at most, in which a fleet falls ill or recov
 
 @dataclass(frozen=True)
 class Absence:
-    """What one was like."""
+    """Measurements of one outage."""
 
     away_s: float
     resumed_s: float  # after the return
@@ -32,7 +32,7 @@ class Absence:
 
 
 def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: float) -> Absence:
-    """Kill the broker and start it anew later; meanwhile all is read, the fleet turns, and something is made."""
+    """Kill the broker and restart it later; meanwhile read every page, change the fleet's state, and create an object."""
     stand.valkey.kill()
     returns_at = time.monotonic() + away_s
     with Asking(rest, every_s=0.5) as asking:
@@ -48,7 +48,7 @@ def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: fl
 
 
 def flush(stand: Stand) -> float:
-    """Have it forget everything; how many seconds pass until the next tick's work is done."""
+    """Flush the broker; seconds until the next tick's work is done."""
     path = stand.environment["WARMPATH_REDIS_URL"].removeprefix("redis+socket://").partition("?")[0]
     with redis.Redis(unix_socket_path=path) as broker:
         broker.flushall()

@@ -1,4 +1,4 @@
-"""What tests of the control plane's reliability begin with."""
+"""Fixtures of the control plane's reliability tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +12,17 @@ from tests.reliability.migrating import before
 
 @pytest.fixture
 def pool(db) -> Pool:
-    """The pool ``default`` with a live round_robin policy and no replicas."""
+    """The pool ``default`` with an active round_robin policy and no replicas."""
     return create_pool("default", strategy="round_robin")
 
 
 @pytest.fixture
 def policy(pool: Pool) -> RoutingPolicy:
-    """The pool's own policy."""
     return pool.policies.get(group=None)
 
 
 @pytest.fixture(scope="session")
 def migrated(postgres: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database that this release migrated: its name, to be copied."""
+    """Name of a migrated database, to be copied."""
     with before(postgres, tmp_path_factory.mktemp("before")) as name:
         yield name

@@ -1,4 +1,4 @@
-"""What is done to PostgreSQL, and what must be so meanwhile and afterwards (R15)."""
+"""PostgreSQL outages and the conditions that must hold during and after them (R15)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD_S = 40  # within which a router that is left in peace has told everything: 
 
 
 class Fault(StrEnum):
-    """What becomes of it."""
+    """Kinds of outage."""
 
     RESTARTED = "restarted"  # in good order
     KILLED = "killed"
@@ -30,7 +30,7 @@ class Fault(StrEnum):
 
 
 def faults(count: int, seed: int) -> list[Fault]:
-    """So many, in an order that chance picks: half are restarts, and one is an absence."""
+    """Seeded sequence of faults: half are restarts, one is a long outage."""
     chosen = [Fault.RESTARTED] * (count // 2) + [Fault.KILLED] * (count - count // 2)
     random.Random(seed).shuffle(chosen)
     chosen[chosen.index(Fault.KILLED)] = Fault.AWAY
@@ -39,7 +39,7 @@ def faults(count: int, seed: int) -> list[Fault]:
 
 @contextmanager
 def hurt(stand: Stand, fault: Fault, away_s: float = 0.0) -> Iterator[None]:
-    """Do it to the server, which is away during the block and back after it."""
+    """Apply a fault for the length of the block, then restore the server."""
     stand.postgres.stop() if fault is Fault.RESTARTED else stand.postgres.kill()
     returns_at = time.monotonic() + (away_s if fault is Fault.AWAY else 0.0)
     yield
@@ -48,7 +48,7 @@ def hurt(stand: Stand, fault: Fault, away_s: float = 0.0) -> Iterator[None]:
 
 
 def until_it_answers(rest: httpx.Client, within_s: float = RECOVERS_S) -> float:
-    """Wait until the API answers again; how many seconds that took."""
+    """Wait until the API answers; seconds it took."""
     begun = time.monotonic()
     soon(lambda: answers(lambda: rest.get("pools")) == 200, within_s, "the API to answer again")
     return time.monotonic() - begun
@@ -56,7 +56,7 @@ def until_it_answers(rest: httpx.Client, within_s: float = RECOVERS_S) -> float:
 
 @dataclass(frozen=True)
 class Told:
-    """A router's events, as they are stored. Each list is empty where all is well."""
+    """Faults in a router's stored events: missing and duplicate numbers. Empty if all is well."""
 
     stored: int
     lives: int
@@ -66,7 +66,7 @@ class Told:
 
 
 class Telling:
-    """A real router that always has something to tell, and may be killed."""
+    """A real router that produces events all the time and may be killed."""
 
     def __init__(self, stand: Stand, replica: Flapping) -> None:
         self._stand = stand
@@ -74,16 +74,16 @@ class Telling:
         self._spool = Spooled(stand.folder / "data" / "router-1")
 
     def kill(self) -> None:
-        """Kill the router and start it anew: what it had not told must survive that."""
+        """Kill and restart the router; its unsent events must survive."""
         self._stand.router.kill()
         self._stand.router.start()
 
     def until_waiting(self) -> None:
-        """Wait until some of its events stand on its disk because nobody takes them."""
+        """Wait until unsent events are on its disk."""
         wait_until(lambda: self._spool.waiting, TOLD_S, "an event to wait", every_s=0.05)
 
     def counted(self) -> Told:
-        """What came of all events until now. The router ends; what it still held then is not counted."""
+        """Stop the router and compare stored events with sent ones; events still on its disk are not counted."""
         soon(lambda: not self._spool.waiting, TOLD_S, "everything to be told")
         self._stand.router.stop()
         left = self._spool.waiting
@@ -101,7 +101,7 @@ REPORTS = "select boot, seq from controlplane_routerreport"
 
 
 def _numbered(names: Sequence[Name]) -> set[Name]:
-    """Every number from 1 to the last of each life."""
+    """Every number from 1 to the last, for each boot."""
     last: dict[str, int] = {}
     for boot, seq in names:
         last[boot] = max(seq, last.get(boot, 0))
@@ -110,7 +110,7 @@ def _numbered(names: Sequence[Name]) -> set[Name]:
 
 @contextmanager
 def telling(stand: Stand, rest: httpx.Client) -> Iterator[Telling]:
-    """One, until the end of the block."""
+    """Such a router for the length of a block."""
     with flapping() as replica:
         for made in (
             rest.post("pools", json={"name": "flapping", "models": ["flapping"], "health": HEALTH}),

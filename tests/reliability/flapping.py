@@ -1,4 +1,4 @@
-"""A replica that is up and down in turn, so that a router has something to tell, and what the router's disk held."""
+"""A replica that alternates between healthy and unhealthy, so that a router has events, and a watch on the router's spool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Flapping(ThreadingHTTPServer):
-    """Answers ``TURN_PROBES`` probes well, then as many ill, for ever."""
+    """Answers ``TURN_PROBES`` probes healthy, then as many unhealthy, and so on."""
 
     daemon_threads = True
 
@@ -39,23 +39,22 @@ class Flapping(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     @property
     def turns(self) -> int:
-        """How often it became another one."""
+        """Number of state changes."""
         return max(0, self._probes - 1) // TURN_PROBES
 
     def probed(self) -> bool:
-        """One more question; whether it is up."""
+        """Count a probe; whether the replica is healthy."""
         self._probes += 1
         return self.turns % 2 == 0
 
 
 @contextlib.contextmanager
 def flapping() -> Iterator[Flapping]:
-    """One, until the end of the block."""
+    """Such a replica for the length of a block."""
     server = Flapping()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -68,7 +67,7 @@ def flapping() -> Iterator[Flapping]:
 
 
 class Spooled:
-    """Whatever stood in a router's spool, looked at again and again."""
+    """Every event seen in a router's spool."""
 
     def __init__(self, folder: Path) -> None:
         self.names: set[Name] = set()
@@ -76,7 +75,7 @@ class Spooled:
 
     @property
     def waiting(self) -> set[Name]:
-        """What stands there now."""
+        """Events in the spool now."""
         try:
             lines = self._file.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -90,7 +89,7 @@ class Spooled:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Look, until the end of the block."""
+        """Poll the spool until the end of the block."""
         done = threading.Event()
 
         def look() -> None:

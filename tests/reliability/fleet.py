@@ -1,4 +1,4 @@
-"""Sixteen real routers in this process, each on sockets and a folder of its own, with faults on the way to them."""
+"""Sixteen real routers in this process, each with its own sockets and folder, reached through fault proxies."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ TOKEN, KEYS = "WARMPATH_ROUTER_ADMIN_TOKEN", "WARMPATH_ROUTER_CONFIG_KEYS"
 
 @dataclass(frozen=True)
 class Reached:
-    """A router, and the address that the control plane is told."""
+    """A router and its announced address."""
 
     server: Server
     proxy: FaultProxy
 
     @property
     def name(self) -> str:
-        """The router's name."""
         return self.server.settings.name
 
     @property
     def revision(self) -> int | None:
-        """What it runs."""
+        """The configuration number it runs."""
         return self.server.data.view.store.revision
 
     def announce(self) -> Router:
-        """What it says of itself every 10 s; it is reached by way of the proxy."""
+        """Announce the router at the proxy's address."""
         view = self.server.data.view
         applied = view.store.applied
         return announce(
@@ -54,7 +53,7 @@ class Reached:
         )
 
     def put(self, document: bytes) -> httpx.Response:
-        """What its admin port answers to a document."""
+        """Response of its admin port to a document."""
         headers = {"Authorization": f"Bearer {self.server.settings.admin_token}"}
         url = f"http://127.0.0.1:{self.proxy._replica.port}/admin/config"
         return httpx.put(url, content=document, headers=headers, timeout=30, trust_env=False)
@@ -70,7 +69,7 @@ def fleet(
     seed: int = 1,
     keys: str = "",
 ) -> Iterator[list[Reached]]:
-    """Routers that serve until the end of the block, on an event loop in a thread."""
+    """Routers on an event loop in a thread, for the length of a block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

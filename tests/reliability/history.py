@@ -1,4 +1,4 @@
-"""Run in the stand's own environment: readings as a scraper would have left them."""
+"""Runs inside the stand's environment and writes readings as a scraper would."""
 
 import sys
 from datetime import timedelta
@@ -17,7 +17,7 @@ PAST = timedelta(seconds=120)
 
 
 def serve() -> None:
-    """Write what each line of the standard input names, and say so."""
+    """Execute each line of standard input and acknowledge it."""
     for line in sys.stdin:
         close_old_connections()
         write(float(line))
@@ -25,7 +25,7 @@ def serve() -> None:
 
 
 def write(ratio: float) -> None:
-    """``ratio`` from now on, and 0.8 before where nothing was written. What lies in the past stays as it was read."""
+    """Write readings with hit rate ``ratio`` from now on, and 0.8 for earlier times without readings."""
     now = timezone.now()
     replica = Replica.objects.filter(name="measured").first() or _replica()
     written = Reading.objects.filter(replica=replica)
@@ -39,6 +39,6 @@ def write(ratio: float) -> None:
 
 
 def _replica() -> Replica:
-    """One that nobody scrapes."""
+    """A replica that is not scraped."""
     replica = add_replica(Pool.objects.get(name="default"), name="measured", url="http://10.0.0.1:8000")
     return set_replica_state(replica, ReplicaState.DISABLED)

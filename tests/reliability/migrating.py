@@ -1,4 +1,4 @@
-"""Migrations on tables with rows, while others read and write those (R22)."""
+"""Migrations on tables with rows while other sessions read and write them (R22)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOUR = "date_trunc('hour', now())"
 
 
 class Table(NamedTuple):
-    """One that grows with traffic or with time, and what people and routers do with it. ``many`` takes a count."""
+    """A table that grows with traffic or time, and typical statements on it. ``many`` takes a row count."""
 
     name: str
     many: str
@@ -50,7 +50,7 @@ TABLES = (EVENTS, ROUTER_READINGS)
 
 @contextmanager
 def before(socket_dir: Path, folder: Path) -> Iterator[str]:
-    """A database that this release migrated; its name."""
+    """Name of a database that this release migrated."""
     name = f"before_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
         server.execute(f"create database {name}")
@@ -65,7 +65,7 @@ def before(socket_dir: Path, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def copied(socket_dir: Path, database: str) -> Iterator[str]:
-    """The URL of a copy of a database of that server."""
+    """URL of a copy of a database."""
     name = f"migrating_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
         server.execute(f"create database {name} template {database}")
@@ -74,12 +74,11 @@ def copied(socket_dir: Path, database: str) -> Iterator[str]:
 
 
 def url_of(socket_dir: Path, name: str) -> str:
-    """Of a database of that server."""
     return f"postgresql://postgres@/{name}?host={socket_dir}"
 
 
 def fill(database: str, rows: int) -> None:
-    """So many rows into each table."""
+    """Insert this many rows into each table."""
     with psycopg.connect(database, autocommit=True) as server:
         for table in TABLES:
             server.execute(table.many.format(rows=rows))  # type: ignore[arg-type]  # our own text
@@ -87,7 +86,7 @@ def fill(database: str, rows: int) -> None:
 
 
 def migrating(database: str, folder: Path, *, settings: str = NEXT_RELEASE) -> subprocess.Popen[str]:
-    """``manage.py migrate`` of the next release, running; it reports to its standard error."""
+    """Start ``manage.py migrate`` of the next release; it reports on standard error."""
     environment = {"DJANGO_SETTINGS_MODULE": settings, "WARMPATH_DATABASE_URL": database,
                    "WARMPATH_DATA_DIR": str(folder)}  # fmt: skip
     command = [sys.executable, "manage.py", "migrate"]
@@ -97,14 +96,14 @@ def migrating(database: str, folder: Path, *, settings: str = NEXT_RELEASE) -> s
 
 
 def migrate(database: str, folder: Path, *, settings: str = NEXT_RELEASE, within_s: float = 250) -> None:
-    """The same, until it is done."""
+    """Run the migration to its end."""
     with migrating(database, folder, settings=settings) as process:
         _, said = process.communicate(timeout=within_s)
     assert process.returncode == 0, said
 
 
 class Using:
-    """Somebody who reads and writes one table all the time, and how long each time took, until the end of the block."""
+    """A session that reads and writes one table until the end of the block; ``took`` has the durations in seconds."""
 
     def __init__(self, database: str, table: Table = EVENTS) -> None:
         self.table = table

@@ -1,4 +1,4 @@
-"""``python -m celery`` with a clock that is wrong by so many seconds: ``python skewed.py SECONDS ARGUMENTS``."""
+"""``python -m celery`` with a clock offset in seconds: ``python skewed.py SECONDS ARGUMENTS``."""
 
 import sys
 from datetime import UTC, datetime, timedelta

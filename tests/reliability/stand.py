@@ -1,4 +1,4 @@
-"""A control plane of real processes whose every part can be killed, frozen, restarted and left away."""
+"""A control plane of real processes, each of which can be killed, frozen, restarted or left down."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSWORD = "correct-horse-battery-staple"
 
 
 class Part:
-    """One process: what it said, and what is done to it."""
+    """One process and its log."""
 
     def __init__(self, child: Child, environment: dict[str, str]) -> None:
         self.child = child
@@ -44,17 +44,16 @@ class Part:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def lives(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it; until it is ready."""
+        """Start the process and wait until it is ready."""
         options = self.child.popen_options()
         options["env"] = {**self._environment, **self.child.environment, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
@@ -71,7 +70,7 @@ class Part:
             self.until_ready()
 
     def until_ready(self, within_s: float = START_S) -> None:
-        """Wait until it is ready; the end of what it said where it is not."""
+        """Wait until the process is ready; the end of its log on failure."""
         try:
             wait_until(self.child.ready, within_s, f"{self.child.name} to be ready", alive=self._process)
         except BaseException:
@@ -79,31 +78,31 @@ class Part:
             raise
 
     def kill(self) -> None:
-        """``kill -9`` of the process and all it started."""
+        """``kill -9`` the process and its descendants."""
         self._signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Terminate gracefully."""
         if self.lives:
             os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, self.child.stop_signal)
             self.wait()
 
     def freeze(self) -> None:
-        """Stop the whole group: it answers nothing, and nothing says that it is gone."""
+        """SIGSTOP the process group; its connections stay open."""
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen one go on."""
+        """SIGCONT the process group."""
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def family(self) -> list[int]:
-        """The process and its descendants, each of which may have a session of its own."""
+        """The process and its descendants, which may have sessions of their own."""
         found, fresh = [self.pid], [self.pid]
         while fresh:
             fresh = [child for pid in fresh for child in _children(pid)]
@@ -111,12 +110,12 @@ class Part:
         return found
 
     def wait(self, within_s: float = 30) -> None:
-        """Until it has ended."""
+        """Wait for the exit."""
         assert self._process is not None
         self._process.wait(timeout=within_s)
 
     def said(self, pattern: str, *, since: int = 0) -> list[str]:
-        """Its lines, from a position on, that match."""
+        """Log lines that match, from a position on."""
         return [line for line in list(self.lines[since:]) if re.search(pattern, line)]
 
     def _signal(self, number: signal.Signals) -> None:
@@ -132,7 +131,7 @@ class Part:
 
 
 class Stand:
-    """PostgreSQL, Valkey, web and worker, as ``make run`` starts them, and nothing that starts them anew."""
+    """PostgreSQL, Valkey, web and worker as ``make run`` starts them, without a supervisor."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -168,21 +167,20 @@ class Stand:
 
     @property
     def database_url(self) -> str:
-        """Of the database in its PostgreSQL."""
         return f"postgresql://postgres@/warmpath?host={self._server.socket_dir}"
 
     @property
     def url(self) -> str:
-        """Base URL of the UI."""
+        """Base URL of the web UI."""
         return f"http://127.0.0.1:{self.web_port}"
 
     @property
     def parts(self) -> list[Part]:
-        """In the order in which they are ended."""
+        """All processes, in the order of shutdown."""
         return [self.router, self.worker, self.web, self.valkey, self.postgres]
 
     def manage(self, *arguments: str, **environment: str) -> str:
-        """Output of a management command; with more, or another, environment."""
+        """Output of a management command; ``environment`` overrides variables."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=ROOT,
@@ -197,7 +195,7 @@ class Stand:
 
     @contextlib.contextmanager
     def process(self, name: str, *arguments: str) -> Iterator[Part]:
-        """A management command that goes on until the end of the block."""
+        """A management command that runs for the length of a block."""
         part = Part(Child(name, [sys.executable, "manage.py", *arguments]), self.environment)
         part.start(wait=False)
         try:
@@ -206,7 +204,7 @@ class Stand:
             part.kill()
 
     def rise(self) -> None:
-        """Everything but a router."""
+        """Start everything but a router."""
         self.postgres.start(wait=False)
         self.valkey.start(wait=False)
         self.postgres.until_ready()
@@ -218,7 +216,7 @@ class Stand:
         wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick")
 
     def another_worker(self, name: str, *prefix: str) -> Part:
-        """One more worker with a beat of its own; ``prefix`` is what runs Celery's command line."""
+        """Start another worker with its own beat; ``prefix`` replaces ``python -m celery``."""
         child = self._with_beat(self._planned()["worker"], f"beat-{name}")
         command = [*prefix, *child.command[3:]] if prefix else child.command  # else: python -m celery
         return Part(
@@ -227,7 +225,7 @@ class Stand:
 
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
-        """A REST client with a fresh token."""
+        """A REST client with a new token."""
         token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
         assert token
         headers = {"Authorization": f"Bearer {token.group()}"}
@@ -235,18 +233,18 @@ class Stand:
             yield client
 
     def sql(self) -> psycopg.Connection[Any]:
-        """A connection to the database, past everything of ours."""
+        """A direct database connection."""
         return psycopg.connect(self.database_url, autocommit=True, connect_timeout=5)
 
     def ask(self, statement: str, *parameters: Any) -> Any:
-        """The first value of a query's answer."""
+        """First value of a query's result."""
         with self.sql() as server:
             row = server.execute(statement, parameters or None).fetchone()  # type: ignore[arg-type]  # a test's text
             return row[0] if row else None
 
     @contextlib.contextmanager
     def browser(self) -> Iterator[httpx.Client]:
-        """Somebody signed in."""
+        """A signed-in browser session."""
         with httpx.Client(base_url=self.url, timeout=60, trust_env=False, follow_redirects=True) as client:
             client.get("/accounts/login/")
             form = {"login": "admin", "password": PASSWORD, "csrfmiddlewaretoken": client.cookies["csrftoken"]}
@@ -254,16 +252,15 @@ class Stand:
             yield client
 
     def restart_postgres(self) -> None:
-        """Start one that was killed."""
         self._server.prepare()
         self.postgres.start()
 
     def ticked(self) -> Any:
-        """Which tick of the scraper was the last; there is one a second."""
+        """The scraper's last tick; there is one per second."""
         return self.ask("select max(at) from telemetry_scrapestate")
 
     def until_ticks_resume(self, within_s: float) -> float:
-        """Wait for a tick after now; how many seconds that took."""
+        """Wait for the next tick; seconds it took."""
         begun, before = time.monotonic(), self.ask("select now()")
         try:
             soon(lambda: (self.ticked() or before) > before, within_s, "ticks to resume")
@@ -273,27 +270,27 @@ class Stand:
         return time.monotonic() - begun
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Stop all processes and delete their files."""
         for part in self.parts:
             if part.lives:
                 part.thaw()
                 part.kill() if part is not self.postgres else part.stop()
 
     def _planned(self) -> dict[str, Child]:
-        """The local stack's own children by name."""
+        """The local stack's child processes by name."""
         with _environment(self.environment):
             children = plan.control_plane(plan.StackSettings.from_environment(self.folder / "data"))
         return {child.name: child for child in children}
 
     def _with_beat(self, worker: Child, schedule: str) -> Child:
-        """A worker that starts a beat of its own, so that both are killed and frozen as one."""
+        """A worker with an embedded beat, so that both are killed and frozen together."""
         command = [*worker.command, "--beat", "--schedule", str(self.folder / schedule)]
         return Child(worker.name, command, environment=worker.environment)
 
 
 @contextlib.contextmanager
 def standing(**environment: str) -> Iterator[Stand]:
-    """A stand of one's own that has risen, until the end of the block."""
+    """A started stand for the length of a block."""
     folder = Path(tempfile.mkdtemp(prefix="wpr-"))  # a path short enough for a socket
     folder.chmod(0o755)  # servers run as an account of their own
     stand = Stand(folder, **environment)
@@ -324,7 +321,7 @@ def _children(pid: int) -> list[int]:
 
 
 def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.05) -> None:
-    """Wait until a condition holds; as long as ``within_s`` seconds are while others use the machine too."""
+    """Wait until a condition holds; ``within_s`` is scaled on a busy machine."""
     begun, allowed_s = time.monotonic(), within_s
     while not condition():
         if (waited_s := time.monotonic() - begun) > allowed_s:
@@ -335,7 +332,7 @@ def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: f
 
 
 def answers(ask: Callable[[], httpx.Response]) -> int | None:
-    """The status of an answer; None where there was none."""
+    """Status of a response; None without one."""
     try:
         return ask().status_code
     except httpx.TransportError:

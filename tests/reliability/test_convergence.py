@@ -1,4 +1,4 @@
-"""R4: sixteen real routers run what was published, soon where nothing is in the way and surely where much is."""
+"""R4: sixteen real routers run a published configuration: quickly without faults, eventually with many."""
 
 import statistics
 import time
@@ -29,7 +29,7 @@ def newest():
 
 
 def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, settings, record_property):
-    """The worker is woken by the publication; here its task is called in its place."""
+    """Calls the worker's task directly, as the wake-up after a publication would."""
     took, before = [], slowdown()
     with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN) as routers:
         for router in routers:
@@ -49,7 +49,7 @@ def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_becomes_of_pushes_and_answers_all_run_it_within_half_a_minute(policy, tmp_path, settings, seed):
-    """A third of the connections is refused, or cut in the middle of the answer, or slow; and goes on being so."""
+    """A third of all connections is refused, cut in the middle of the response, or slow."""
     faults = [Fault.NONE] * 6 + [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.TRICKLE, Fault.DELAY]
     with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN, faults=faults, seed=seed * 100) as routers:
         seen = dict.fromkeys(routers, 0)

@@ -1,4 +1,4 @@
-"""A database whose disk is full (R23): nothing is stored, everything can be read, and it resumes by itself."""
+"""A database with a full disk (R23): writes fail, reads work, and it recovers without help."""
 
 import subprocess
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ MOST_TICKS = 400  # that fit into what is left of a page
 
 @contextmanager
 def small_disk(folder, size="2m"):
-    """A disk of its own for one tablespace; skips where nobody may mount one."""
+    """A small file system for one tablespace; skips where mounting is not allowed."""
     folder.mkdir()
     account = paths.unprivileged()  # whom the server runs as
     owner = f",uid={account.uid},gid={account.gid}" if account else ""
@@ -49,7 +49,7 @@ def sql(*statements):
 
 
 def refuses(statement):
-    """Whether the server has no room for it."""
+    """Whether the server reports a full disk."""
     try:
         sql(statement)
     except OperationalError as error:
@@ -127,7 +127,7 @@ def live_through_it():
 
 @pytest.fixture
 def no_room(db):
-    """The server refuses rows of readings, in the words of a disk that is full."""
+    """The server rejects readings with PostgreSQL's disk-full error."""
     sql(
         "create function no_room() returns trigger language plpgsql as "
         "$$ begin raise exception 'could not extend file' using errcode = '53100'; end $$",

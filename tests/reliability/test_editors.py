@@ -1,4 +1,4 @@
-"""R5: fifty people edit one policy at once, and nobody's change is lost without a word."""
+"""R5: fifty users edit one policy at once; no change is lost silently."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 
 def add_one(policy) -> int:
-    """Raise a setting by one, from a fresh look each time; how often somebody else was faster."""
+    """Increment a setting with optimistic locking; number of conflicts."""
     for refusals in range(10_000):
         live = policy.live()
         settings = {"strategy": "prefix_hash", "load_factor": live.settings["load_factor"] + 1}

@@ -1,4 +1,4 @@
-"""R3: whatever a router is pushed, it runs the old configuration or the new one whole, and its disk agrees."""
+"""R3: after any push, valid or not, a router runs the old or the new configuration completely, and its disk agrees."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""R22: migrations run on tables with rows while others read and write, and keep nobody waiting for a second.
+"""R22: migrations run on tables with rows while others read and write, and block nobody for a second.
 
 At full size: ``python -m tests.benchmarks soak --only R22 --full``.
 """
@@ -28,7 +28,7 @@ ROWS = 100_000
 
 @pytest.fixture
 def database(postgres: Path, migrated: str) -> Iterator[str]:
-    """The URL of a database that this release migrated."""
+    """URL of a migrated database."""
     with copied(postgres, migrated) as url:
         yield url
 
@@ -44,7 +44,7 @@ def test_nobody_waits_for_a_second_while_tables_with_rows_are_migrated(database,
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_a_migration_waits_for_a_table_in_use_without_making_others_wait(database, tmp_path, table):
-    """What it had done by then is done once, also where it is in no transaction."""
+    """A retry repeats steps that already succeeded, also outside a transaction."""
     with Using(database, table) as user, psycopg.connect(database) as holder:
         holder.execute(f"select * from {table.name}")  # a long report: its transaction goes on
         with migrating(database, tmp_path) as process:

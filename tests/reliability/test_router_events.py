@@ -1,4 +1,4 @@
-"""R15: what a real router tells is stored once, over kills of the router and absences of the control plane."""
+"""R15: a real router's events are stored exactly once, over kills of the router and outages of the control plane."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_event_of_every_life_is_stored_once(live_server, tmp_path, setting
 
 
 def kept(folder: Path) -> int:
-    """Findings that nobody has taken yet."""
+    """Events in the router's spool."""
     file = folder / "events"
     return file.read_bytes().count(b"replica_unreachable") if file.exists() else 0
 

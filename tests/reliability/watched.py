@@ -1,6 +1,6 @@
-"""A fleet that falls ill and recovers at a word, and a receiver that is told of it.
+"""A fleet whose hit rate falls and recovers on request, and a notification receiver.
 
-One rule is left, on falling hit rates. What was told before somebody began to watch is not counted.
+Only one rule is enabled, on hit-rate drops. Earlier notifications are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVE = "from tests.reliability.history import serve; serve()"
 
 
 class Watched:
-    """It. ``expected`` are the transitions that must have been told by now."""
+    """The fleet; ``expected`` lists the transitions that should have been notified by now."""
 
     def __init__(self, stand: Stand, receiver: FakeWebhookReceiver, history: subprocess.Popen[str]) -> None:
         self.expected: list[str] = []
@@ -35,27 +35,27 @@ class Watched:
 
     @property
     def told(self) -> list[str]:
-        """What the receiver heard, in order."""
+        """Transitions that the receiver got, in order."""
         return [message.payload["type"].removeprefix("alert.") for message in self._receiver.received]
 
     @property
     def transitions(self) -> list[str]:
-        """The rows that were stored."""
+        """Stored transitions."""
         return [kind.removeprefix("alert_") for kind in self._rows()[self._rows_before :]]
 
     @property
     def notifications(self) -> int:
-        """The messages that were stored."""
+        """Stored notifications."""
         return self._notifications() - self._notifications_before
 
     def turn(self) -> None:
-        """Fall ill, or recover: from now on the hit rate is lower than 0.8, or 0.8 again."""
+        """Lower the hit rate, or restore it to 0.8."""
         falls = self.expected[-1:] != [FIRING]
         self.measure(0.1 if falls else 0.8)
         self.expected.append(FIRING if falls else RESOLVED)
 
     def measure(self, ratio: float) -> None:
-        """Let the hit rate be this from now on."""
+        """Set the hit rate from now on."""
         assert self._history.stdin
         assert self._history.stdout
         self._history.stdin.write(f"{ratio}\n")
@@ -63,7 +63,7 @@ class Watched:
         assert self._history.stdout.readline() == "written\n"
 
     def until_told(self, within_s: float = TOLD_S) -> None:
-        """Wait until the receiver has heard of each turn, in order and once."""
+        """Wait until the receiver got each expected transition once and in order."""
         try:
             soon(lambda: self.told == self.expected, within_s, f"{self.expected}, each once")
         except BaseException:
@@ -72,12 +72,12 @@ class Watched:
             raise
 
     def until_delivered(self) -> None:
-        """Wait until the last message is marked, too."""
+        """Wait until the last notification is marked as delivered."""
         undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
         soon(lambda: self._stand.ask(undelivered) == 0, TOLD_S, "the last message to be marked")
 
     def verdict(self) -> str | None:
-        """The answer of the rule's last evaluation."""
+        """Result of the rule's last evaluation."""
         statement = """
             select verdict ->> 'answer' from telemetry_alertrule rule join controlplane_pool pool on pool.id = pool_id
             where kind = 'hit_rate_drop' and pool.name = 'default'
@@ -88,7 +88,7 @@ class Watched:
         return int(self._stand.ask("select count(*) from telemetry_notification"))
 
     def _rows(self) -> list[str]:
-        """Of the rule's alerts. Before all others were switched off the replica that is nowhere had some."""
+        """Rows of the rule's alerts; other rules had some before they were disabled."""
         statement = """
             select coalesce(array_agg(event.kind order by event.id), '{}') from controlplane_event event
             join telemetry_alert alert on alert.id = (event.detail ->> 'alert')::bigint
@@ -100,7 +100,7 @@ class Watched:
 
 @contextmanager
 def watched(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
-    """Watch a stand until the end of the block; its fleet is well then, and nobody is told anything more."""
+    """Watch a stand for the length of a block; its fleet starts healthy."""
     with receiving() as receiver, _history(stand) as history:
         fleet = Watched(stand, receiver, history)
         fleet.measure(0.8)
@@ -119,7 +119,7 @@ def watched(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
 
 
 def _leave_one_rule(rest: httpx.Client) -> None:
-    """Switch off every rule but the one on falling hit rates of the pool ``default``, which becomes quick."""
+    """Disable every rule but the pool ``default``'s hit-rate drop rule, and shorten its times."""
     for rule in rest.get("alert-rules", params={"limit": 1000}).json()["results"]:
         is_ours = (rule["pool"], rule["kind"]) == ("default", "hit_rate_drop")
         change = {"settings": QUICK} if is_ours else {"enabled": False}
@@ -129,7 +129,7 @@ def _leave_one_rule(rest: httpx.Client) -> None:
 
 @contextmanager
 def _history(stand: Stand) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes readings, line by line."""
+    """The process that writes readings."""
     command = [sys.executable, "manage.py", "shell", "--verbosity=0", "-c", SERVE]
     process = subprocess.Popen(
         command, cwd=ROOT, env=stand.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,6 +1,6 @@
-"""Commands that documents show, and the test that executes each.
+"""Commands in documents, and the test that executes each.
 
-A document that shows a command missing here fails ``make check``; a test named here that does not exist does too.
+``make check`` fails for a command without an entry here and for an entry whose test does not exist.
 """
 
 from tests.contracts.documents.reading import ROOT
@@ -42,7 +42,7 @@ EXECUTED_BY: dict[str, str] = {
 
 
 def _session(readme: str) -> list[str]:
-    """The lines of a README's one shell block, which a test executes as it stands."""
+    """Lines of a README's only shell block, which a test executes as written."""
     return (ROOT / readme).read_text().partition("```sh\n")[2].partition("\n```")[0].splitlines()
 
 

@@ -1,4 +1,4 @@
-"""What is documented, and where."""
+"""Reads the repository's documents and sources."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,6 @@ def sources(*packages: str) -> list[Path]:
 
 
 def shown(text: str) -> list[str]:
-    """Commands of a document's shell blocks: comments dropped, continued lines joined."""
+    """Commands in a document's shell blocks, without comments, continued lines joined."""
     lines = "\n".join(_commands(text)).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""Nothing that an operator can set, choose or call is undocumented."""
+"""Every setting, command and package is documented."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ PACKAGES = ("controlplane", "routing", "telemetry")
 
 
 def variables() -> set[str]:
-    """Every WARMPATH_ variable that the code reads, by its full name or through settings/env.py."""
+    """Every ``WARMPATH_`` variable that the code reads, directly or through ``settings/env.py``."""
     names: set[str] = set()
     for path in sources(*PACKAGES):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""Every limit, and everything a pool does about failures, has a unit, a range, a default and a reason in writing."""
+"""Every limit has a documented unit, range, default and reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECTIONS = {
 
 
 def rows(section: str) -> dict[str, list[str]]:
-    """Cells of a section's table, by the setting in the first one."""
+    """Cells of a section's table, by the setting in its first column."""
     part = re.split(r"^##+ ", TEXT.partition(f"\n## `{section}`\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     lines = (line for line in part.splitlines() if line.startswith("| `"))
     cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
@@ -31,7 +31,7 @@ def rows(section: str) -> dict[str, list[str]]:
 
 
 def described(field: msgspec.inspect.Field) -> list[str]:
-    """Unit, range and default, as a row says them."""
+    """Unit, range and default of a field, in the document's format."""
     kinds = field.type.types if isinstance(field.type, UnionType) else [field.type]
     [kind] = [kind for kind in kinds if not isinstance(kind, NoneType)]
     default = "-" if field.default is msgspec.NODEFAULT else str(field.default)

@@ -1,4 +1,4 @@
-"""Links between documents lead somewhere."""
+"""Links between documents point to existing files and headings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINK = re.compile(r"(?:\]\((?!https?:|mailto:)|src(?:set)?=\")([^)\"\s]+)[)\"]")
 
 
 def headings(document: Path) -> set[str]:
-    """As links name them."""
+    """Heading anchors of a document."""
     texts = re.findall(r"^#+ (.*)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
 

@@ -1,7 +1,7 @@
-"""A README's map of its folder is the folder: each file stands in it once, and nothing else does.
+"""A README's file table lists exactly the modules of its folder.
 
-A map is the table under ``## The files``. It speaks for every folder below that has no map of its own; of one that has
-it says the folder's name. ``<strategy>.py`` stands for all modules with a document beside them.
+The table is under ``## The files``. It covers subfolders without a table of their own. ``<strategy>.py`` stands for all
+modules with a document of the same name.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAPS = [path for path in DOCUMENTS if path.name == "README.md" and SECTION in pa
 
 
 def named(readme: Path) -> list[str]:
-    """What the first column of a map's table names, as paths from its folder."""
+    """Names in the first column of a table, as paths relative to the folder."""
     section = re.split(r"^## ", readme.read_text().partition(SECTION)[2], maxsplit=1, flags=re.MULTILINE)[0]
     rows = (line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
     return [name for row in rows for name in NAME.findall(row)]
 
 
 def there(folder: Path) -> list[str]:
-    """Its modules, those below it too, as a map names them; a folder with a map stands for what is in it."""
+    """Modules of a folder and its subfolders, as a table should name them."""
     found = []
     for path in folder.iterdir():
         if path / "README.md" in MAPS:

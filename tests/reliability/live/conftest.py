@@ -1,4 +1,4 @@
-"""A control plane to be hurt, and those who use it."""
+"""Fixtures: one running control plane, its clients, and a fleet."""
 
 from collections.abc import Iterator
 
@@ -11,27 +11,26 @@ from tests.reliability.watched import Watched, watched
 
 @pytest.fixture(scope="package")
 def stand() -> Iterator[Stand]:
-    """PostgreSQL, Valkey, web and worker, which each test leaves as it found them."""
+    """PostgreSQL, Valkey, web and worker; each test restores what it breaks."""
     with standing() as stand:
         yield stand
 
 
 @pytest.fixture(scope="package")
 def rest(stand: Stand) -> Iterator[httpx.Client]:
-    """A script."""
     with stand.rest() as client:
         yield client
 
 
 @pytest.fixture(scope="package")
 def person(stand: Stand) -> Iterator[httpx.Client]:
-    """Somebody with a browser."""
+    """A signed-in browser session."""
     with stand.browser() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def fleet(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
-    """A fleet that falls ill and recovers at a word, and a receiver."""
+    """A fleet whose hit rate falls and recovers on request, and a notification receiver."""
     with watched(stand, rest) as fleet:
         yield fleet

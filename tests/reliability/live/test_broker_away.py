@@ -1,4 +1,4 @@
-"""R12 to R14: the broker killed, away and flushed. It carries wake-ups, so nothing may be lost with it.
+"""R12 to R14: the broker killed, down and flushed. It carries only wake-ups, so nothing may be lost.
 
 At full size: ``python -m tests.benchmarks soak --only R12 R13 R14 --full``.
 """
@@ -16,7 +16,7 @@ AWAY_S = (8.0, 21.0)
 
 
 def test_killed_and_away_it_costs_no_transition_and_is_found_again_as_soon_as_after_a_moment(stand, rest, fleet):
-    """Neither worker nor beat gives up, and the pause between two tries does not grow."""
+    """Worker and beat keep reconnecting at a constant interval."""
     assert app.conf.broker_connection_max_retries is None
     assert app.conf.broker_connection_retry_on_startup
     begun, processes = len(stand.worker.lines), stand.worker.family()
@@ -31,5 +31,5 @@ def test_killed_and_away_it_costs_no_transition_and_is_found_again_as_soon_as_af
 
 
 def test_flushed_it_knows_again_within_two_ticks_what_is_due(stand):
-    """R14: what is due stands in PostgreSQL alone."""
+    """R14: due work is stored in PostgreSQL alone."""
     assert all(is_within(flush(stand), FLUSHED_S) for _ in range(3))

@@ -1,4 +1,4 @@
-"""R15: PostgreSQL restarted, killed, away and frozen, under real web, worker and router processes.
+"""R15: PostgreSQL restarted, killed, down and frozen, under real web, worker and router processes.
 
 At full size: ``python -m tests.benchmarks soak --only R15 --full``.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @contextmanager
 def quiet(stand: Stand, *, gone: int = 1) -> Iterator[None]:
-    """The worker says once that the database went and once that it is back, and logs no stack."""
+    """The worker logs one line for the start and one for the end of an outage, and no traceback."""
     begun = len(stand.worker.lines)
     yield
     soon(lambda: len(stand.worker.said("the database is back", since=begun)) >= gone, 10, "the worker's word")
@@ -84,7 +84,7 @@ def test_one_that_is_frozen_keeps_nobody_waiting_for_ever(stand, rest, person):
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_is_no_absence(stand, rest):
-    """Somebody holds a table: who waits is let go, and the worker does not take that for a database that is away."""
+    """A table is locked: waiting statements time out, and the worker does not report the database as down."""
     with stand.sql() as holder, holder.transaction():
         holder.execute("lock table controlplane_pool in access exclusive mode")
         begun = time.monotonic()
@@ -96,7 +96,7 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_is_no_absenc
 
 
 def test_a_session_whose_process_fell_asleep_in_a_transaction_holds_its_locks_only_so_long(stand, rest):
-    """A worker is frozen while it holds a row that routers announce themselves on: nobody waits for it for ever."""
+    """A worker is frozen while it holds a row lock that announcements need."""
     asleep = "from django.db import connection, transaction; import os, signal; transaction.set_autocommit(False);"
     asleep += " connection.cursor().execute('lock table controlplane_pool'); print('HELD', flush=True); signal.pause()"
     with stand.process("sleeper", "shell", "-c", asleep) as sleeper:
@@ -106,7 +106,7 @@ def test_a_session_whose_process_fell_asleep_in_a_transaction_holds_its_locks_on
 
 
 def test_a_web_process_that_was_frozen_goes_on(stand, rest):
-    """The other side of the same coin: connections that the server may have closed meanwhile are replaced."""
+    """Connections that the server closed meanwhile are replaced."""
     os.kill(stand.web.pid, signal.SIGSTOP)
     with stand.sql() as server:
         server.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid != pg_backend_pid()")

@@ -1,4 +1,4 @@
-"""R22: the release after this one migrates, and is taken back, while this one's pages and REST answer."""
+"""R22: the next release migrates and is rolled back while this release's pages and REST answer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""R17: several workers, each with a beat, and some with a clock that is an hour wrong."""
+"""R17: several workers, each with a beat, some with a clock that is an hour off."""
 
 import sys
 import time
@@ -25,13 +25,13 @@ SKEWED = Path(skewed.__file__)
 
 @pytest.fixture(scope="module")
 def begun(stand: Stand) -> int:
-    """How much the stand's own worker had said before: other tests take its tables from it, and it minds."""
+    """Log length of the stand's worker before the test."""
     return len(stand.worker.lines)
 
 
 @pytest.fixture(scope="module")
 def workers(stand: Stand, begun: int) -> Iterator[list[Part]]:
-    """One more whose clock is right, one that is ahead and one that is behind."""
+    """Three more workers: one with the right clock, one ahead, one behind."""
     right = stand.another_worker("second")
     ahead, behind = (
         stand.another_worker(name, sys.executable, str(SKEWED), str(skew))

@@ -1,1 +1,1 @@
-"""What the release after this one may change: an app whose migrations alter tables of ours while this release runs."""
+"""A future release: an app whose migrations alter existing tables while this release runs."""

@@ -1,4 +1,4 @@
-"""Settings of the release after this one."""
+"""Settings of the future release."""
 
 from controlplane.settings.dev import *  # noqa: F403 - all of them, and one app more
 
