@@ -52,7 +52,9 @@ SCRAPE_S = 5
 
 
 def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None) -> Pool:
-    """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` is published half way."""
+    """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` is published half
+    way.
+    """
     pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
     fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)]
     for replica in fleet:

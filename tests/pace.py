@@ -9,7 +9,8 @@ import time
 def slowdown() -> float:
     """Factor by which this machine is slower now, at least 1.
 
-    The larger of: elapsed seconds per CPU second now, and the load average of the last minute per core, because the load may have just ended.
+    The larger of: elapsed seconds per CPU second now, and the load average of the last minute per core, because the
+    load may have just ended.
     """
     begun, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.3:

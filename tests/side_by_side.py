@@ -1,9 +1,9 @@
 """Schedules tests over several processes: what starts first, and what runs alone.
 
-A process takes one file at a time in the order set here. First come tests that mostly wait: the live stack, ``tests/reliability``
-and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that measure milliseconds are marked
-``@alone`` and run last in one process; a file lock keeps them apart from tests still running elsewhere. Tests that measure
-seconds run beside others and scale their limits (``tests/pace.py``).
+A process takes one file at a time in the order set here. First come tests that mostly wait: the live stack,
+``tests/reliability`` and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that
+measure milliseconds are marked ``@alone`` and run last in one process; a file lock keeps them apart from tests still
+running elsewhere. Tests that measure seconds run beside others and scale their limits (``tests/pace.py``).
 """
 
 from __future__ import annotations

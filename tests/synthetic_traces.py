@@ -1,9 +1,9 @@
 """Seeded traces for replays: one with the statistics of a chat service, others that are hard to place.
 
-``chat`` follows the first 30 minutes of Mooncake's conversation trace (FAST25-release): Poisson arrivals, 3.18/s; every prompt
-starts with a one-block system prompt; 35 % of the requests continue a conversation, median 120 s after its last turn, with the
-response and a new message; lengths are log-normal. ``hot_prefix`` and ``session_pool`` are workloads from the literature on
-affinity. Each other trace has one property that misleads some strategy.
+``chat`` follows the first 30 minutes of Mooncake's conversation trace (FAST25-release): Poisson arrivals, 3.18/s;
+every prompt starts with a one-block system prompt; 35 % of the requests continue a conversation, median 120 s after
+its last turn, with the response and a new message; lengths are log-normal. ``hot_prefix`` and ``session_pool`` are
+workloads from the literature on affinity. Each other trace has one property that misleads some strategy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules for migrations that run while everything serves, and that the release before can work with (R22).
 
-Each rule returns what is wrong with an operation, or None. A table is big if it grows with traffic or time: rewriting it
-holds a lock for too long. Code of the release before runs for a while after a migration: the columns it reads must
+Each rule returns what is wrong with an operation, or None. A table is big if it grows with traffic or time: rewriting
+it holds a lock for too long. Code of the release before runs for a while after a migration: the columns it reads must
 remain, and the rows it writes must be accepted.
 """
 
@@ -75,7 +75,9 @@ def rows_are_not_changed_in_one_go(operation: Operation) -> str | None:
 
 
 def the_release_before_can_still_write(operation: Operation) -> str | None:
-    """The release before does not name a new column in its ``INSERT``, so the column needs a default or must be nullable."""
+    """The release before does not name a new column in its ``INSERT``, so the column needs a default or must be
+    nullable.
+    """
     if isinstance(operation, migrations.AddField) and not (operation.field.null or operation.field.has_db_default()):
         many = isinstance(operation.field, models.ManyToManyField)
         return None if many else "give it db_default, or let it be null: the release before leaves it out"

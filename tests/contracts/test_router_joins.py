@@ -81,7 +81,9 @@ def router(live_server, tmp_path, settings):
 
 
 def pushed_to():
-    """The router's row after a push; pushes until it has the expected state, because announcing routers are skipped."""
+    """The router's row after a push; pushes until it has the expected state, because announcing routers are
+    skipped.
+    """
     Router.objects.update(push_after=None)
     reconcile_routers()
     return Router.objects.first()

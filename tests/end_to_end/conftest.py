@@ -46,7 +46,8 @@ with_every_browser_build = pytest.mark.parametrize(
 def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
     """A browser: the build that the test is parametrized with, else the first one.
 
-    Module-scoped, because the plugin's session-scoped browser keeps an event loop running, which asyncio tests cannot share.
+    Module-scoped, because the plugin's session-scoped browser keeps an event loop running, which asyncio tests cannot
+    share.
     """
     program = getattr(request, "param", None) or next(iter(browser_builds()), None)
     if program is None:
@@ -79,7 +80,8 @@ def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
 class Complaints:
     """Console messages, CSP violations and script errors of the site's pages.
 
-    Messages about other origins, such as an identity provider's favicon, are ignored; only the request's URL tells them apart.
+    Messages about other origins, such as an identity provider's favicon, are ignored; only the request's URL tells
+    them apart.
     """
 
     origin: str

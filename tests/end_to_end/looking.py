@@ -1,7 +1,7 @@
 """Checks a page for axe violations and layout faults at each width and theme.
 
-A page is loaded once and resized, which costs a fraction of loading it for each combination. The next page is loaded at
-the last width used, so every other page is loaded narrow.
+A page is loaded once and resized, which costs a fraction of loading it for each combination. The next page is loaded
+at the last width used, so every other page is loaded narrow.
 """
 
 from __future__ import annotations

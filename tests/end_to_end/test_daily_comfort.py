@@ -1,4 +1,6 @@
-"""Daily use: a chart that fails, delayed refreshes, clocks, keyboard shortcuts, copied links, pages without scripts."""
+"""Daily use: a chart that fails, delayed refreshes, clocks, keyboard shortcuts, copied links, pages without
+scripts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A fleet in the browser: add a pool and replicas, draft, review, a canary that passes, one that fails, and roll back."""
+"""A fleet in the browser: add a pool and replicas, draft, review, a canary that passes, one that fails, and roll
+back.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ def alertmanager(program: str, folder: Path, hook: str) -> Iterator[Alertmanager
 
 
 def _movable(program: str, folder: Path) -> str:
-    """The installed program. Debian's build has a fixed path for its templates; an unpacked copy gets a relative path of the same length."""
+    """The installed program. Debian's build has a fixed path for its templates; an unpacked copy gets a relative
+    path of the same length.
+    """
     place = Path(TEMPLATES.decode())
     if place.exists():
         return program

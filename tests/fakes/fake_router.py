@@ -23,7 +23,8 @@ class FakeRouter:
     """Applies configurations in memory. ``fault`` is called before each push and returns None or a fault.
 
     ``nack`` rejects; ``drop`` loses the request; ``lose_answer`` applies it and loses the acknowledgement; ``hang``
-    waits for ``release``; ``not_now`` asks for a retry; ``garbage``, ``redirect`` and ``error`` are responses no router sends.
+    waits for ``release``; ``not_now`` asks for a retry; ``garbage``, ``redirect`` and ``error`` are responses no
+    router sends.
     """
 
     def __init__(self, name: str = "router-1") -> None:

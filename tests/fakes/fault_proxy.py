@@ -1,7 +1,7 @@
 """A TCP proxy between a router and a replica that injects network faults.
 
-Each connection's fault, and the byte of the response at which it starts, come from a seed; a surviving connection draws again. The
-faults of a run are reproducible; which request meets which fault depends on timing.
+Each connection's fault, and the byte of the response at which it starts, come from a seed; a surviving connection
+draws again. The faults of a run are reproducible; which request meets which fault depends on timing.
 """
 
 from __future__ import annotations

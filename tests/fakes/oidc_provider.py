@@ -1,9 +1,9 @@
 """An OpenID provider as a process of its own: django-allauth's, with sign-in pages, PKCE and RS256.
 
-``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``people.json`` in the folder
-lists users (``{"ada": {"password", "groups"}}``) and is read for every claim, so tests change groups by writing it.
-``lies.json`` and ``userinfo_lies.json`` replace claims in the ID token and at userinfo; ``redirect_uris`` has one redirect
-URI per line, ``PORT`` standing for its own port.
+``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``people.json`` in
+the folder lists users (``{"ada": {"password", "groups"}}``) and is read for every claim, so tests change groups by
+writing it. ``lies.json`` and ``userinfo_lies.json`` replace claims in the ID token and at userinfo; ``redirect_uris``
+has one redirect URI per line, ``PORT`` standing for its own port.
 """
 
 import json

@@ -32,7 +32,9 @@ class Absence:
 
 
 def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: float) -> Absence:
-    """Kill the broker and restart it later; meanwhile read every page, change the fleet's state, and create an object."""
+    """Kill the broker and restart it later; meanwhile read every page, change the fleet's state, and create an
+    object.
+    """
     stand.valkey.kill()
     returns_at = time.monotonic() + away_s
     with Asking(rest, every_s=0.5) as asking:

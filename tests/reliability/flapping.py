@@ -1,4 +1,6 @@
-"""A replica that alternates between healthy and unhealthy, so that a router has events, and a watch on the router's spool."""
+"""A replica that alternates between healthy and unhealthy, so that a router has events, and a watch on the
+router's spool.
+"""
 
 from __future__ import annotations
 

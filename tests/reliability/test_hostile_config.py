@@ -1,4 +1,6 @@
-"""R3: after any push, valid or not, a router runs the old or the new configuration completely, and its disk agrees."""
+"""R3: after any push, valid or not, a router runs the old or the new configuration completely, and its disk
+agrees.
+"""
 
 import json
 import random

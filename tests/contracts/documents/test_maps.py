@@ -1,7 +1,7 @@
 """A README's file table lists exactly the modules of its folder.
 
-The table is under ``## The files``. It covers subfolders without a table of their own. ``<strategy>.py`` stands for all
-modules with a document of the same name.
+The table is under ``## The files``. It covers subfolders without a table of their own. ``<strategy>.py`` stands for
+all modules with a document of the same name.
 """
 
 from __future__ import annotations
