@@ -1,1 +1,1 @@
-"""Benchmarks: each prints a table, none is a test."""
+"""Benchmarks. Each prints a table; none is a test."""

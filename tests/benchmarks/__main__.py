@@ -1,7 +1,7 @@
 """Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``.
 
-One that is named alone may be given its own options: ``python -m tests.benchmarks quality --trace FILE``.
-Those that measure the router measure it compiled as well, where a C compiler can be had.
+A benchmark named alone accepts its own options: ``python -m tests.benchmarks quality --trace FILE``. Benchmarks of
+the router also measure the compiled build where a C compiler is available.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ON_DEMAND = {"predictions", "soak"}
 
 
 def main(arguments: list[str]) -> int:
-    """Print the chosen tables; 2 for a name that is none, or options that nobody takes."""
+    """Print the chosen tables; exit status 2 for an unknown name or unexpected options."""
     start = next((place for place, text in enumerate(arguments) if text.startswith("--")), len(arguments))
     chosen, options = arguments[:start], arguments[start:]
     if unknown := set(chosen) - set(BENCHMARKS):

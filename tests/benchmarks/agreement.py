@@ -1,9 +1,9 @@
-"""Whether routers that do not talk send a new prompt to the same home: ``python -m tests.benchmarks agreement``.
+"""Whether independent routers choose the same replica for a new prompt: ``python -m tests.benchmarks agreement``.
 
-Two routers see a half of a chat's requests each, by chance, in front of 8 replicas of 4,000 blocks, at several loads.
-Whatever begins a conversation is put to both, each with the loads that it knows itself, before one of them sends it;
-the table tells the share of such prompts that they would send to different replicas, and their mean TTFT. In the same
-way for two worker processes of one router, which tell each other their loads.
+Two routers each get a random half of a chat's requests, in front of 8 replicas of 4,000 blocks, at several loads.
+Each first request of a conversation is placed by both, each with the loads it knows; the table shows the share of
+prompts on which they differ and the mean TTFT. A second part does the same for two workers of one router, which share
+their loads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Two:
         self.apart = 0  # new prompts that the two would send to different replicas
 
     def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
-        """Put a new prompt to both; one of them places it."""
+        """Ask both for a new prompt; one of them dispatches it."""
         if job.index in self._news:
             one, other = (router.ask(job, now_s).target for router in self._routers)
             self.apart += one != other
@@ -52,18 +52,16 @@ class Two:
         return placed
 
     def first_token(self, job: ModelledRequest, now_s: float) -> None:
-        """Whoever sent the request learns of it."""
         self._by[job.index].first_token(job, now_s)
         self._tell(self._by[job.index], job)
 
     def ended(self, job: ModelledRequest, now_s: float) -> None:
-        """Whoever sent the request learns of it."""
         router = self._by.pop(job.index)
         router.ended(job, now_s)
         self._tell(router, job)
 
     def _tell(self, router: Routed, job: ModelledRequest) -> None:
-        """Tell the other worker what this one has at the job's replica."""
+        """Share this worker's load at the job's replica with the other."""
         if self._are_workers:
             load = job.note.load
             (other,) = (one for one in self._routers if one is not router)
@@ -72,7 +70,6 @@ class Two:
 
 
 def main() -> None:
-    """Print the table."""
     columns = chat(REQUESTS, seed=1)
     forest, news = Forest(columns), beginnings(columns)
     print(
@@ -89,7 +86,7 @@ def main() -> None:
 def figures(
     settings: Settings, forest: Forest, news: set[int], load: float, *, are_workers: bool
 ) -> tuple[float, float]:
-    """The share of new prompts on which two do not agree, and the mean TTFT of all requests in seconds."""
+    """(share of new prompts on which both differ, mean TTFT of all requests in seconds)."""
     columns = forest.columns
     two = Two(lambda: Routed(settings, columns, MODEL, REPLICAS), news, are_workers=are_workers)
     scale = load * REPLICAS * MODEL.prefill_rate / columns.offered_tokens_per_s()
@@ -98,7 +95,7 @@ def figures(
 
 
 def beginnings(columns: Columns) -> set[int]:
-    """Requests whose second block nobody has asked about before: the first is the system prompt that all share."""
+    """Requests with a new second block; the first block is the system prompt that all share."""
     met: set[int] = set()
     news = set()
     for index in range(len(columns)):

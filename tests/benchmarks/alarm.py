@@ -1,4 +1,4 @@
-"""A timer finer than the event loop's, which counts in milliseconds: Linux's timerfd."""
+"""A timer with sub-millisecond resolution (Linux timerfd); the event loop's has milliseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Alarm:
-    """Calls back at moments of ``time.perf_counter``, some 0.1 ms late at most on a machine at rest."""
+    """Calls back at times of ``time.perf_counter``, about 0.1 ms late on an idle machine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -24,7 +24,7 @@ class Alarm:
         loop.add_reader(self._fd, self._rings)
 
     def set(self, at_s: float) -> None:
-        """Call back then, instead of when it was set to before; soon, where that is past."""
+        """Replace the pending call; immediately if the time has passed."""
         ns = max(1, int(at_s * 1e9))
         when = (ctypes.c_long * 4)(0, 0, ns // 1_000_000_000, ns % 1_000_000_000)  # no interval; seconds, nanoseconds
         if _libc.timerfd_settime(self._fd, _ABSOLUTE, when, None):

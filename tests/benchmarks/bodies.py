@@ -1,9 +1,8 @@
-"""What other connections wait while a large body is handled: ``python -m tests.benchmarks bodies``.
+"""How long other connections wait while a large body is handled: ``python -m tests.benchmarks bodies``.
 
-A router, plain and compiled, takes bodies of the maximum size of each kind on one connection, while another one sends
-small requests that the router answers itself, one after the other. A figure is the worst wait of a small request; of
-several rounds the least counts, because whatever else the machine does only adds to it. The first row is without a
-large body.
+A router, plain and compiled, gets bodies of the maximum size of each kind on one connection, while another connection
+sends small requests that the router answers itself. A figure is the longest wait of a small request, the least of
+several rounds. The first row has no large body.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def request(path: bytes, body: bytes) -> bytes:
 
 
 def large(kind: str, size: int = BYTES) -> bytes:
-    """A request whose body is of this kind, and at most so large."""
+    """A request with a body of this kind, up to a size."""
     path, begin, unit, end = KINDS[kind]
     return request(path, begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end)
 
@@ -74,7 +73,6 @@ class ClientConnection:
         self._reader: asyncio.StreamReader | None = None
 
     async def ask(self, data: bytes) -> int:
-        """The status of the answer to a request."""
         if self._reader is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         self._writer.write(data)
@@ -88,14 +86,14 @@ class ClientConnection:
 
 
 def sent(port: int, data: bytes) -> int:
-    """The status of the answer to one request on a connection of its own; system calls let other threads go on."""
+    """Status of one request on a new connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
         connection.sendall(data)
         return int(connection.recv(65536).split(b" ", 2)[1])
 
 
 async def worst_wait_ms(port: int, data: bytes) -> tuple[int, float]:
-    """The status that a request gets, and the worst wait of a small one meanwhile, in milliseconds."""
+    """(status of the large request, longest wait of a small one meanwhile in milliseconds)."""
     small = ClientConnection(port)
     await small.ask(SMALL)
     task = asyncio.ensure_future(asyncio.to_thread(sent, port, data))
@@ -108,7 +106,6 @@ async def worst_wait_ms(port: int, data: bytes) -> tuple[int, float]:
 
 
 async def measure(port: int, kinds: Iterable[str]) -> None:
-    """Print a row for each kind."""
     print(f"{'':20}{'status':>8}{'worst wait, ms':>16}")
     for kind in ("", *kinds):
         data = large(kind) if kind else SMALL

@@ -1,4 +1,4 @@
-"""The builds of the router that are measured: plain Python, and where it can be had the compiled one."""
+"""The measured builds of the router: plain Python, and compiled where possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.compiled.package import ROOT, NotHereError, compile_router, environme
 
 @cache
 def compiled_environment() -> dict[str, str] | None:
-    """Where the compiled router is found, which is made first; None where it cannot be, and a line says why."""
+    """Environment that finds the compiled router, building it first; None, with a message, where that is
+    impossible.
+    """
     try:
         compile_router()
     except NotHereError as error:
@@ -23,6 +25,6 @@ def compiled_environment() -> dict[str, str] | None:
 
 
 def again_compiled(name: str, options: Sequence[str]) -> None:
-    """Run a benchmark of this process's own code once more, in one that has the compiled router."""
+    """Run a benchmark again in a process with the compiled router."""
     if not is_compiled() and (where := compiled_environment()) is not None:
         subprocess.run([sys.executable, "-m", "tests.benchmarks", name, *options], cwd=ROOT, env=where, check=True)

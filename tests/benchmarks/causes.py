@@ -1,8 +1,8 @@
-"""Whether the cause of a drop is named first: ``python -m tests.benchmarks causes [--only TEXT] [--seeds COUNT]``.
+"""Whether the cause of a drop ranks first: ``python -m tests.benchmarks causes [--only TEXT] [--seeds COUNT]``.
 
-Every drama of ``tests/telemetry/causes`` over several seeds, with the real placement, scraper, ladder and judges and a
-PostgreSQL of its own; ``--only`` plays those whose words hold a text, such as the cause, or ";": those in which
-something else happens as well. Each is judged twice, without the hit-rate ladder and with it. Goal: 9 of 10.
+Every incident of ``tests/telemetry/causes`` with several seeds, with the real placement, scraper, ladder and analysis
+and a separate PostgreSQL. ``--only`` selects incidents whose description contains a text, such as the cause, or ";"
+for those with a second event. Each is analysed without and with the hit-rate ladder. Goal: 9 of 10.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ Firsts = dict[tuple[str, str], tuple[Counter[str], Counter[str]]]  # what was na
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks causes")
     parser.add_argument("--only", default="", help="play the dramas whose words hold this")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each is played, each time otherwise")
@@ -79,7 +78,7 @@ def _played(socket_dir: Path, only: str, seeds: range) -> tuple[Firsts, float]:
 
 
 def _first(drama: object, seed: int) -> tuple[tuple[str, str], float]:
-    """The kinds named first, without a ladder and with one, and how long the latter took."""
+    """(cause ranked first without a ladder, with one, seconds for the latter)."""
     import time_machine
     from django.db import transaction
 

@@ -1,7 +1,7 @@
-"""How soon sixteen real routers run what was published: ``python -m tests.benchmarks convergence`` (R4).
+"""How soon sixteen real routers run a published configuration: ``python -m tests.benchmarks convergence`` (R4).
 
-A PostgreSQL of its own, the real services and the worker's task, and routers with sockets and folders in this process.
-A publication counts from its beginning until the last router's acknowledgement is recorded.
+A separate PostgreSQL, the real services and the worker's task, and routers with sockets and folders in this process.
+Measured from the start of a publication until the last acknowledgement is stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ TOKEN = "router-token-for-tests"
 
 
 def main() -> None:
-    """Print the table."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
     from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running

@@ -1,4 +1,4 @@
-"""Who runs on which core: a proxy's latency is its own only while nobody else takes its time."""
+"""Pins processes to cores, so that a proxy's latency does not include others' CPU time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 
 
 def can_be_split() -> bool:
-    """Whether there is a core for one and another for the rest."""
+    """Whether there are at least two cores."""
     return len(os.sched_getaffinity(0)) > 1
 
 
 @contextmanager
 def core_of_its_own(timed: Iterable[int], others: Iterable[int]) -> Iterator[None]:
-    """Give the processes that are timed one core, and all else that takes part the others; take it back at the end.
+    """Pin the measured processes to one core and all others, this one included, to the rest, for the length of a
+    block.
 
-    This process, and what it starts meanwhile, is among the others. Where there is one core only nothing changes.
+    On a single core nothing changes.
     """
     cores = sorted(os.sched_getaffinity(0))
     own, rest = [*timed], [*others, os.getpid()]
@@ -31,7 +32,7 @@ def core_of_its_own(timed: Iterable[int], others: Iterable[int]) -> Iterator[Non
 
 
 def _keep(processes: Iterable[int], cores: set[int]) -> None:
-    """Let processes, every thread of theirs, run on these cores alone."""
+    """Pin every thread of these processes."""
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():
             with suppress(ProcessLookupError):  # it has just ended

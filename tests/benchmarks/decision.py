@@ -1,10 +1,10 @@
-"""What placing one request costs, part by part: ``python -m tests.benchmarks decision``.
+"""What placing one request costs, by part: ``python -m tests.benchmarks decision``.
 
-``full`` is everything between the last byte of a request and the choice of its replica: parse, canonical prompt,
-hashes and choice, on a book whose loads change with every request, plus the dispatch, first byte and end of its
-ticket. Keys are spread over 512 openings, or all alike in the ``one hot key`` rows, the worst case of bounded load:
-half the fleet is full and every request walks past it. ``blocks``, for decision records, comes on top.
-Times are the least of several rounds, in microseconds of one core.
+``full`` is everything between the last byte of a request and the choice of its replica: parsing, canonical prompt,
+hashes and choice, with loads that change with every request, plus dispatch, first byte and end. Keys are spread over
+512 prefixes, or all equal in the ``one hot key`` rows, the worst case of bounded load: half the fleet is full and
+every request walks past it. ``blocks``, for decision records, is extra. Times are the least of several rounds, in
+microseconds of one core.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ LIMITS_US = {8: 20.0, 128: 200.0}  # of a full decision, by the prompt's KiB
 
 
 def main() -> None:
-    """Print the table."""
     print_parts()
     print(f"\n{'prompt':>8} {'replicas':>8}  {'strategy':<32} {'choose us':>10} {'full us':>10} {'limit us':>9}")
     for kib, limit_us in LIMITS_US.items():
@@ -56,7 +55,6 @@ def main() -> None:
 
 
 def print_parts() -> None:
-    """What is the same for every strategy."""
     hasher = PrefixHasher(SECRET)
     print(f"{'prompt':>8} {'parse us':>10} {'canonical us':>13} {'tier 1 us':>10} {'blocks us':>10}")
     for kib in LIMITS_US:
@@ -74,7 +72,7 @@ def print_parts() -> None:
 
 
 def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, openings: int = OPENINGS) -> None:
-    """One strategy among so many replicas."""
+    """One strategy with a number of replicas."""
     router = Router(settings, replicas)
     bodies = cycle([chat_body(kib, number) for number in range(openings)])
     for _ in range(replicas * IN_FLIGHT * 2):
@@ -90,7 +88,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
 
 
 class Router:
-    """A router without its connections: places requests and keeps so many of them running."""
+    """A router without connections: places requests and keeps a number of them in progress."""
 
     def __init__(self, settings: Settings, replicas: int) -> None:
         members = tuple(ReplicaConfig(name=f"gpu-{number}", url="http://replica:8000") for number in range(replicas))
@@ -103,12 +101,12 @@ class Router:
         self._limit = replicas * IN_FLIGHT
 
     def request(self, body: bytes) -> PlacementRequest:
-        """Parse a body as far as its placement needs it."""
+        """Parse a body as far as placement needs it."""
         parsed = parse_body(PATH, body)
         return PlacementRequest(parsed.model, None, session_key(parsed), canonical_prompt(parsed))
 
     def place(self, body: bytes) -> Decision:
-        """Everything that happens to one request, and the end of the oldest one."""
+        """Place one request, and complete the oldest."""
         request = self.request(body)
         decision = self.placement.decide(request, self.health)
         ticket = self.placement.dispatch(decision)
@@ -120,7 +118,7 @@ class Router:
 
 
 def chat_body(kib: int, number: int) -> bytes:
-    """A chat of six messages with its own system prompt and session."""
+    """A chat of six messages with a unique system prompt and session."""
     size = kib * 1024 // 6
     line = f"Line of conversation number {number}, of the kind that people write.\n"
     text = (line * (size // len(line) + 1))[:size]
@@ -131,7 +129,7 @@ def chat_body(kib: int, number: int) -> bytes:
 
 
 def least_us(step: Callable[[], object]) -> float:
-    """Microseconds of one call: the least of several rounds of about 50 ms each."""
+    """Microseconds per call: the least of several rounds of about 50 ms."""
     calls = 1
     while (round_s := timed_s(step, calls)) < 0.05:
         calls = max(2 * calls, int(calls * 0.06 / max(round_s, 1e-6)))
@@ -139,7 +137,6 @@ def least_us(step: Callable[[], object]) -> float:
 
 
 def timed_s(step: Callable[[], object], calls: int) -> float:
-    """Seconds that so many calls take."""
     begun = time.perf_counter()
     for _ in range(calls):
         step()

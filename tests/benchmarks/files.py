@@ -1,7 +1,7 @@
 """How many source files one request, one push and one scrape pass through: ``python -m tests.benchmarks files``.
 
 A reader who follows a request has to open these files. Calls and changes of file are counted with ``sys.setprofile``,
-in ``routing/`` alone; each row is the least of several runs, because periodic tasks may run in between.
+in ``routing/`` only; each row is the least of several runs, because periodic tasks may run in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGE = str(Path(routing.__file__).parent)
 
 
 class CallPath:
-    """The files, calls and changes of file of what runs inside ``with``."""
+    """Records the file of every call inside the ``with`` block."""
 
     def __init__(self) -> None:
         self.files: list[str] = []  # of each call, in order
@@ -47,12 +47,12 @@ class CallPath:
 
     @property
     def changes(self) -> int:
-        """How often a call is in another file than the call before it."""
+        """Number of calls in another file than the call before."""
         return sum(one != other for one, other in zip(self.files, self.files[1:], strict=False))
 
 
 async def request_path() -> CallPath:
-    """One plain chat request through a warm router, from its bytes to the end of its accounting."""
+    """One plain chat request through a warm router, from its first byte to the end of its accounting."""
     router = await started_router(LowestCostSettings())
     bench = Bench(router)
     for _ in range(3):
@@ -72,7 +72,7 @@ def _one_request(bench: Bench) -> CallPath:
 
 
 async def admin_paths() -> dict[str, CallPath]:
-    """One configuration taken, and one scrape of ``/metrics``, at the admin port of a running router."""
+    """One accepted configuration and one scrape of ``/metrics``, at a running router's admin port."""
     with tempfile.TemporaryDirectory(prefix="wpb-") as name:
         settings = ServeSettings("bench", None, None, "127.0.0.1", 0, "127.0.0.1", 0, Path(name), None)
         async with running(settings) as server, aiohttp.ClientSession() as http:
@@ -109,7 +109,7 @@ async def paths() -> dict[str, CallPath]:
 
 
 def main() -> None:
-    """Print the table, and the files in the order in which they are first entered."""
+    """Print the table, and each path's files in order of first entry."""
     found = uvloop.run(paths())
     print("path      files  at most  calls  changes of file")
     for name, path in found.items():

@@ -1,7 +1,7 @@
-"""The least that a router in Python can cost: asyncio's Protocols on uvloop, which pass bytes on and read nothing.
+"""A lower bound for a router in Python: asyncio protocols on uvloop that forward bytes without reading them.
 
-``python -m tests.benchmarks.forwarder PORT REPLICA_PORT...`` gives each client's connection one of its own to a
-replica, in turn. It parses, decides and counts nothing: what it costs is the floor for everything that does.
+``python -m tests.benchmarks.forwarder PORT REPLICA_PORT...`` connects each client to the next replica. It does not
+parse, decide or count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from routing.process import spare_the_collector
 
 
 class End(asyncio.Protocol):
-    """One end of a pair of connections."""
+    """One side of a pair of connections."""
 
     other: End | None = None
 
@@ -46,8 +46,6 @@ class End(asyncio.Protocol):
 
 
 class Front(End):
-    """The client's end."""
-
     tasks: set[asyncio.Task[None]]
 
     def __init__(self, port: int, tasks: set[asyncio.Task[None]]) -> None:

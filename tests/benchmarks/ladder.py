@@ -1,9 +1,8 @@
-"""What five minutes of 200 requests/s take on their way to a ladder: ``python -m tests.benchmarks ladder``.
+"""What replaying five minutes at 200 requests/s costs: ``python -m tests.benchmarks ladder``.
 
-60,000 requests of sessions that grow turn by turn, sampled as the collector asks routers to: with the largest power of
-two that keeps a second's blocks within the budget. The replay alone: ``telemetry --decisions`` has it with reading and
-writing; least of several rounds, of one core. Beside it the same replay's error against one of all the blocks, in
-points of the widest term.
+60,000 requests of growing sessions, sampled as the collector asks routers to: by the largest power of two that keeps
+the blocks per second within the budget. Replay only; ``telemetry --decisions`` includes reading and writing. Least of
+several rounds on one core, with the replay's error against one of all blocks, in points of the largest term.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ ROUNDS = 3
 
 
 def main() -> None:
-    """Print the table."""
     print(f"{'replicas':>8} {'budget/s':>9} {'part':>7} {'blocks/s':>9} {'seconds':>8} {'error, points':>14}")
     for replicas in FLEETS:
         requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
@@ -36,7 +34,6 @@ def main() -> None:
 
 
 def print_row(requests: list[Request], whole: Ladder, ratio: float, replicas: int, budget: int) -> None:
-    """One budget's line."""
     told = sampled(requests, ratio)
     part, took_s = timed(columns(told), ratio, replicas)
     off = max(
@@ -48,7 +45,7 @@ def print_row(requests: list[Request], whole: Ladder, ratio: float, replicas: in
 
 
 def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Ladder, float]:
-    """The ladder and the least of the times it took."""
+    """(ladder, least time in seconds)."""
     took_s = []
     for _ in range(ROUNDS):
         begun_s = time.process_time()
@@ -58,7 +55,6 @@ def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Ladder, floa
 
 
 def ladder(requests: Requests, ratio: float, replicas: int) -> Ladder:
-    """The ladder of these requests."""
     rooms = {f"r{number}": ROOM_BLOCKS * HASH_TOKENS // replicas for number in range(replicas)}
     replay, tally = Replay(rooms, ratio), Tally()
     replay.learn(requests, SECONDS / 60)

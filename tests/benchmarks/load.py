@@ -1,11 +1,10 @@
-"""Load from a process of its own; prints what it saw as JSON.
+"""A load generator process; prints its measurements as JSON.
 
-``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends so many plain requests a second, whether
-or not earlier ones were answered, at moments that know nothing of each other, as those of many clients (a Poisson
-process). It times each from when it was sent or, where no connection was free, from when it was due: waiting for the
-proxy counts, and this process waking late does not.
-``... streams PORT SECONDS CONNECTIONS`` keeps event streams open and counts their events. ``... closed PORT SECONDS
-CONNECTIONS`` sends the next request when the answer is there; it stands in for wrk where that is not installed.
+``python -m tests.benchmarks.load paced PORT SECONDS CONNECTIONS RATE`` sends plain requests by a Poisson process,
+without waiting for responses. Each is timed from when it was sent or, without a free connection, from when it was
+due, so waiting for the proxy counts and late wake-ups of this process do not. ``... streams PORT SECONDS
+CONNECTIONS`` keeps event streams open and counts events. ``... closed PORT SECONDS CONNECTIONS`` sends the next
+request after each response; it replaces wrk where that is missing.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ SESSIONS = 64
 
 
 def request(session: int, number: int = 0, *, stream: bool = False) -> bytes:
-    """An 8 KiB chat request of one of ``SESSIONS`` sessions; ``number`` names this one."""
+    """An 8 KiB chat request of one of ``SESSIONS`` sessions."""
     before, between, after = request_parts(session, stream=stream)
     return before + trace_id(number) + between + trace_id(number) + after
 
 
 def trace_id(number: int) -> bytes:
-    """What stands in the two headers that name one request."""
+    """Value of the two headers that identify a request."""
     return b"%032x" % (number + 1)
 
 
 def request_parts(session: int, *, stream: bool = False) -> tuple[bytes, bytes, bytes]:
-    """A request without its two ids, as tracing libraries and gateways send them."""
+    """A request without its two ids, with headers as tracing libraries and gateways send them."""
     text = f"session {session}: " + "lorem ipsum dolor sit amet " * (PROMPT_BYTES // 27)
     messages = [{"role": "system", "content": text[: PROMPT_BYTES - 200]}, {"role": "user", "content": "Go on."}]
     body = json.dumps(({"stream": True} if stream else {}) | {"model": "tiny", "messages": messages}).encode()
@@ -50,7 +49,7 @@ def request_parts(session: int, *, stream: bool = False) -> tuple[bytes, bytes, 
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request at a time and knows an answer's end by its last bytes."""
+    """Sends one request at a time; detects the end of a response by its last bytes."""
 
     def __init__(self, load: Load, session: int) -> None:
         self._load = load
@@ -89,8 +88,6 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """All connections of one run."""
-
     def __init__(self, kind: str, rate: float) -> None:
         self.kind = kind
         self.loop = asyncio.get_running_loop()
@@ -103,7 +100,6 @@ class Load:
         self._numbers = count()
 
     def next_number(self) -> int:
-        """Which request of the run this is."""
         return next(self._numbers)
 
     def ready(self, connection: Connection) -> None:
@@ -122,13 +118,12 @@ class Load:
             self._idle.append(connection)
 
     def start_pacing(self) -> None:
-        """Send from now on."""
         self._alarm = Alarm(self.loop, self._pace)
         self._next = self.now()
         self._pace()
 
     def _pace(self) -> None:
-        """Send whatever has come due, and come back for the next one."""
+        """Send the requests that are due, and schedule the next."""
         now = self.now()
         while self._next <= now:
             if self._idle:
@@ -140,12 +135,11 @@ class Load:
 
     @staticmethod
     def now() -> float:
-        """Seconds; the loop's own clock counts in milliseconds."""
         return time.perf_counter()
 
 
 def warm_s(seconds: float) -> float:
-    """How long a run of so many seconds goes on before it counts."""
+    """Warm-up time of a run, in seconds."""
     return min(1.0, seconds / 4)
 
 

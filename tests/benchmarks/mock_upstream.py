@@ -1,7 +1,7 @@
-"""Replicas that cost next to nothing: canned answers, and event streams on a common beat.
+"""Replicas that cost almost nothing: canned responses and event streams on a common timer.
 
-``python -m tests.benchmarks.mock_upstream COUNT`` listens on COUNT ports, prints them as JSON, and ends with its stdin.
-A request whose body says ``"stream": true`` gets ``EVENTS`` events, one a beat, each in a write of its own.
+``python -m tests.benchmarks.mock_upstream COUNT`` listens on COUNT ports, prints them as JSON, and exits with its
+stdin. A request with ``"stream": true`` gets ``EVENTS`` events, one per tick, each in its own write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STREAM_END = b"%x\r\n%b\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(_usage), _
 
 
 class Beat:
-    """Every open stream, and the timer that feeds them all."""
+    """All open streams and their timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.left: dict[asyncio.Transport, int] = {}
@@ -53,7 +53,7 @@ class Beat:
 
 
 class Mock(asyncio.Protocol):
-    """One connection: finds the end of each request by its Content-Length and answers."""
+    """One connection: finds each request's end by its Content-Length and responds."""
 
     def __init__(self, beat: Beat) -> None:
         self._beat = beat

@@ -1,7 +1,7 @@
 """What the router's own code costs, without the kernel: ``python -m tests.benchmarks path``.
 
-Real connections and exchanges, fed realistic bytes, on transports that keep the last write and nothing else. A row is
-the least of many short rounds, in microseconds of one core, so that a busy machine does not move it much.
+Real connections and exchanges with realistic bytes, on transports that only keep the last write. A row is the least
+of many short rounds, in microseconds of one core, so that other load hardly affects it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ CALLS = 200  # a round: about 10 ms
 
 
 class Wire:
-    """A transport that remembers who wrote last; asyncio's interface as far as the router uses it here."""
+    """A transport that records which one was written last; implements asyncio's interface as far as the router
+    uses it.
+    """
 
     wrote: Wire
 
@@ -58,7 +60,7 @@ class Wire:
 
 
 class Bench:
-    """A router with idle clients and kept-alive connections, all in this process."""
+    """A router with idle clients and idle upstream connections, in this process."""
 
     def __init__(self, router: Router) -> None:
         self.clients = [Wire(ClientConnection(router)).protocol for _ in range(CLIENTS)]
@@ -70,19 +72,19 @@ class Bench:
         self._numbers = count()
 
     def next_request(self) -> tuple[Any, bytes]:
-        """One request that is like no other, and the connection that it comes on."""
+        """A unique request and its client connection."""
         client, (before, between, after) = next(self._turns)
         name = trace_id(next(self._numbers))
         return client, before + name + between + name + after
 
     def ask(self, client: Any, data: bytes) -> UpstreamConnection:
-        """Take a request, up to where it has been written to a replica."""
+        """Feed a request until it is written to a replica; that upstream connection."""
         client.data_received(data)
         self._flush()
         return cast("UpstreamConnection", Wire.wrote.protocol)
 
     def request_us(self) -> tuple[float, float]:
-        """Microseconds on the way to the replica, and on the way back to the end of the request."""
+        """(microseconds until the request is written to the replica, microseconds from the response to the end)."""
         best = float("inf"), 0.0, 0.0
         for _ in range(ROUNDS):
             there = back = 0.0
@@ -99,7 +101,7 @@ class Bench:
         return best[1] / CALLS * 1e6, best[2] / CALLS * 1e6
 
     def event_us(self) -> float:
-        """Microseconds of one event of a stream, each in a read of its own."""
+        """Microseconds per stream event, each in its own read."""
         best = float("inf")
         for _ in range(ROUNDS):
             self.clients[0].data_received(request(0, stream=True))
@@ -130,7 +132,6 @@ async def started_router(settings: Settings) -> Router:
 
 
 async def measure(settings: Settings) -> None:
-    """Print the rows of one policy."""
     router = await started_router(settings)
     bench = Bench(router)
     spare_the_collector()

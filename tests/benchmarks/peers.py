@@ -1,8 +1,7 @@
-"""Other proxies before the same replicas, each set up for the least work that still keeps a session on its replica.
+"""Other proxies in front of the same replicas, configured for the least work that keeps sessions on one replica.
 
-Whichever of them is on the PATH takes part. Debian has nginx and haproxy; PyPI has the others: ``pyvoy`` brings
-``envoy``, and ``vllm-router`` and ``sglang-router`` are packages of those names. ``forwarder.py`` always takes part:
-it is no proxy, but the least that one in Python costs.
+Uses those on the PATH. Debian has nginx and haproxy; PyPI has ``pyvoy`` (for ``envoy``), ``vllm-router`` and
+``sglang-router``. ``forwarder.py`` is always included as the lower bound.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Start = Callable[[Path, Sequence[int]], AbstractContextManager[Proxy]]
 
 
 def installed() -> Iterator[Start]:
-    """The forwarder that is the floor, then the peers that this machine has."""
+    """The forwarder, then the installed proxies."""
     yield forwarder
     for program, start in PEERS.items():
         if shutil.which(program):
@@ -28,14 +27,13 @@ def installed() -> Iterator[Start]:
 
 
 def forwarder(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """No proxy at all, and what one in Python cannot be cheaper than."""
+    """The lower bound: forwards bytes."""
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.forwarder", str(port), *map(str, ports)]
     return listening("forwarder", command, port)
 
 
 def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """One worker, the hash of a header."""
     port, config = free_port(), folder / "nginx.conf"
     servers = "".join(f"server 127.0.0.1:{one};" for one in ports)
     config.write_text(
@@ -51,7 +49,6 @@ def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
 
 
 def haproxy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """One thread, the hash of a header."""
     port, config = free_port(), folder / "haproxy.cfg"
     servers = "".join(f"  server replica-{one} 127.0.0.1:{one}\n" for one in ports)
     config.write_text(
@@ -64,7 +61,6 @@ def haproxy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]
 
 
 def envoy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """One worker, the hash of a header."""
     port, config = free_port(), folder / "envoy.json"
     config.write_text(json.dumps(_envoy_config(port, ports)))
     options = ["--concurrency", "1", "--disable-hot-restart", "-l", "error"]
@@ -101,12 +97,11 @@ def _address(port: int) -> dict[str, object]:
 
 
 def vllm_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """Its consistent hash, which reads a session from a header or the body."""
+    """Its consistent hash by session, from a header or the body."""
     return _rust_router("vllm-router", "consistent_hash", ports)
 
 
 def sglang_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """Its default, a tree of prompts."""
     return _rust_router("sglang-router", "cache_aware", ports, "launch")
 
 

@@ -1,10 +1,11 @@
-"""Predicted and delivered cached tokens of real replicas: ``python -m tests.benchmarks predictions --replica URL``.
+"""Predicted against delivered cached tokens of real replicas: ``python -m tests.benchmarks predictions --replica
+URL``.
 
-Conversations that share a few system prompts grow turn by turn, and together need more room than the caches have. A
-router of this checkout places them under ``lowest_cost``; its decisions say what it predicted, and the replicas' usage
-what was cached. Texts are this repository's own (prose, code, JSON, and prose with words of other scripts), so tokens
-per byte differ between conversations. Start the replicas with small caches and with ``--enable-prompt-tokens-details``.
-The first ``--skip`` share of the requests fills the caches and is not judged.
+Conversations that share a few system prompts grow turn by turn and together exceed the caches. A router of this
+checkout places them under ``lowest_cost``; its decisions have the prediction, and the replicas' usage the cached
+tokens. Texts are this repository's own (prose, code, JSON, other scripts), so tokens per byte vary. Start the
+replicas with small caches and with ``--enable-prompt-tokens-details``. The first ``--skip`` share of the requests
+fills the caches and is not counted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GOAL_POINTS, GOAL_OVER = 2.0, 0.03
 
 @dataclass
 class Conversation:
-    """One conversation, and the texts that it takes its turns from."""
+    """One conversation and the source of its messages."""
 
     kind: str
     messages: list[dict[str, str]]
@@ -49,7 +50,7 @@ class Conversation:
 
 @dataclass
 class Figures:
-    """Sums over the judged responses, in the engines' tokens."""
+    """Sums over the counted responses, in the engines' tokens."""
 
     responses: int = 0
     prompt: int = 0
@@ -59,7 +60,7 @@ class Figures:
     ratios: list[float] = field(default_factory=list)  # estimated / reported prompt tokens
 
     def add(self, record: dict[str, Any]) -> None:
-        """Count one decision; those without a prediction or reported usage say nothing."""
+        """Count one decision; skip it without a prediction or reported usage."""
         hit, prompt, cached = record["hit_tokens"], record["prompt_tokens"], record["cached_tokens"]
         if hit is None or prompt is None or cached is None:
             return
@@ -74,7 +75,7 @@ class Figures:
 
     @property
     def points(self) -> float:
-        """Predicted less delivered, in percentage points of the prompt tokens."""
+        """Predicted minus delivered, in percentage points of the prompt tokens."""
         return 100 * (self.predicted - self.cached) / self.prompt
 
     @property
@@ -84,12 +85,11 @@ class Figures:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print the table."""
     _report(measured(argv))
 
 
 def measured(argv: Sequence[str]) -> Figures:
-    """Play the workload to a router before running replicas, and judge what it predicted."""
+    """Run the workload through a router and compare its predictions."""
     options = _options(argv)
     with _router(options.replica, options.workers) as (port, admin):
         records, generated = asyncio.run(_played(port, admin, options))
@@ -135,7 +135,7 @@ def _report(figures: Figures) -> None:
 
 
 class Texts:
-    """Passages of several kinds, each with tokens per byte of its own; the same for the same seed."""
+    """Seeded passages of several kinds with different tokens per byte."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -149,18 +149,16 @@ class Texts:
         }
 
     def _foreign(self, letters: Sequence[str]) -> str:
-        """A word of another script."""
         return "".join(self._chance.choices(letters, k=self._chance.randint(2, 9)))
 
     def passage(self, kind: str, size: int) -> str:
-        """About so many bytes, from anywhere in the source."""
         source = self._sources[kind]
         start = self._chance.randrange(len(source) - size)
         return source[start : start + size]
 
 
 class Workload:
-    """Conversations, of which one at a time is chosen to go on: some often, most seldom."""
+    """Conversations; the next turn belongs to a random one, some often and most rarely."""
 
     def __init__(self, seed: int, count: int) -> None:
         self._texts = Texts(seed)
@@ -173,7 +171,7 @@ class Workload:
         return Conversation(kind, [{"role": "system", "content": self._systems[kind]}])
 
     def next(self) -> Conversation:
-        """One that nobody has, with a further message from its user."""
+        """An idle conversation with a further user message."""
         weights = [0.0 if one.is_busy else 1.0 / (1 + n) ** 0.6 for n, one in enumerate(self.conversations)]
         (number,) = self._chance.choices(range(len(weights)), weights)
         chosen = self.conversations[number]
@@ -186,20 +184,18 @@ class Workload:
         return chosen
 
     def answered(self, conversation: Conversation, text: str) -> None:
-        """The assistant's turn."""
         conversation.messages.append({"role": "assistant", "content": text})
         conversation.bytes += len(text.encode())
         conversation.is_busy = False
 
     def answer_tokens(self) -> int:
-        """How long the next answer is to be."""
         return self._chance.randint(*ANSWER_TOKENS)
 
 
 async def _played(
     port: int, admin: int, options: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, int | None]]:
-    """The decisions in order, and how many tokens were generated by request id."""
+    """(decisions in order, generated tokens by request id)."""
     workload, generated = Workload(options.seed, options.conversations), dict[str, int | None]()
     left = iter(range(options.requests))
     async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
@@ -217,7 +213,7 @@ async def _played(
 
 
 async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: str, name: str) -> int | None:
-    """One request and its response; the tokens that were generated, None where the engine did not say."""
+    """One request and its response; generated tokens, None if not reported."""
     conversation = workload.next()
     body = {
         "model": model,
@@ -241,7 +237,7 @@ async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: s
 
 
 async def _collected(http: httpx.AsyncClient, admin: int, count: int) -> list[dict[str, Any]]:
-    """All decisions of the router, before it forgets them."""
+    """All decisions of the router, before its ring buffer drops them."""
     found: list[dict[str, Any]] = []
     after = 0
     while len(found) < count:
@@ -258,7 +254,7 @@ async def _collected(http: httpx.AsyncClient, admin: int, count: int) -> list[di
 
 @contextmanager
 def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
-    """A router before these replicas: its data port and its admin port."""
+    """A router in front of these replicas: (data port, admin port)."""
     members = tuple(_replica(f"replica-{number}", url) for number, url in enumerate(urls))
     policy = PolicyConfig(name="bench", revision=1, settings=LowestCostSettings())
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
@@ -277,7 +273,7 @@ def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
 
 
 def _replica(name: str, url: str) -> ReplicaConfig:
-    """With the capacity that its ``/metrics`` tells, as telemetry reads it; one null block holds nothing."""
+    """A replica with the capacity of its ``/metrics``; vLLM's null block holds nothing."""
     page = httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).raise_for_status().text
     facts = dict(
         re.findall(r'(\w+)="([^"]*)"', next(line for line in page.splitlines() if "cache_config_info{" in line))

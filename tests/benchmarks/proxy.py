@@ -1,4 +1,4 @@
-"""Something that stands before the replicas, and what it costs."""
+"""A measured proxy process and its CPU time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Proxy:
-    """Something that listens, and the process whose time, with all its children's, it costs; None costs nothing."""
+    """A listening process, measured with its children; None costs nothing."""
 
     name: str
     port: int
@@ -33,7 +33,7 @@ class Proxy:
         return median(self.figures[name]) if name in self.figures else None
 
     def text(self, name: str) -> str:
-        """The median, and from where to where the rounds went."""
+        """Median with minimum and maximum over the rounds."""
         if name not in self.figures:
             return "-"
         return f"{self.figure(name):.4g} ({min(self.figures[name]):.3g}-{max(self.figures[name]):.3g})"
@@ -50,12 +50,10 @@ class Proxy:
         return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
     def pids(self) -> Iterator[int]:
-        """Its processes."""
         return iter(()) if self.pid is None else family(self.pid)
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and its children, and theirs."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text("ascii").split():
@@ -64,7 +62,7 @@ def family(pid: int) -> Iterator[int]:
 
 @contextmanager
 def listening(name: str, command: Sequence[str], port: int) -> Iterator[Proxy]:
-    """Run a program until it accepts connections, and to the end of the block."""
+    """Run a program for the length of a block; ready when it accepts connections."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(name, port, process)
@@ -91,7 +89,6 @@ def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody had a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,13 +1,12 @@
 """How good each strategy's choices are: ``python -m tests.benchmarks quality [--trace FILE]``.
 
-Replays in virtual time (``routing/replay``): the trace given, or a seeded one of its statistics, over 4,
-8 and 16 replicas with caches of 600, 4,000 and 16,000 blocks, at the pace that offers 0.7 of what the replicas could
-prefill if nothing were cached; then the two workloads behind the literature's figures for affinity, on 8 replicas, and
-some that are hard to place, on 4, 8 and 16.
-``x`` columns are ratios to ``clairvoyant``, which sees every cache and all work; ``max/mean`` is of requests.
-Strategies that go by an opening get one of two blocks in chat, where all prompts share the first. A trace knows no
-sessions, so ``session_affinity`` is not there. ``shared`` is one cache without limit, ``pooled`` one as large as all.
-The last table says how fast replays are; it alone is printed for the compiled router, whose choices are the same.
+Replays in virtual time (``routing/replay``) of the given trace, or a seeded one with its statistics, over 4, 8 and 16
+replicas with caches of 600, 4,000 and 16,000 blocks, at 0.7 of the rate that the replicas could prefill without
+caches; then the two workloads of the literature's figures for affinity on 8 replicas, and some that are hard to place
+on 4, 8 and 16. ``x`` columns are ratios to ``clairvoyant``, which knows every cache and all queues; ``max/mean`` is
+of requests. Strategies by prefix get two blocks in chat, where all prompts share the first. ``session_affinity`` is
+missing because a trace has no sessions. ``shared`` is one unbounded cache, ``pooled`` one as large as all together.
+The last table is the speed of replays; the compiled router prints only that one.
 """
 
 from __future__ import annotations
@@ -85,8 +84,6 @@ SPEED_REQUESTS = 100_000
 
 @dataclass(frozen=True)
 class Cell:
-    """One workload over one fleet."""
-
     title: str
     workload: str  # "chat", "hot_prefix", "session_pool", or a trace's path
     replicas: int
@@ -97,7 +94,6 @@ class Cell:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks quality")
     parser.add_argument("--trace", type=Path, help="in Mooncake's format; without it a seeded one is made")
     parser.add_argument("--speed", action="store_true", help="print the last table alone")
@@ -108,14 +104,13 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def print_cells(cells: Sequence[Cell]) -> None:
-    """How good the choices are, a table for each cell."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as workers:
         for lines in workers.map(lines_of, cells):
             print("\n".join(lines), end="\n\n", flush=True)
 
 
 def all_settings(names: Sequence[str] = (), boundary_bytes: int | None = None) -> Iterator[Settings]:
-    """Every strategy with its defaults, or those named; openings of so many bytes where that is said."""
+    """Every strategy with its defaults, or the named ones, with a prefix length in bytes where given."""
     for kind in STRATEGIES:
         if kind is SessionAffinitySettings or (names and kind.name not in names):
             continue
@@ -126,7 +121,7 @@ def all_settings(names: Sequence[str] = (), boundary_bytes: int | None = None) -
 
 
 def chat_cells(workload: str) -> Iterator[Cell]:
-    """Chat over fleets and caches of three sizes each."""
+    """Chat on three fleet sizes and three cache sizes."""
     strategies = tuple(all_settings(boundary_bytes=4096))
     name = "chat" if workload == "chat" else Path(workload).name
     for blocks in BLOCKS:
@@ -136,7 +131,6 @@ def chat_cells(workload: str) -> Iterator[Cell]:
 
 
 def literature_cells() -> Iterator[Cell]:
-    """The literature's two workloads."""
     strategies = tuple(all_settings(LITERATURE, boundary_bytes=8000))  # the 2,000 tokens of a prefix
     first = int(WARM_UP * LITERATURE_REQUESTS)
     for title, workload, blocks in (
@@ -147,7 +141,7 @@ def literature_cells() -> Iterator[Cell]:
 
 
 def hard_cells() -> Iterator[Cell]:
-    """Workloads that each have one property which misleads some strategy."""
+    """Workloads that each have one property that misleads some strategy."""
     model = FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)
     strategies = tuple(all_settings(("least_load", "lowest_cost")))
     for name, make in HARD.items():
@@ -158,7 +152,7 @@ def hard_cells() -> Iterator[Cell]:
 
 @cache
 def forest_of(workload: str) -> Forest:
-    """A workload, made or read once in each process."""
+    """A workload, generated or read once per process."""
     makers: dict[str, Callable[[], Columns]] = {
         "chat": lambda: chat(CHAT_REQUESTS, seed=1),
         "hot_prefix": lambda: hot_prefix(LITERATURE_REQUESTS, seed=1),
@@ -169,7 +163,6 @@ def forest_of(workload: str) -> Forest:
 
 
 def lines_of(cell: Cell) -> list[str]:
-    """A cell's table."""
     forest = forest_of(cell.workload)
     best = figures(cell, forest, Clairvoyant())
     rows = {"clairvoyant": best}
@@ -182,7 +175,6 @@ def lines_of(cell: Cell) -> list[str]:
 
 
 def figures(cell: Cell, forest: Forest, decider: Decider) -> dict[str, Any]:
-    """What ``routing simulate`` reports."""
     scale = 1.0
     if cell.load is not None:
         scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.offered_tokens_per_s()
@@ -196,7 +188,7 @@ HEADER = (
 
 
 def line_of(name: str, row: dict[str, Any], best: dict[str, Any]) -> str:
-    """One strategy's figures, and their ratios to the best there could be."""
+    """One strategy's figures and their ratios to the best possible."""
     ttft, bests = row["ttft_s"], best["ttft_s"]
     waits = " ".join(f"{ttft[key]:8.4f}" for key in ("mean", "p50", "p95", "p99"))
     hits = row["token_hit_rate"] / best["token_hit_rate"] if best["token_hit_rate"] else 1.0
@@ -208,7 +200,7 @@ def line_of(name: str, row: dict[str, Any], best: dict[str, Any]) -> str:
 
 
 def print_speed() -> None:
-    """How long a replay of chat takes, on one core, without reading the trace."""
+    """Seconds to replay chat on one core, without reading the trace."""
     begun = time.process_time()
     columns = chat(SPEED_REQUESTS, seed=1)
     made = time.process_time()

@@ -1,12 +1,10 @@
-"""The router against direct access and against other proxies, on the same replicas, side by side in one run.
+"""The router against direct access and other proxies, on the same replicas, interleaved in one run.
 
-CPU is user + system time of the proxy alone (``/proc``), which holds on a busy machine too; requests/s and events/s
-share the machine's cores with the load and the replicas. Rounds are interleaved; figures are medians, with
-the least and the most where they are worth knowing. ``wrk`` makes the load where it is installed.
-
-A request costs a proxy more when it has time to sleep between requests, for then the kernel has to wake it and
-everybody it writes to. So CPU is also compared at one rate for all, half of what the slowest of ours can do. Latency is
-taken in the same rounds, in which the proxy has a core of its own: what load and replicas do would else be in it.
+CPU is user + system time of the proxy alone (``/proc``); requests/s and events/s share the cores with load and
+replicas. Figures are medians of rounds, with minimum and maximum where useful. ``wrk`` generates the load where it is
+installed. A request costs more when the proxy can sleep between requests, because the kernel must wake it, so CPU is
+also compared at one common rate: half of the slowest's maximum. Latency is measured in the same rounds with the proxy
+on a separate core.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ def main() -> None:
 
 
 def measure_requests(proxy: Proxy, folder: Path) -> None:
-    """As many requests as go through, on kept-alive connections."""
+    """Maximum throughput on kept-alive connections."""
     before = proxy.cpu_s()
     answered, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
     spent = proxy.cpu_s() - before
@@ -88,7 +86,7 @@ def measure_requests(proxy: Proxy, folder: Path) -> None:
 
 
 def measure_latency(proxy: Proxy, rate: float) -> None:
-    """Latency, and what a request costs, at half of the load."""
+    """Latency and CPU per request at half load."""
     before = proxy.cpu_s()
     seen = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
     proxy.note(p50_ms=1e3 * seen["p50_s"], p99_ms=1e3 * seen["p99_s"])
@@ -97,7 +95,6 @@ def measure_latency(proxy: Proxy, rate: float) -> None:
 
 
 def measure_streams(proxy: Proxy) -> None:
-    """What an event of a stream costs."""
     before, begun = proxy.cpu_s(), time.perf_counter()
     seen = load("streams", proxy.port, SECONDS, STREAMS)
     spent, took = proxy.cpu_s() - before, time.perf_counter() - begun
@@ -131,7 +128,7 @@ def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float)
 
 
 def python() -> str:
-    """The interpreter; distributors seldom say whether their build was profile-guided, so its compiler stands here."""
+    """The interpreter and its compiler; distributors rarely say whether a build is profile-guided."""
     built = f"{platform.python_compiler()}, {sysconfig.get_config_var('OPT') or 'flags unknown'}"
     return f"{platform.python_implementation()} {platform.python_version()} ({built})"
 
@@ -182,7 +179,6 @@ def wrk(port: int, folder: Path) -> tuple[float, float]:
 
 @contextmanager
 def replicas() -> Iterator[tuple[int, list[int]]]:
-    """Their process, and their ports."""
     command = [sys.executable, "-m", "tests.benchmarks.mock_upstream", str(REPLICAS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -196,7 +192,7 @@ def replicas() -> Iterator[tuple[int, list[int]]]:
 def our_router(
     folder: Path, ports: list[int], settings: Settings, compiled: dict[str, str] | None = None
 ) -> Iterator[Proxy]:
-    """The router under a policy; ``compiled``: the environment in which the compiled one is found."""
+    """The router under a policy; ``compiled`` is the environment of the compiled build."""
     name = f"{settings.name}, compiled" if compiled else settings.name
     folder = folder / name
     folder.mkdir()

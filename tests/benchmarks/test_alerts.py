@@ -1,4 +1,4 @@
-"""A small part of ``make bench``'s table of alerting: it fails where detection or the first cause becomes worse."""
+"""A small part of the alerts benchmark: fails when detection or the first cause gets worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks still run: what they measure is what the router does."""
+"""The benchmarks run and measure the router's real behaviour."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def replica_options(*replicas: ReplicaProcess) -> list[str]:
 
 @contextmanager
 def sleeper() -> Iterator[int]:
-    """A process of two threads."""
     program = "import threading, sys; threading.Thread(target=sys.stdin.read).start(); print(flush=True)"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout
@@ -83,7 +82,6 @@ def sleeper() -> Iterator[int]:
 
 
 def cores_of(process: int) -> list[frozenset[int]]:
-    """Of each thread, where it may run."""
     threads = [int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()]
     assert len(threads) == 2
     return [frozenset(os.sched_getaffinity(thread)) for thread in threads]

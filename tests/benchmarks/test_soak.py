@@ -1,4 +1,4 @@
-"""The long benchmarks judge: what is wrong is said, and the whole ends with 1. Their rows run, in short."""
+"""The soak rows run at a small size, and failures lead to exit status 1."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def test_full_sets_the_goals_own_figures_but_for_those_that_are_given() -> None:
 
 
 async def test_killed_writers_leave_a_whole_file_and_a_router_serves_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R2 in short."""
     monkeypatch.setattr(config_file, "EVERY", 30)
     monkeypatch.setattr(config_file, "SERVES_S", 10.0)  # here other tests run beside it
     verdict = Verdict("R2")

@@ -1,9 +1,9 @@
 """Alerting as a classifier: ``python -m tests.benchmarks alerts [--seeds COUNT] [--only KIND] [--weeks COUNT]``.
 
-Incidents of 13 kinds on three shapes of traffic, each by its seed, in a stand-in fleet of the router's own placement
-and modelled engines (incidents.py, fleet.py); the real detector on their bins and the real judges of causes on what
-telemetry would hold (classifier.py). Quiet pool-weeks come from a cheaper generator (quiet.py). The detector and the
-judges were tuned on seeds from ``TUNING_SEED`` on; figures are those of seeds from ``FIRST_SEED`` on.
+Incidents of 13 kinds on three shapes of traffic, seeded, in a stand-in fleet of the router's own placement and
+modelled engines (incidents.py, fleet.py). The real detector runs on their bins and the real cause analysis on the
+data telemetry would hold (classifier.py). Quiet pool-weeks come from a cheaper generator (quiet.py). Detector and
+cause analysis were tuned on seeds from ``TUNING_SEED`` on; the figures are those of seeds from ``FIRST_SEED`` on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEEDS, WEEKS = 2, 30
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print the table, and whether the goals are met."""
+    """Print the table and whether the goals are met."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks alerts")
     parser.add_argument("--only", default="", help="play the kinds whose names hold this")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each kind is played on each shape")
@@ -57,7 +57,6 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def set_up() -> None:
-    """Django's settings, without a database."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
     import django
 

@@ -1,7 +1,7 @@
-"""One incident through the detector and the judges of causes, and what came of it.
+"""Runs one incident through the detector and the cause analysis.
 
-The detector takes the bins that a scraper would have stored; causes are judged twice: on what was known when the alarm
-began, and a minute later. There is no hit-rate ladder yet at either time.
+The detector gets the bins that a scraper would have stored. Causes are analysed twice: when the alert fires and a
+minute later. No hit-rate ladder exists yet at either time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ BEFORE_S = 0.4 * USUAL_S  # from which on the caches are warm
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one incident."""
-
     kind: str
     drop: float  # of the hit rate at the old mix, over two minutes
     delay_s: float | None  # with the latency of scraping and evaluating; None: not found
@@ -37,32 +35,31 @@ class Outcome:
 
     @property
     def counts(self) -> bool:
-        """Whether it is a drop that has to be found."""
+        """Whether the drop is large enough that it must be detected."""
         return self.is_drop and self.drop >= LEAST_DROP
 
     @property
     def found(self) -> bool:
-        """In time."""
         return self.delay_s is not None and self.delay_s <= WITHIN_S
 
     @property
     def is_first(self) -> bool:
-        """Whether the right cause was named first, a minute after the alarm."""
+        """Whether the right cause ranked first, a minute after the alert."""
         return self.causes[:1] == self.right[:1]
 
     @property
     def is_first_at_alarm(self) -> bool:
-        """The same when the alarm began."""
+        """Whether the right cause ranked first when the alert fired."""
         return self.causes_at_alarm[:1] == self.right[:1]
 
     @property
     def is_among_two(self) -> bool:
-        """Whether it was named first or second, a minute after the alarm."""
+        """Whether the right cause ranked first or second, a minute after the alert."""
         return self.right[0] in self.causes[:2]
 
 
 def judged(kind: int, shape: int, seed: int) -> Outcome:
-    """Play an incident, by its places in ``INCIDENTS`` and ``SHAPES``, and have it detected and explained."""
+    """Play an incident, given as indexes into ``INCIDENTS`` and ``SHAPES``, detect and explain it."""
     incident = INCIDENTS[kind]
     fleet = play(incident, SHAPES[shape], seed)
     found = _detections(fleet)
@@ -111,7 +108,7 @@ def _causes(fleet: MemoryFleet, start_s: float, end_s: float) -> tuple[str, ...]
 
 
 def _drop(fleet: MemoryFleet) -> float:
-    """By how much the groups fell over the first two minutes, at the mix of before."""
+    """Drop of the groups' hit rates over the first two minutes, weighted by the mix before it."""
     before = fleet.side(USUAL_S - 240, USUAL_S)
     after = fleet.side(USUAL_S, USUAL_S + LASTED_S)
     groups = {route.group for route in before.routes}

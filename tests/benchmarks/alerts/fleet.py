@@ -1,8 +1,8 @@
-"""The stand-in fleet of ``tests/telemetry/causes`` without a database: what telemetry would read of it, in memory.
+"""An in-memory stand-in fleet with the data that telemetry would have read from it.
 
-Requests go through the router's own parsing, hashing, strategy and residency objects and through modelled engines in
-virtual time. Every ended request leaves the router's record of it. Bins, routes and prefixes are sums of these records,
-as the scraper's readings and collected decisions would hold them; engines' counters are those of the engines.
+Requests go through the router's parsing, hashing, strategy and residency objects and through modelled engines in
+virtual time. Bins, routes and prefixes are sums over the router's records of completed requests, as scraped readings
+and collected decisions would hold them; engine counters are those of the engines.
 """
 
 from __future__ import annotations
@@ -34,16 +34,12 @@ SCRAPE_S = 5.0
 
 @dataclass(slots=True)
 class Ended:
-    """A request that ended, and when."""
-
     at_s: float
     record: Record
 
 
 @dataclass(slots=True)
 class Counted:
-    """An engine's counters at a moment."""
-
     at_s: float
     replica: str
     queries: float
@@ -51,7 +47,7 @@ class Counted:
 
 
 class MemoryFleet(Fleet):
-    """A fleet that keeps what telemetry would have read."""
+    """A fleet that keeps the data telemetry would have read."""
 
     def __init__(self, settings: Settings, *, count: int, blocks: int, groups: dict[str, int | None]) -> None:
         self.pool = SimpleNamespace(name="chat")  # type: ignore[assignment]
@@ -76,7 +72,6 @@ class MemoryFleet(Fleet):
             self.ended.append(Ended(self.now_s, record))
 
     def advance(self, to_s: float) -> None:
-        """Let the time until then go by."""
         while self._scraped_s + SCRAPE_S <= to_s:
             due_s = self._scraped_s + SCRAPE_S
             self._take_steps(due_s)
@@ -92,7 +87,6 @@ class MemoryFleet(Fleet):
                 self.counted.append(Counted(self.now_s, replica.row.name, told.queries, told.hits))
 
     def happens(self, kind: str, replica: str = "", revision: int | None = None) -> None:
-        """An event of now."""
         at = T0 + timedelta(seconds=self.now_s)
         self.happenings.append(
             Happening(at, kind, f"{kind} {replica}.", replica, revision, self.policy if revision else "")
@@ -101,7 +95,6 @@ class MemoryFleet(Fleet):
     # --- what telemetry makes of it ---
 
     def bins(self) -> list[Bin]:
-        """Bins of whole scrape intervals, ascending."""
         last = int(self.now_s // BIN_S)
         found: list[dict[str, list[float]]] = [defaultdict(lambda: [0.0, 0.0, 0.0]) for _ in range(last)]
         for one in self.ended:
@@ -117,7 +110,6 @@ class MemoryFleet(Fleet):
         ]
 
     def series(self, start_s: float, end_s: float, step_s: float) -> list[OnsetBin]:
-        """Tokens in steps, for the onset."""
         sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for one in self._between(start_s, end_s):
             part = sums[int((one.at_s - start_s) // step_s)]
@@ -126,7 +118,6 @@ class MemoryFleet(Fleet):
         return [OnsetBin(T0 + timedelta(seconds=start_s + step_s * n), *sums[n]) for n in sorted(sums)]
 
     def side(self, start_s: float, end_s: float, ladder: Any = None) -> Side:
-        """Everything seen between two moments."""
         routes: dict[tuple[str, str, str, int], Sums] = defaultdict(Sums)
         prefixes: dict[tuple[str, int | None, str], Sums] = defaultdict(Sums)
         early: set[tuple[str, int | None, str]] = set()
@@ -159,7 +150,7 @@ class MemoryFleet(Fleet):
         )
 
     def _engines(self, start_s: float, end_s: float) -> list[EngineSums]:
-        """Additions between scrapes; a counter that fell began anew."""
+        """Increases between scrapes; a counter that fell was reset."""
         last: dict[str, Counted] = {}
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for one in self.counted:

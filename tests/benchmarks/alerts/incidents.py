@@ -1,4 +1,4 @@
-"""Incidents of 13 kinds on three shapes of traffic: each begins at a moment, by a seed, and has a right cause."""
+"""Incidents of 13 kinds on three shapes of traffic, each with a seeded start and a known cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Begin = Callable[[MemoryFleet, Traffic], Iterator[None] | None]
 
 @dataclass(frozen=True)
 class Incident:
-    """What happens, its right causes (the first one is the event's own name), and the fleet that it needs."""
+    """What happens, the accepted causes (the first is the event's own), and the fleet it needs."""
 
     kind: str
     causes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Shape:
-    """How requests come: conversations, with documents beside them, or in waves."""
+    """Traffic: conversations, with documents in between, or in waves."""
 
     name: str
     documents: float = 0.0
@@ -47,7 +47,6 @@ SHAPES = (Shape("conversations"), Shape("documents", documents=0.2), Shape("wave
 
 
 def play(incident: Incident, shape: Shape, seed: int) -> MemoryFleet:
-    """Usual traffic, then the incident."""
     rng = random.Random(f"{incident.kind} {shape.name} {seed}")
     groups = dict.fromkeys(APPS, None) | {"batch": None}
     fleet = MemoryFleet(incident.settings, count=incident.count, blocks=incident.blocks, groups=groups)
@@ -94,7 +93,7 @@ def _busiest(fleet: MemoryFleet) -> Any:
 
 
 def _lose(fleet: MemoryFleet, _: Traffic) -> None:
-    """Two of three replicas go at once: a rack."""
+    """Two of three replicas fail at once, like a rack."""
     hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[len(fleet.replicas) // 2 :]
     for replica in hot:
         fleet.kill(replica)
@@ -102,14 +101,13 @@ def _lose(fleet: MemoryFleet, _: Traffic) -> None:
 
 
 def _hang(fleet: MemoryFleet, _: Traffic) -> None:
-    """It answers nobody any more, and its breaker opens; its metrics do not answer either."""
+    """A replica stops responding, its circuit breaker opens, and its metrics are unavailable."""
     replica = _busiest(fleet)
     fleet.kill(replica)
     fleet.happens("replica_ejected", replica.row.name)
 
 
 def _restart(fleet: MemoryFleet, _: Traffic) -> None:
-    """Three of four, with the same deployment."""
     hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[-3:]
     for replica in hot:
         fleet.restart(replica)
@@ -135,7 +133,7 @@ def _tools(_: MemoryFleet, traffic: Traffic) -> None:
 
 
 def _template(_: MemoryFleet, traffic: Traffic) -> None:
-    """A template that puts a request's number before the prompt."""
+    """A chat template that puts a request number before the prompt."""
     traffic.changed = APPS
     traffic.head = lambda _: f"<|{traffic.rng.getrandbits(64):016x}|>"
 
@@ -145,17 +143,17 @@ def _old_talks(_: MemoryFleet, traffic: Traffic) -> None:
 
 
 def _hot_prefix(_: MemoryFleet, traffic: Traffic) -> None:
-    """One system prompt gets most of the traffic, and much more of it than before."""
+    """One system prompt gets most of the traffic, much more than before."""
     traffic.rate = 6 * RATE
 
 
 def _mix(_: MemoryFleet, traffic: Traffic) -> None:
-    """Documents, each once, of a task group of their own become half of the requests."""
+    """Unique documents of a separate task group become half of the requests."""
     traffic.newcomers, traffic.newcomers_share = _document(traffic), 0.55
 
 
 def _reset(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
-    """Caches are cleared again and again, as new weights are loaded."""
+    """Caches are cleared repeatedly, as when new weights are loaded."""
     due_s: dict[str, float] = {}
     while True:
         for replica in fleet.replicas:
@@ -165,7 +163,7 @@ def _reset(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
 
 
 def _old_router(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
-    """A second router joins with a configuration of long ago, random placement, and gets most of the requests."""
+    """A second router joins with an outdated configuration, random placement, and gets most requests."""
     new = fleet.placement
     fleet.revision, usual = 0, fleet.settings
     fleet.settings = RandomSettings()

@@ -1,9 +1,8 @@
-"""Quiet pool-weeks: bins drawn from a model instead of played, because a week has three million requests.
+"""Quiet pool-weeks: bins drawn from a model, because playing a week takes three million requests.
 
-Hit rates, the variance of a request's hit rate and the correlation of neighbouring bins are like those of the quiet ten
-minutes before the incidents. On top come what these ten minutes do not
-have: a daily cycle of traffic (a tenth at night, and none for two hours) and of hit rates (5 points), a slow
-wander of 1 point over half an hour, and twenty deploys of unrelated things a week, which are changes that do nothing.
+Hit rates, their variance per request and the correlation of adjacent bins match the quiet ten minutes before the
+incidents. Added are a daily cycle of traffic (a tenth at night, none for two hours) and of hit rates (5 points), a
+slow drift of 1 point over half an hour, and twenty deployments a week that change nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ DEPLOYS = 20
 
 
 def alarms_in_week(seed: int, days: int = 7) -> int:
-    """How often the detector alarms in one week, or in its first days, which is never right."""
+    """Number of false alarms in one week, or in its first days."""
     rng, detector = random.Random(f"quiet {seed}"), Detector(Sensitivity(bin_s=BIN_S))
     deploys = {rng.randrange(WEEK_BINS) for _ in range(DEPLOYS)}
     rate = rng.choice((3.0, 8.0, 20.0))
@@ -48,7 +47,7 @@ def alarms_in_week(seed: int, days: int = 7) -> int:
 
 
 def _daily(second: float) -> float:
-    """Traffic by the hour: a cycle with a night, two hours of which nobody comes."""
+    """Traffic by hour, with a night and two hours without requests."""
     hour = second / 3600 % 24
     if 2 <= hour < 4:
         return 0.0

@@ -1,4 +1,4 @@
-"""The table of the classifier, and its goals."""
+"""Prints the classifier's table and its goals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NONE = float("nan")
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """A line for each kind, and all together.
+    """One line per kind, and totals.
 
-    ``count`` are drops of at least 10 points; of these: found in time, seconds to the alarm, and the right cause first,
-    and among the first two, as it was a minute after the alarm; ``now``: first when the alarm began.
+    ``count`` are drops of at least 10 points. Of these: detected in time, seconds to the alert, and the right cause
+    first, or among the first two, a minute after the alert; ``now``: first when the alert fired.
     """
     heads = f"{'played':>6} {'drop':>6} {'count':>5} {'found':>5} {'median':>7} {'max':>6} {'first':>5} {'two':>5}"
     print(f"{'kind':<20} {heads} {'now':>5}")

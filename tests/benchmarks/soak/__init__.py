@@ -1,10 +1,11 @@
-"""Goals that need time or numbers, judged: ``make bench-soak``, ``python -m tests.benchmarks soak [--only ROW ...]``.
+"""Goals that need long runs or large numbers: ``make bench-soak``, ``python -m tests.benchmarks soak [--only ROW
+...]``.
 
-Each row prints what it found, and says WRONG where that is not as it must be; if anything is, the whole ends with 1. By
-default each takes a minute or so. The goals' own figures are options, and ``--full`` sets them all: 1,000 kills in a
-write (R2), 500 process kills (R6), 100,000 aborts (R9), 20 kills of the broker and an hour without it (R12, R13), 50
-restarts and kills of PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 10 million
-rows under migrations (R22), 5,000 streams, and longer times.
+Each row prints its findings and WRONG where a condition fails; then the exit status is 1. By default each takes about
+a minute. The goals' own sizes are options, and ``--full`` sets them all: 1,000 kills during a write (R2), 500 process
+kills (R6), 100,000 aborts (R9), 20 kills of the broker and an hour without it (R12, R13), 50 restarts and kills of
+PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 10 million rows under migrations (R22),
+5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
 
 
 def measure(given: argparse.Namespace) -> list[str]:
-    """Run the chosen rows, and say what was wrong."""
+    """Run the chosen rows; what failed."""
     wrong: list[str] = []
     for name in given.only or ROWS:
         verdict, begun = Verdict(name), time.monotonic()
@@ -83,7 +84,7 @@ def measure(given: argparse.Namespace) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, with what ``--full`` means for those that were not given."""
+    """Parsed options, with ``--full`` applied to those not given."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks soak", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)} (default: all)")
     parser.add_argument(
@@ -101,7 +102,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print the rows; the process ends with 1 where anything is wrong."""
+    """Print the rows; exit status 1 if a condition fails."""
     wrong = measure(parsed(arguments))
     print("\n" + ("\n".join(wrong) if wrong else "all is as it must be"))
     if wrong:

@@ -1,8 +1,8 @@
-"""R9: clients that go away, so often, at every stage of a request.
+"""R9: clients that disconnect at every stage of a request.
 
-A client leaves in the middle of its head or body, while it waits, or after the first event. A replica must hear of it
-within a second of the client's leaving or of the request's arrival, whichever came later; and when all have gone
-nothing of them may be left: neither memory nor sockets nor tasks.
+A client disconnects inside its headers or body, while it waits, or after the first event. The replica's connection
+must be closed within a second of the disconnect or of the request's arrival, whichever is later; afterwards no
+memory, sockets or tasks may be left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVENT = chunk(sse({"n": 1}))
 
 
 class Leavers:
-    """Clients that leave, and when replicas heard of it."""
+    """Clients that disconnect, and when the replicas noticed."""
 
     def __init__(self, seed: int) -> None:
         self.lates_s: list[float] = []
@@ -32,7 +32,7 @@ class Leavers:
         self._loop = asyncio.get_running_loop()
 
     def script(self, replica: FakeReplica) -> None:
-        """Let a replica answer one event to every other request, and then wait for the router to hang up."""
+        """Send one event to every other request, then wait until the router closes the connection."""
 
         async def script(call: Call) -> None:
             replica.calls.clear()
@@ -51,7 +51,6 @@ class Leavers:
         replica.script = script
 
     async def leave_all(self, port: int, numbers: range) -> None:
-        """One client after the other, some at once."""
         rest = iter(numbers)
 
         async def keep_leaving() -> None:
@@ -76,7 +75,7 @@ class Leavers:
             writer.transport.abort()
 
     async def heard(self) -> None:
-        """Wait until replicas have heard of everybody who reached them."""
+        """Wait until the replicas noticed every disconnect."""
         async with asyncio.timeout(30):
             while len(self.lates_s) < self.arrived:
                 await asyncio.sleep(0.05)
@@ -84,7 +83,6 @@ class Leavers:
 
 
 async def measure(verdict: Verdict, aborts: int, seed: int) -> None:
-    """So many."""
     leavers = Leavers(seed)
     warm_up = int(aborts * WARM_UP)
     async with fake_replicas(2) as replicas:

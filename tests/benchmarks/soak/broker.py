@@ -1,8 +1,7 @@
-"""R12 to R14: the broker killed again and again, away for an hour, and flushed, under real web and worker processes.
+"""R12 to R14: the broker killed repeatedly, down for an hour, and flushed, under real web and worker processes.
 
-Each time it is away the fleet falls ill, or recovers; the rule's transitions are counted as rows and at a receiver, and
-each must be there once. The API is read all the while. How long work takes to go on counts from the moment when the
-broker takes connections again.
+During each outage the fleet's hit rate falls or recovers; each transition must be stored once and notified once. The
+API is polled throughout. Recovery time is measured from when the broker accepts connections again.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ FLUSHES = 20
 
 
 def measure_kills(verdict: Verdict, kills: int, seed: int) -> None:
-    """R12: so many, seconds to a minute each."""
     chance = random.Random(seed)
     _measure(verdict, [chance.uniform(*AWAY_S) for _ in range(kills)], RESUMES_S)
 
 
 def measure_long(verdict: Verdict, seconds: float) -> None:
-    """R13: one absence of so long."""
     _measure(verdict, [seconds], LONG_RESUMES_S)
 
 
 def measure_flushes(verdict: Verdict) -> None:
-    """R14: everything forgotten, again and again."""
     with standing() as stand:
         took = sorted(flush(stand) for _ in range(FLUSHES))
     well = is_within(took[-1], FLUSHED_S)

@@ -1,9 +1,9 @@
-"""R2: the last known good configuration, written by processes that are killed at random moments of it.
+"""R2: the last known good configuration, written by processes that are killed at random moments.
 
-Each kill is a real SIGKILL of a process that writes one revision after the other and says, after each, that it is
-written. Whatever the moment, the newest whole file must hold at least the revision that was last said to be written,
-and byte for byte. Every so often a real router is started on what the killed ones left, without a control plane: its
-first answer from a replica is timed from the start of the process; then it is killed while it takes another revision.
+Each kill is a SIGKILL of a process that writes one revision after another and reports each one written. The newest
+complete file must hold at least the last reported revision, byte for byte. Now and then a real router starts from the
+remaining files without a control plane: its first response is timed from its start; then it is killed while it
+accepts another revision.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ NOWHERE = "http://127.0.0.1:9"  # a control plane that is down
 
 
 class Served(NamedTuple):
-    """What a router took until its first answer."""
-
     wall_s: float
     cpu_s: float
 
 
 def write_until_killed(config: RouterConfig, folder: Path, first: int, said: int) -> None:
-    """One revision after the other; each that is written is said to a pipe."""
+    """Write revisions, reporting each to a pipe."""
     files = LastKnownGood(folder)
     for revision in range(first, 1 << 30):
         files.save(dump_snapshot(config, revision).document)
@@ -50,7 +48,7 @@ def write_until_killed(config: RouterConfig, folder: Path, first: int, said: int
 
 
 def kill_a_writer(config: RouterConfig, folder: Path, first: int, after_s: float) -> int:
-    """The last revision that a writer said it had written before it was killed; ``first - 1`` for none."""
+    """The last revision reported before the kill; ``first - 1`` for none."""
     hears, says = os.pipe()
     pid = os.fork()
     if not pid:
@@ -68,13 +66,11 @@ def kill_a_writer(config: RouterConfig, folder: Path, first: int, after_s: float
 
 
 def kept(folder: Path) -> LoadedSnapshot | None:
-    """The newest whole document."""
     documents = LastKnownGood(folder).load()
     return load_snapshot(documents[0]) if documents else None
 
 
 async def measure(verdict: Verdict, kills: int, seed: int) -> None:
-    """Kill as many writers."""
     chance, seen, served = random.Random(seed), Counter[str](), list[Served]()
     async with fake_replicas(1) as replicas:
         config = pool_of(replicas)
@@ -102,14 +98,13 @@ async def measure(verdict: Verdict, kills: int, seed: int) -> None:
 
 
 def _kind(folder: Path, found: int, written: int) -> str:
-    """Where the kill fell."""
     if found < written:
         return "LOST"
     return "in a write" if list(folder.glob("*.new")) else "between two"
 
 
 async def _serves(folder: Path, config: RouterConfig, revision: int, chance: random.Random) -> Served:
-    """From the start of a router's process to its first answer; then it is killed as it takes a revision."""
+    """Seconds from a router's start to its first response; then kill it while it accepts a revision."""
     begun = time.perf_counter()
     async with started(("--control-plane", NOWHERE, "--state-dir", str(folder))) as router:
         async with on_connected(router.port) as client:

@@ -1,8 +1,8 @@
-"""R15: PostgreSQL restarted, killed and away, again and again, under real web, worker and router processes.
+"""R15: PostgreSQL restarted, killed and down, under real web, worker and router processes.
 
-Two people ask all the while: a script, which must be told 503 as problem+json and never 500, and somebody with a
-browser. A router has something to tell every few seconds; every few faults it is killed, while it holds what it could
-not tell. Everything it ever wrote to its disk must be stored, and once.
+A script and a browser poll all the time; the script must get 503 as problem+json and never 500. A router produces
+events every few seconds and is killed now and then while it holds unsent ones. Every event it wrote to disk must be
+stored exactly once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ KILL_EVERY = 5  # faults, the router is killed
 
 
 def measure(verdict: Verdict, count: int, seed: int) -> None:
-    """So many faults."""
     chosen = faults(count, seed)
     with standing() as stand, stand.rest() as rest, stand.browser() as person, telling(stand, rest) as router:
         begun, answered, ticked = len(stand.worker.lines), [], []

@@ -1,10 +1,9 @@
-"""R7, R8, R21: replicas hang, die and are cut off in turn, for as long as one likes, under 100 streams a second.
+"""R7, R8, R21: replicas hang, die and are cut off in turn under 100 streams a second.
 
-All the time one replica after the other hangs, dies with what it holds, or is behind a network that cuts and tears;
-every tenth client goes away in the middle. Each stream is checked byte by byte. Before it begins the router is asked
-often enough that its record of decisions is full. Memory follows how many streams wait for a replica that hangs, so its
-greatest in the second half of the time is compared with that in the first. Health checks are patient, for all replicas
-live in this process: where it gets no turn for some seconds, they would be down together, and clients see 503.
+One replica after another hangs, dies with its requests, or is behind a faulty network; every tenth client
+disconnects. Each stream is checked byte by byte. The decision log is filled first. Memory depends on how many streams
+wait for a hanging replica, so its maximum in the second half is compared with that in the first. Health checks are
+patient, because all replicas run in this process and would fail together when it is slow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CRAWL_S = 4.0  # between two events of a replica that crawls
 
 
 class Streams:
-    """Clients, and what became of what they asked for."""
+    """Clients and the outcomes of their requests."""
 
     def __init__(self, router: RouterProcess) -> None:
         self.seen: Counter[str] = Counter()
@@ -43,7 +42,7 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float, chance: random.Random) -> None:
-        """Ask at the rate, and look at the router once a second."""
+        """Send at the rate; sample the router once a second."""
         loop = asyncio.get_running_loop()
         begun, looked = loop.time(), 0.0
         for number in range(int(seconds * RATE)):
@@ -83,7 +82,7 @@ class Streams:
 
 
 class Ward:
-    """The replicas, and their illnesses, one after the other."""
+    """The replicas and their faults, one after another."""
 
     def __init__(self, chance: random.Random) -> None:
         self.replicas = [FakeReplica(f"replica-{number}", self._stream) for number in range(REPLICAS)]
@@ -96,7 +95,6 @@ class Ward:
         self._crawls: set[str] = set()
 
     async def open(self) -> None:
-        """Let all be well."""
         for replica, relay in zip(self.replicas, self.relays, strict=True):
             self._runs[replica.name].set()
             replica.script = self._script(replica)
@@ -104,13 +102,11 @@ class Ward:
             await relay.start()
 
     async def close(self) -> None:
-        """End them."""
         for replica, relay in zip(self.replicas, self.relays, strict=True):
             await relay.stop()
             replica.kill()
 
     async def sicken(self) -> None:
-        """One after the other, for ever."""
         while True:
             place, illness = self._chance.randrange(REPLICAS), self._chance.choice(ILLNESSES)
             replica, relay = self.replicas[place], self.relays[place]
@@ -157,7 +153,6 @@ def _events(number: int) -> list[bytes]:
 
 
 def _outcome(head: bytes, framed: bytes, number: int) -> str:
-    """``whole``, ``cut`` as promised, a status, or ``WRONG``."""
     status = head.split(b" ", 2)[1].decode()
     if status != "200":
         return f"status {status}"
@@ -170,7 +165,6 @@ def _outcome(head: bytes, framed: bytes, number: int) -> str:
 
 
 async def measure(verdict: Verdict, seconds: float, seed: int) -> None:
-    """Let them fall ill for so long."""
     ward = Ward(random.Random(seed))
     await ward.open()
     breaker = BreakerConfig(open_s=3.0, slow_start_s=3.0)

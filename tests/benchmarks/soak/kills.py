@@ -1,7 +1,7 @@
-"""R6: a replica's process is killed, so often, with requests in its hands of which no byte was answered.
+"""R6: a replica process is killed while it holds requests without a byte of a response.
 
-Four replicas, of which three live; 100 requests a second. The fourth answers a few requests, then holds them; as soon
-as it holds some it is killed, and started anew. Not one client may see anything of it.
+Four replicas, 100 requests a second. Three stay up. The fourth answers a few requests, then holds them; once it holds
+some it is killed and restarted. No client may notice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ WELL_S = 0.3  # that passes without a kill for each one: 5 a second would be mor
 
 
 class Victims:
-    """One replica's lives."""
-
     def __init__(self, chance: random.Random) -> None:
         self.name = "victim"
         self.port = _free_port()
@@ -38,11 +36,9 @@ class Victims:
 
     @property
     def url(self) -> str:
-        """Where it is, when it is."""
         return f"http://127.0.0.1:{self.port}"
 
     async def live_once(self) -> None:
-        """Start, take requests, and be killed with them."""
         command = [sys.executable, str(Path(victim.__file__)), str(self.port), str(self._chance.randrange(4))]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert process.stdout
@@ -57,7 +53,6 @@ class Victims:
 
 
 async def measure(verdict: Verdict, kills: int, seed: int) -> None:
-    """So many."""
     victims, statuses = Victims(random.Random(seed)), Counter[int]()
     # it is to come back at once, again and again, which no operator would want
     breaker = BreakerConfig(open_s=0.05, slow_start_s=0, successes=1)
@@ -82,7 +77,7 @@ async def measure(verdict: Verdict, kills: int, seed: int) -> None:
 
 
 async def _ask(router: RouterProcess, statuses: Counter[int]) -> None:
-    """Until cancelled. An answer that is not whole, or none, counts as status 0."""
+    """Send requests until cancelled. An incomplete or missing response counts as status 0."""
     loop = asyncio.get_running_loop()
     begun, tasks = loop.time(), set[asyncio.Task[None]]()
 

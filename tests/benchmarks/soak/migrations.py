@@ -1,4 +1,4 @@
-"""R22: migrations on tables of millions of rows, while others read and write them without a pause."""
+"""R22: migrations on tables of millions of rows while others read and write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.reliability.migrating import LONGEST_S, TABLES, Using, before, fill, 
 
 
 def measure(verdict: Verdict, rows: int) -> None:
-    """So many rows in each table."""
     from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running
 

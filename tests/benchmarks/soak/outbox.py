@@ -1,7 +1,7 @@
-"""R16: the process that delivers a message is killed around the send; another comes when its lease has ended.
+"""R16: the process that delivers a notification is killed around the send; another takes over when its lease ends.
 
-A real PostgreSQL, a webhook receiver on loopback, and a process of its own for each delivery, killed with kill -9 at a
-moment that chance picks. Nothing may be lost, and nothing come more than twice; it comes under the same id.
+A real PostgreSQL, a webhook receiver on loopback, and one process per delivery, killed with SIGKILL at a random
+moment. Nothing may be lost, nothing may arrive more than twice, and repeats have the same id.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from tests.benchmarks.soak.verdict import Verdict
 
 
 def measure(verdict: Verdict, cycles: int, seed: int) -> None:
-    """So many."""
     from tests.benchmarks.telemetry.stand import standing
     from tests.telemetry.services.notifications.kills import killed_deliveries
 

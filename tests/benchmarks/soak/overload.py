@@ -1,7 +1,7 @@
-"""R10: five times the load that the replicas do best with, for as long as one likes.
+"""R10: five times the load that the replicas handle best.
 
-The pool does ``BEST`` requests at once well and everything slower with each one more, as an engine does that preempts.
-It is given what it does best, which is the peak, and then five times as much by clients that come back at once.
+The pool handles ``BEST`` requests at once well and slows down with each further one, like an engine that preempts. It
+gets its best load first, which gives the peak, and then five times as much from clients that retry at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEAK_PART = 0.25  # of the time
 
 
 class Thrashing:
-    """All replicas together: one engine's worth of work each."""
+    """All replicas together, with the capacity of one engine each."""
 
     def __init__(self, replicas: list[FakeReplica]) -> None:
         self.service_s = 0.0  # while it is warmed up
@@ -70,7 +70,7 @@ async def measure(verdict: Verdict, seconds: float) -> None:
 
 
 async def _offered(router: RouterProcess, clients: int, seconds: float) -> tuple[Counter[int], int]:
-    """Statuses that so many clients get who ask again at once; and refusals without ``Retry-After``."""
+    """(statuses of clients that retry at once, rejections without ``Retry-After``)."""
     statuses, silent = Counter[int](), 0
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds

@@ -1,11 +1,10 @@
-"""R21: prompts of which no two begin alike, as many as you like, through what a router keeps of them.
+"""R21: memory of a router under an unbounded number of distinct prefixes.
 
-Straight through the router's own objects, in this process and without HTTP, which would take ten times as long: body ->
-canonical prompt -> hashes -> choice -> load book and residency -> decision record -> counters. A prompt is of
-``BLOCKS`` blocks, each of which ends another prefix, so that ``prefixes`` of them take an eighth as many prompts; each
-also names a session and a task group that nobody has heard of. Time is the prompts' own, a millisecond each. Memory
-goes up and down with tables that move, so its greatest in the first quarter after the warm-up is compared with that in
-the last.
+Calls the router's objects directly, without HTTP, which would take ten times as long: body -> canonical prompt ->
+hashes -> choice -> load tracker and residency -> decision record -> counters. A prompt has ``BLOCKS`` blocks, each
+the end of another prefix, so ``prefixes`` take an eighth as many prompts; each also names a new session and task
+group. Time is virtual, a millisecond per prompt. Memory rises and falls with table resizing, so its maximum in the
+first quarter after the warm-up is compared with that in the last.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ SAID = b"x" * (4 * PROMPT_TOKENS)
 
 
 class Kept:
-    """Everything that a router keeps of requests."""
-
     def __init__(self, residency: Residency | None = None) -> None:
         members = tuple(
             ReplicaConfig(name=f"gpu-{number}", url="http://replica", block_tokens=16, capacity_blocks=CAPACITY_BLOCKS)
@@ -76,7 +73,6 @@ class Kept:
 
     @property
     def series(self) -> int:
-        """Lines of metrics."""
         return sum(1 for _ in self.metrics.lines())
 
 
@@ -86,7 +82,6 @@ def _body(number: int) -> bytes:
 
 
 def measure(verdict: Verdict, prefixes: int) -> None:
-    """So many distinct prefixes."""
     give_back_large_blocks()
     spare_the_collector()
     kept, prompts = Kept(), max(1, prefixes // BLOCKS)

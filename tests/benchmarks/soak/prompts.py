@@ -1,4 +1,4 @@
-"""Requests of which no two are alike, and a driver that keeps so many going."""
+"""Unique requests, and clients that keep a number of them in progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_S = 60.0  # a client waits no longer
 
 
 def request(number: int, *, stream: bool = False, words: int = 40) -> bytes:
-    """The so-and-so-many-th one: its number is its user, and its prompt's opening."""
+    """Request with this number; the number is its user and starts its prompt."""
     said = f"{number} " + "Say something that nobody has said before. " * words
     wanted = {"model": "tiny", "stream": stream, "user": str(number), "messages": [{"role": "user", "content": said}]}
     body = json.dumps(wanted).encode()
@@ -22,12 +22,10 @@ def request(number: int, *, stream: bool = False, words: int = 40) -> bytes:
 
 
 def number_of(body: bytes) -> int:
-    """Which request this is the body of."""
     return int(json.loads(body)["user"])
 
 
 def unchunked(framed: bytes) -> bytes:
-    """The body in chunks."""
     body, at = b"", 0
     while (end := framed.find(b"\r\n", at)) > 0 and (size := int(framed[at:end], 16)):
         body += framed[end + 2 : end + 2 + size]
@@ -36,14 +34,11 @@ def unchunked(framed: bytes) -> bytes:
 
 
 class Connection:
-    """A kept-alive connection that asks for plain answers."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def ask(self, sent: bytes) -> tuple[int, bytes]:
-        """Status and head of a whole answer."""
         async with asyncio.timeout(ANSWER_S):
             self._writer.write(sent)
             head = await self._reader.readuntil(b"\r\n\r\n")
@@ -54,7 +49,6 @@ class Connection:
 
 @asynccontextmanager
 async def on_connected(port: int) -> AsyncIterator[Connection]:
-    """A connection for the length of a block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield Connection(reader, writer)
@@ -63,7 +57,7 @@ async def on_connected(port: int) -> AsyncIterator[Connection]:
 
 
 async def warmed(port: int) -> None:
-    """Ask until a router's record of decisions is full, so that what it still grows by is a leak."""
+    """Send requests until the router's decision log is full, so that further growth is a leak."""
     numbers = iter(range(1 << 40, (1 << 40) + MAX_RECORDS + MAX_RECORDS // 10))
 
     async def keep_asking() -> None:

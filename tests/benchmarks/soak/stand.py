@@ -1,4 +1,4 @@
-"""A router in a process of its own, and what it takes: memory, open files, tasks."""
+"""A router process and its memory, open files and tasks."""
 
 from __future__ import annotations
 
@@ -37,27 +37,19 @@ START_S = 20.0
 
 
 class Named(Protocol):
-    """A replica."""
-
     name: str
 
     @property
-    def url(self) -> str:
-        """Where it listens."""
-        ...
+    def url(self) -> str: ...
 
 
 class Figures(NamedTuple):
-    """What a process takes at a moment."""
-
     rss_kib: int
     fds: int
     tasks: int
 
 
 class RouterProcess:
-    """A running router."""
-
     def __init__(self, popen: subprocess.Popen[str], port: int, admin_port: int) -> None:
         self.port = port
         self.admin_port = admin_port
@@ -66,22 +58,18 @@ class RouterProcess:
 
     @property
     def rss_kib(self) -> int:
-        """Resident memory."""
         return resident_kib(self.proc)
 
     @property
     def fds(self) -> int:
-        """Open files, sockets among them."""
         return len(list((self.proc / "fd").iterdir()))
 
     @property
     def cpu_s(self) -> float:
-        """What it has taken of a core."""
         fields = (self.proc / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def metric(self, name: str) -> float:
-        """The sum of a metric's series."""
         url = f"http://127.0.0.1:{self.admin_port}/metrics"
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             text = await response.text()
@@ -89,7 +77,7 @@ class RouterProcess:
         return sum(map(float, found))
 
     async def figures(self) -> Figures:
-        """What it takes now; of memory the median of some looks."""
+        """Current resource use; memory is the median of several samples."""
         looks = []
         for _ in range(5):
             looks.append(self.rss_kib)
@@ -97,20 +85,17 @@ class RouterProcess:
         return Figures(int(median(looks)), self.fds, int(await self.metric("tasks")))
 
     async def at_rest(self, within_s: float = 30.0) -> None:
-        """Wait until no request is under way."""
         async with asyncio.timeout(within_s):
             while await self.metric("in_flight"):
                 await asyncio.sleep(0.05)
 
     def judge(self, verdict: Verdict, before: Figures, after: Figures) -> None:
-        """Memory, files and tasks have not grown."""
         verdict.memory(before.rss_kib, after.rss_kib)
         verdict.flat("open files", before.fds, after.fds, slack=SLACK)
         verdict.flat("tasks", before.tasks, after.tasks, slack=SLACK)
 
 
 def resident_kib(proc: Path = Path("/proc/self")) -> int:
-    """A process's resident memory."""
     found = re.search(r"VmRSS:\s+(\d+)", (proc / "status").read_text())
     return int(found[1]) if found else 0
 
@@ -124,7 +109,6 @@ def pool_of(
     concurrency: ConcurrencyConfig | None = None,
     limits: Limits | None = None,
 ) -> RouterConfig:
-    """One pool of these replicas."""
     pool = PoolConfig(
         name="soak",
         policy=PolicyConfig(name="soak", revision=1, settings=settings or LowestCostSettings()),
@@ -138,7 +122,7 @@ def pool_of(
 
 @asynccontextmanager
 async def router_process(config: RouterConfig | None, *options: str) -> AsyncIterator[RouterProcess]:
-    """A router that serves this configuration; without one, ``options`` must say where it comes from."""
+    """A router with this configuration; without one, ``options`` must name its source."""
     with tempfile.TemporaryDirectory() as folder:
         if config is not None:
             file = Path(folder) / "config.json"
@@ -150,7 +134,7 @@ async def router_process(config: RouterConfig | None, *options: str) -> AsyncIte
 
 @asynccontextmanager
 async def started(options: Sequence[str]) -> AsyncIterator[RouterProcess]:
-    """``python -m routing serve`` with these options, until the end of the block."""
+    """Run ``python -m routing serve`` for the length of a block."""
     command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0", *options]
     popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     drinking = None
@@ -177,14 +161,14 @@ def _ports(popen: subprocess.Popen[str]) -> tuple[int, int]:
 
 
 def _drink(popen: subprocess.Popen[str]) -> None:
-    """Read its log, so that it can go on writing."""
+    """Drain its log pipe."""
     assert popen.stderr
     for _ in popen.stderr:
         pass
 
 
 def allow_files(count: int) -> None:
-    """Let this process and those it starts have so many files open; ValueError where the system does not."""
+    """Raise the limit of open files; ValueError if the system does not allow it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

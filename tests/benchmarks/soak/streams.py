@@ -1,6 +1,6 @@
-"""Many streams at once through one router: what each takes of its memory, and that each is whole.
+"""Many concurrent streams through one router: memory per stream, and each stream's completeness.
 
-Every stream gets an event a second. Clients and replica are in this process, as bare protocols.
+Every stream gets one event a second. Clients and replica run in this process as plain protocols.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ EVENT_BYTES = 200  # about what vLLM's events of one token have
 
 
 def events(count: int) -> list[bytes]:
-    """What each stream says."""
     return [sse({"n": number, "text": "x" * EVENT_BYTES}) for number in range(count)]
 
 
 class Engine(asyncio.Protocol):
-    """One connection of the replica: any request with a body begins a stream, and all others are health checks."""
+    """A replica's connection: a request with a body starts a stream, any other is a health check."""
 
     def __init__(self, streams: set[asyncio.Transport]) -> None:
         self._streams = streams
@@ -50,8 +49,6 @@ class Engine(asyncio.Protocol):
 
 
 class Reader(asyncio.Protocol):
-    """One client."""
-
     def __init__(self, begun: asyncio.Event) -> None:
         self.data = bytearray()
         self.ended = False
@@ -67,13 +64,10 @@ class Reader(asyncio.Protocol):
 
     @property
     def body(self) -> bytes:
-        """What came, without head and framing."""
         return unchunked(bytes(self.data).partition(b"\r\n\r\n")[2])
 
 
 class Replica:
-    """A stream for everybody."""
-
     name = "replica"
 
     def __init__(self) -> None:
@@ -81,7 +75,6 @@ class Replica:
         self.url = ""
 
     async def start(self) -> asyncio.Server:
-        """Listen."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Engine(self.streams), "127.0.0.1", 0, backlog=4096)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -96,7 +89,6 @@ class Replica:
 
 
 async def measure(verdict: Verdict, count: int, seconds: float) -> None:
-    """So many streams for so long."""
     allow_files(2 * count + 1000)
     replica = Replica()
     server = await replica.start()
@@ -127,7 +119,6 @@ async def measure(verdict: Verdict, count: int, seconds: float) -> None:
 
 
 async def _begin(port: int, count: int) -> list[Reader]:
-    """Streams that have had their first event."""
     loop = asyncio.get_running_loop()
     readers: list[Reader] = []
     for first in range(0, count, BATCH):

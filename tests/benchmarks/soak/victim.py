@@ -1,7 +1,7 @@
-"""A replica in a process of its own, to be killed: the standard library alone, so that it is back within a moment.
+"""A replica process to be killed; uses only the standard library, so that it restarts quickly.
 
-It is given its port. It answers the first ``answers`` requests and then holds every other one without a byte of an
-answer; for each one that it holds it writes a byte to its standard output, so that whoever kills it knows when.
+Answers the first ``answers`` requests and holds every other one without a byte of a response; writes a byte to
+standard output for each request that it holds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Victim:
-    """It."""
-
     def __init__(self, answers: int) -> None:
         self._answers = answers
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         while True:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -40,7 +37,6 @@ class Victim:
 
 
 async def main(port: int, answers: int) -> None:
-    """Serve until killed."""
     server = await asyncio.start_server(Victim(answers).serve, "127.0.0.1", port)
     os.write(1, b"r")
     await server.serve_forever()

@@ -1,7 +1,7 @@
 """What telemetry costs: ``python -m tests.benchmarks telemetry [--scrape] [--charts] [--decisions]``.
 
-``--scrape``: a real worker, held to one core, scrapes 1,000 stand-in replicas every 10 s; ``--charts``: what a page
-asks of 200 replicas; ``--decisions``: what a replay reads. Everything runs against a PostgreSQL of its own.
+``--scrape``: a real worker on one core scrapes 1,000 stand-in replicas every 10 s; ``--charts``: a page's queries for
+200 replicas; ``--decisions``: a replay's queries. Uses a separate PostgreSQL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PARTS = {"scrape": scrape.main, "charts": charts.main, "decisions": decisions.ma
 
 
 def main(options: Sequence[str] = ()) -> None:
-    """Print the tables of the parts that are named (``--scrape``), or of all."""
+    """Print the chosen tables, or all."""
     chosen = [name for name in PARTS if f"--{name}" in options] or list(PARTS)
     for name in chosen:
         PARTS[name]()

@@ -1,4 +1,4 @@
-"""What a page asks of 200 replicas, over an hour and over 30 days, and what rolling up their readings costs."""
+"""A page's queries for 200 replicas over an hour and 30 days, and the cost of rolling up their readings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ GOALS_MS = {"1 h": 50, "30 d": 150}
 
 
 class Took(NamedTuple):
-    """What a call took."""
-
     best_ms: float
     cpu_ms: float  # ours and the database's
 
@@ -51,7 +49,6 @@ from generate_series(%(start)s::timestamptz, %(end)s, interval '1 hour') at,
 
 
 def main() -> None:
-    """Print the tables."""
     with standing():
         now = datetime.now().astimezone()
         rolled = _fill(now)
@@ -59,7 +56,6 @@ def main() -> None:
 
 
 def table(measured: dict[str, dict[str, Took]]) -> list[str]:
-    """Lines: a service call each, milliseconds by range."""
     names = list(measured[next(iter(measured))])
     head = "  ".join(f"{key} (goal {goal} ms)".rjust(18) for key, goal in GOALS_MS.items())
     title = f"{REPLICAS} replicas, one call of a service with its queries: best of {TIMES} (mean CPU of both sides)"
@@ -92,7 +88,7 @@ def _charts(now: datetime) -> dict[str, dict[str, Took]]:
 
 
 def _took(call: Callable[[Window], object], window: Window) -> Took:
-    """On a machine that others use the clock tells of them too; CPU does not."""
+    """CPU time; wall time would include other processes."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -107,7 +103,7 @@ def _took(call: Callable[[Window], object], window: Window) -> Took:
 
 
 def _fill(now: datetime) -> str:
-    """Two hours of readings, hours for the 30 days before by SQL, both rolled up by the worker's own code."""
+    """Two hours of readings, and hourly rollups of the 30 days before by SQL."""
     from django.db import connection
 
     from controlplane.models import Pool, Replica

@@ -1,9 +1,9 @@
-"""What five minutes of 200 requests/s cost on their way to a ladder: ``... benchmarks telemetry --decisions``.
+"""What five minutes at 200 requests/s cost on their way to a ladder: ``... benchmarks telemetry --decisions``.
 
-Rows as the collector stores them, of sessions that grow turn by turn, sampled as by default; then what a worker runs:
-reading, replay, and writing the bin and the caches. CPU of ours and of PostgreSQL's together, least of several rounds.
-``at once`` begins cold with all five minutes. ``a minute`` is the run of a minute later, which goes on with the caches
-that were kept: a minute that is settled now and two that are not yet.
+Rows as the collector stores them, of growing sessions, sampled as by default; then the worker's part: reading,
+replay, writing the bin and the caches. CPU of the worker and PostgreSQL, least of several rounds. ``at once`` starts
+cold with all five minutes. ``a minute`` is the run a minute later, which continues with the kept caches: one complete
+minute and two incomplete ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ STORED = """at router_id boot seq pool "group" matched_by policy revision arm st
 
 
 def main() -> None:
-    """Print the table."""
     print(f"{'replicas':>8} {'reading':>8} {'at once':>8} {'a minute':>9} {'limit':>6}   seconds of CPU, of both sides")
     with standing():
         for replicas in FLEETS:
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def fleet(replicas: int) -> Pool:
-    """A pool whose replicas have told their room, instead of the one before."""
+    """A new pool whose replicas have reported their capacity."""
     from controlplane.models import Pool, Replica
     from controlplane.services.access.projects import default_project
 
@@ -79,14 +78,12 @@ def rounds(pool: Pool) -> tuple[float, float, float]:
 
 
 def cpu_s(run: Callable[[], object]) -> float:
-    """CPU of ours and of PostgreSQL's."""
     begun_s = time.process_time() + server_s()
     run()
     return time.process_time() + server_s() - begun_s
 
 
 def store(requests: list[Request], pool: str) -> None:
-    """As the collector stores them."""
     from django.db import connection
 
     from telemetry.storage.partitions import ensure_days

@@ -1,7 +1,7 @@
-"""A thousand stand-in replicas in one process: each an address of loopback, all of them one port.
+"""A thousand stand-in replicas in one process: one loopback address each, on one port.
 
-What they say is a capture of vLLM 0.32.0 under load (64 kB) whose counters grow; each request's time is kept, so that
-the jitter of a scraper is seen where it counts.
+They serve a capture of vLLM 0.32.0 under load (64 kB) with growing counters and record the time of each request,
+which shows a scraper's jitter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ arrivals: dict[str, list[float]] = defaultdict(list)
 
 
 def grown(text: str, number: int) -> str:
-    """The capture after the same load once more, ``number`` times over."""
+    """The capture with its load repeated ``number`` times."""
     return GROWING.sub(lambda line: f"{line[1]} {float(line[2]) * (1 + number)}", text)
 
 
 def answers() -> list[bytes]:
-    """Whole HTTP answers, in the order in which a replica gives them."""
+    """Complete HTTP responses in order."""
     text = CAPTURE.read_text()
     bodies = [grown(text, number).encode() for number in range(VERSIONS)]
     head = (
@@ -37,17 +37,15 @@ def answers() -> list[bytes]:
 
 
 class Replica(asyncio.Protocol):
-    """Answers one request for /metrics, or for the times of all of them."""
+    """Serves ``/metrics`` and the recorded times."""
 
     texts: list[bytes]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A connection is one request."""
         self.transport, self.heard = transport, b""
         self.address = transport.get_extra_info("sockname")[0]
 
     def data_received(self, data: bytes) -> None:
-        """Answer when the head is whole."""
         self.heard += data
         if not self.heard.endswith(b"\r\n\r\n"):
             return
@@ -62,7 +60,6 @@ class Replica(asyncio.Protocol):
 
 
 async def serve() -> None:
-    """Listen, say where, and serve until killed."""
     Replica.texts = answers()
     listener = socket.create_server(("0.0.0.0", 0), backlog=4096)
     server = await asyncio.get_running_loop().create_server(Replica, sock=listener)

@@ -1,4 +1,4 @@
-"""1,000 replicas every 10 s by one worker on one core: what a scrape costs, and how regular they are (R20)."""
+"""1,000 replicas every 10 s by one worker on one core: cost per scrape and regularity (R20)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ CACHE = {"block_tokens": 32, "capacity_blocks": 2048}  # what they will tell, so
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the ticks that were measured."""
-
     cpu_s: float  # of the worker, all of it
     wall_s: float
     scrapes: int
@@ -37,7 +35,6 @@ class Measured:
 
 
 def main() -> None:
-    """Print the table."""
     with standing(broker=True) as stand, _replicas() as port:
         _fleet(port)
         measured = _measure(stand, port)
@@ -45,7 +42,6 @@ def main() -> None:
 
 
 def table(measured: Measured) -> list[str]:
-    """Lines: what was measured beside what is wanted."""
     jitters = measured.jitters
     p50, p99, most = (jitters[min(len(jitters) - 1, int(q * len(jitters)))] for q in (0.5, 0.99, 1.0))
     core = measured.cpu_s / measured.wall_s
@@ -101,7 +97,7 @@ def _replicas() -> Iterator[int]:
 
 @contextmanager
 def _worker(stand: Stand) -> Iterator[int]:
-    """``make run``'s worker, on the first core that we may use; its pid."""
+    """``make run``'s worker on the first available core; its pid."""
     core = min(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "celery", "--quiet", "-A", "controlplane.celery", "worker", "--beat"]
     command += [
@@ -127,7 +123,7 @@ def _worker(stand: Stand) -> Iterator[int]:
 
 
 def _cpu_s(group: int) -> float:
-    """CPU of the worker and of its beat, which is a process of its own."""
+    """CPU of the worker and its beat process."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended

@@ -1,4 +1,4 @@
-"""A PostgreSQL and a Valkey of a benchmark's own, with Django on them."""
+"""PostgreSQL, Valkey and Django for a benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVER = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Where it stands, and what a process needs to know to use it."""
+    """Addresses of the servers and the environment for processes."""
 
     folder: Path
     environment: dict[str, str]
@@ -22,7 +22,7 @@ class Stand:
 
 @contextmanager
 def standing(*, broker: bool = False) -> Iterator[Stand]:
-    """Servers for the length of a block, every migration applied."""
+    """Servers for the length of a block, fully migrated."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
     from controlplane.stack.servers import EmbeddedPostgres, valkey_child
     from tests.conftest import running
@@ -52,7 +52,7 @@ def standing(*, broker: bool = False) -> Iterator[Stand]:
 
 
 def server_s() -> float:
-    """CPU that PostgreSQL took so far for this process's connection."""
+    """CPU seconds of PostgreSQL for this process's connection."""
     from django.db import connection
 
     connection.ensure_connection()
@@ -62,7 +62,6 @@ def server_s() -> float:
 
 
 def _migrate(socket_dir: Path) -> str:
-    """What secrets in the database are sealed with."""
     import django
     from django.conf import settings
 
