@@ -20,7 +20,7 @@ from kombu.transport import redis
 from kombu.transport.virtual import Message
 from redis import exceptions
 
-from controlplane.dependency_state import Absence
+from controlplane.dependency_state import DependencyState
 
 LONGEST_PAUSE_S = 3.0  # between two tries to reach a broker that is away
 
@@ -94,14 +94,14 @@ class QuietScheduler(PersistentScheduler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._broker = Absence("the broker is away", "the broker is back", log)
+        self._broker = DependencyState("the broker is away", "the broker is back", log)
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send what is due. A tick that is lost is made good by the next."""
-        asked_at_s = time.monotonic()
+        issued_at_s = time.monotonic()
         try:
             self.apply_async(entry, producer=producer, advance=False)
         except SchedulingError as error:
-            self._broker.note_gone(error, asked_at_s)
+            self._broker.record_outage(error, issued_at_s)
         else:
-            self._broker.note_here(asked_at_s)
+            self._broker.record_recovery(issued_at_s)

@@ -15,15 +15,15 @@ from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
 
 from controlplane.database.connection import is_away, is_full
-from controlplane.dependency_state import Absence
+from controlplane.dependency_state import DependencyState
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
 log = logging.getLogger(__name__)
-_database = Absence("the database is away", "the database is back", log)
-_wakes = Absence("no task can be woken", "tasks can be woken again", log)
-_clock = Absence("this worker's clock is wrong", "this worker's clock is right again", log)
-_room: dict[str, Absence] = {}  # by task: others may go on, as they only read
+_database = DependencyState("the database is away", "the database is back", log)
+_wakes = DependencyState("no task can be woken", "tasks can be woken again", log)
+_clock = DependencyState("this worker's clock is wrong", "this worker's clock is right again", log)
+_room: dict[str, DependencyState] = {}  # by task: others may go on, as they only read
 CLOCK_S = 30.0  # that a worker's clock may be off: as long as a router may be silent
 
 
@@ -38,35 +38,35 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Run. What calls it by hand hears of every error."""
-        asked_at_s = time.monotonic()
+        issued_at_s = time.monotonic()
         try:
-            if not (self.request.called_directly or _clock_is_right(asked_at_s)):
+            if not (self.request.called_directly or _clock_is_right(issued_at_s)):
                 return None
             outcome = super().__call__(*args, **options)
         except (DatabaseError, InterfaceError) as error:
             if self.request.called_directly or not (is_away(error) or is_full(error)):
                 raise
-            (_room_for(self.name) if is_full(error) else _database).note_gone(error, asked_at_s)
+            (_room_for(self.name) if is_full(error) else _database).record_outage(error, issued_at_s)
             return None
-        _database.note_here(asked_at_s)
-        _room_for(self.name).note_here(asked_at_s)
+        _database.record_recovery(issued_at_s)
+        _room_for(self.name).record_recovery(issued_at_s)
         return outcome
 
 
-def _room_for(task: str) -> Absence:
+def _room_for(task: str) -> DependencyState:
     gone, back = f"the database's disk is full: {task} stores nothing", f"the database has room again: {task} goes on"
-    return _room.setdefault(task, Absence(gone, back, log))
+    return _room.setdefault(task, DependencyState(gone, back, log))
 
 
-def _clock_is_right(asked_at_s: float) -> bool:
+def _clock_is_right(issued_at_s: float) -> bool:
     """Whether our clock and the database's tell the same time, give or take ``CLOCK_S``. A query."""
     with connection.cursor() as cursor:
         cursor.execute("select extract(epoch from clock_timestamp())")
         off_s = time.time() - float(cursor.fetchone()[0])
     if abs(off_s) > CLOCK_S:
-        _clock.note_gone(f"{off_s:+.0f} s from the database's", asked_at_s)
+        _clock.record_outage(f"{off_s:+.0f} s from the database's", issued_at_s)
         return False
-    _clock.note_here(asked_at_s)
+    _clock.record_recovery(issued_at_s)
     return True
 
 
@@ -88,11 +88,11 @@ def wake(task: str, *arguments: Any) -> None:
 
 
 def _send(task: str, arguments: tuple[Any, ...]) -> None:
-    asked_at_s = time.monotonic()
+    issued_at_s = time.monotonic()
     try:
         with app.connection_for_write(transport_options=_ONCE) as broker:
             app.send_task(task, arguments, connection=broker, retry=False, expires=30)
     except (OperationalError, OSError) as error:
-        _wakes.note_gone(f"{task}: {type(error).__name__}", asked_at_s)
+        _wakes.record_outage(f"{task}: {type(error).__name__}", issued_at_s)
     else:
-        _wakes.note_here(asked_at_s)
+        _wakes.record_recovery(issued_at_s)

@@ -1,9 +1,8 @@
-"""Secrets at rest: encryption of what must be read again, keyed hashes of what must only be recognised.
+"""Encryption at rest of secrets that must be read again, keyed hashes of secrets that are only compared, and the
+Ed25519 key pair that signs configurations.
 
-Every key is derived from ``SECRET_KEY``, one per purpose. ``SECRET_KEY_FALLBACKS`` still open what older keys
-sealed, so a key is changed by moving the old one there.
-
-The pair of keys that configurations are signed and checked with, out of one secret text.
+Every key is derived from ``SECRET_KEY``, one per purpose. ``SECRET_KEY_FALLBACKS`` are still tried when decrypting,
+so a key is rotated by moving the old one there.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.conf import settings
 from django.utils.encoding import force_bytes
 
-from controlplane.errors import SealBrokenError
+from controlplane.errors import DecryptionError
 
 
-def seal(plain: bytes) -> bytes:
+def encrypt(plain: bytes) -> bytes:
     """Encrypt and authenticate; the result is about 4/3 of the length."""
     return _fernet().encrypt(plain)
 
 
-def unseal(sealed: bytes | memoryview) -> bytes:
-    """What was sealed; SealBrokenError when it was altered, or sealed under a key that is gone."""
+def decrypt(encrypted: bytes | memoryview) -> bytes:
+    """The plain bytes; DecryptionError if the data was altered or its key is unknown."""
     try:
-        return _fernet().decrypt(bytes(sealed))
+        return _fernet().decrypt(bytes(encrypted))
     except InvalidToken:
-        raise SealBrokenError(
-            "A stored secret cannot be read: WARMPATH_SECRET_KEY is not the key it was sealed with. "
+        raise DecryptionError(
+            "A stored secret cannot be read: WARMPATH_SECRET_KEY is not the key it was encrypted with. "
             "Put the former key into WARMPATH_SECRET_KEY_FALLBACKS."
         ) from None
 
 
-def reseal(sealed: bytes | memoryview) -> bytes | None:
-    """The same sealed under the present key; None where it is already, SealBrokenError as for ``unseal``."""
+def reencrypt(encrypted: bytes | memoryview) -> bytes | None:
+    """The same encrypted under the present key; None where it is already, DecryptionError as for ``decrypt``."""
     present = _fernets()[0]
     try:
-        present.decrypt(bytes(sealed))
+        present.decrypt(bytes(encrypted))
     except InvalidToken:
-        return present.encrypt(unseal(sealed))
+        return present.encrypt(decrypt(encrypted))
     return None
 
 

@@ -110,5 +110,5 @@ class RouterAwayError(ControlPlaneError):
         super().__init__(f"Router {name} cannot be asked: {reason}. It serves on with what it runs.")
 
 
-class SealBrokenError(ControlPlaneError):
+class DecryptionError(ControlPlaneError):
     """Something encrypted at rest cannot be read with the keys of this process."""

@@ -1,4 +1,4 @@
-"""Sessions: sealed in the database, listed for whoever they are of, and over when nobody asked for anything."""
+"""Sessions: encrypted in the database, listed for whoever they are of, and over when nobody asked for anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.encryption import seal, unseal
+from controlplane.encryption import decrypt, encrypt
 from controlplane.request_origin import client_address
 from controlplane.services.access.people import note_session
 
@@ -27,11 +27,11 @@ class SealedSerializer:
 
     def dumps(self, session: dict[str, Any]) -> bytes:
         """Seal."""
-        return seal(json.dumps(session, separators=(",", ":")).encode("latin-1"))
+        return encrypt(json.dumps(session, separators=(",", ":")).encode("latin-1"))
 
-    def loads(self, sealed: bytes) -> Any:
+    def loads(self, encrypted: bytes) -> Any:
         """Unseal; a session that cannot be read is taken for an empty one by Django."""
-        return json.loads(unseal(sealed))
+        return json.loads(decrypt(encrypted))
 
 
 class SessionEndMiddleware:

@@ -16,7 +16,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.discovery import Found, LookError, look_at
+from controlplane.discovery import Found, PollError, look_at
 from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
@@ -126,7 +126,7 @@ def look_at_sources() -> None:
     if not claimed:
         return
     with isolated_items(PeriodicTask.REPLICA_SOURCES) as item, ThreadPoolExecutor(len(claimed)) as threads:
-        looks: dict[Future[Found | LookError], ReplicaSource] = {
+        looks: dict[Future[Found | PollError], ReplicaSource] = {
             threads.submit(look_at, source): source for source in claimed
         }
         for done in as_completed(looks):
@@ -134,8 +134,8 @@ def look_at_sources() -> None:
                 _note(looks[done], done.result())
 
 
-def _note(source: ReplicaSource, outcome: Found | LookError) -> None:
-    if isinstance(outcome, LookError):
+def _note(source: ReplicaSource, outcome: Found | PollError) -> None:
+    if isinstance(outcome, PollError):
         record_failure(source, str(outcome))
     elif record_found(source, outcome):
         settle(source.pk)

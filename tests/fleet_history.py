@@ -65,7 +65,7 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
     policy = pool.policies.get(group=None)
     publish_revision(save_draft(policy, {"strategy": "prefix_hash"}, by=by).pk, by=by, reason="Agents share a prompt")
     router = announce(name="router-1", boot="b1", version="0.1.0", admin_url="http://10.0.1.1:8081")
-    newest = ConfigSnapshot.objects.defer("sealed").first()
+    newest = ConfigSnapshot.objects.defer("encrypted").first()
     record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
     change = until - timedelta(seconds=seconds / 2)
@@ -241,7 +241,7 @@ def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict
     """A canary on every router, analysed after its time."""
     draft = save_draft(policy, settings, by=by, reason="Agents share a prompt")
     rollout = publish_revision(draft.pk, by=by, plan=make_plan(policy, "by_share", observe_s=0))
-    newest = ConfigSnapshot.objects.defer("sealed").first()
+    newest = ConfigSnapshot.objects.defer("encrypted").first()
     for router in Router.objects.all():
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()

@@ -1,1 +1,1 @@
-"""Who may see and do what: ``rules`` is the table, ``asker`` who asks, ``scope`` what belongs to which project."""
+"""Who may see and do what: ``rules`` is the table, ``actor`` who asks, ``scope`` what belongs to which project."""

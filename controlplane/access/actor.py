@@ -20,7 +20,7 @@ CAPS = {Scope.READ: Role.VIEWER, Scope.WRITE: Role.APPROVER, Scope.ADMIN: Role.A
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Actor:
     """The roles of whoever sent a request, by project id; ``None`` stands for all projects."""
 
     roles: Mapping[int | None, Role]
@@ -39,9 +39,9 @@ class Asker:
         """Whether there is anything at all for which the role suffices."""
         return any(role.covers(needed) for role in self.roles.values())
 
-    def at_least(self, needed: Role) -> Asker:
+    def at_least(self, needed: Role) -> Actor:
         """The same with only those roles that cover what is needed."""
-        return Asker({key: role for key, role in self.roles.items() if role.covers(needed)})
+        return Actor({key: role for key, role in self.roles.items() if role.covers(needed)})
 
     def projects(self, needed: Role = Role.VIEWER) -> frozenset[int] | None:
         """The ids of the projects where the role suffices; None for all there are."""
@@ -50,42 +50,42 @@ class Asker:
         return frozenset(key for key, role in self.roles.items() if key is not None and role.covers(needed))
 
 
-NOBODY = Asker({})
+NOBODY = Actor({})
 
 
-def asker_of(request: HttpRequest, token: ApiToken | None = None) -> Asker:
+def actor_of(request: HttpRequest, token: ApiToken | None = None) -> Actor:
     """Who sent this request, asked for once; with a token its scopes bound every role. One query."""
-    known: tuple[int | None, Asker] | None = getattr(request, "asker", None)  # by which token, and who
+    known: tuple[int | None, Actor] | None = getattr(request, "actor", None)  # by which token, and who
     key = token.pk if token else None
     if known is None or known[0] != key:
         user = token.user if token else getattr(request, "user", None)
         known = key, _capped(roles_of(user), token)
-        request.asker = known  # type: ignore[attr-defined]
+        request.actor = known  # type: ignore[attr-defined]
     return known[1]
 
 
-def asker_now(user: User, token: ApiToken | None) -> Asker:
+def current_actor(user: User, token: ApiToken | None) -> Actor:
     """Who somebody is at this moment, whatever was known when their request began. One query."""
     return _capped(roles_of(user), token)
 
 
-def roles_of(user: User | AnonymousUser | None) -> Asker:
+def roles_of(user: User | AnonymousUser | None) -> Actor:
     """The roles of a person. A superuser, made at the command line, is admin of everything: the way back in."""
     if not isinstance(user, User) or not user.is_active:
         return NOBODY
     if user.is_superuser:
-        return Asker({None: Role.ADMIN})
+        return Actor({None: Role.ADMIN})
     held: dict[int | None, Role] = {}
     for project_id, role in RoleAssignment.objects.filter(user=user).values_list("project_id", "role"):
         held[project_id] = max(held.get(project_id, Role(role)), Role(role), key=lambda one: one.rank)
-    return Asker(held)
+    return Actor(held)
 
 
-def _capped(asker: Asker, token: ApiToken | None) -> Asker:
+def _capped(actor: Actor, token: ApiToken | None) -> Actor:
     if token is None:
-        return asker
+        return actor
     most = max((CAPS[Scope(scope)] for scope in token.scopes), key=lambda role: role.rank)
-    return Asker({key: min(role, most, key=lambda one: one.rank) for key, role in asker.roles.items()})
+    return Actor({key: min(role, most, key=lambda one: one.rank) for key, role in actor.roles.items()})
 
 
 # The way from a row to its project; None: it belongs to none, and is for those who hold a role in all of them.
@@ -124,10 +124,10 @@ PROJECT_OF: dict[str, str | None] = {
 Row = TypeVar("Row", bound=Model)
 
 
-def visible(asker: Asker, rows: QuerySet[Row]) -> QuerySet[Row]:
-    """Those of the rows that the asker may know of; KeyError for a kind of row that nobody thought of."""
+def visible(actor: Actor, rows: QuerySet[Row]) -> QuerySet[Row]:
+    """Those of the rows that the actor may know of; KeyError for a kind of row that nobody thought of."""
     path = PROJECT_OF[rows.model._meta.label]  # noqa: SLF001 - Django's documented way to a model's name
-    projects = asker.projects()
+    projects = actor.projects()
     if projects is None:
         return rows
     return rows.filter(**{f"{path}__in": projects}) if path and projects else rows.none()
@@ -148,8 +148,8 @@ def project_id_of(row: Model) -> int | None:
     return number
 
 
-def find(asker: Asker, rows: QuerySet[Row]) -> tuple[int | None] | None:
-    """The project of the one row, in a tuple; None where there is none that the asker may know of. One query."""
+def find(actor: Actor, rows: QuerySet[Row]) -> tuple[int | None] | None:
+    """The project of the one row, in a tuple; None where there is none that the actor may know of. One query."""
     path = PROJECT_OF[rows.model._meta.label]  # noqa: SLF001 - as above
-    found = visible(asker, rows).values_list("pk", path or "pk").first()
+    found = visible(actor, rows).values_list("pk", path or "pk").first()
     return None if found is None else ((found[1] if path else None),)

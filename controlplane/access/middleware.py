@@ -19,18 +19,18 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from controlplane.access.actor import Asker, asker_of, find
+from controlplane.access.actor import Actor, actor_of, find
 from controlplane.access.rules import ASKS_AGAIN, NAMED_BY, OPEN, needed_role, opens
 from controlplane.accounts.sign_in_methods import came_by_provider, has_code, is_fresh
 from controlplane.models import Role
 
 
-def lacks_second_factor(request: HttpRequest, asker: Asker) -> bool:
+def lacks_second_factor(request: HttpRequest, actor: Actor) -> bool:
     """Whether somebody holds a role that needs a second factor, and has none. One query, where any role needs one.
 
     Whoever came by the identity provider proved themselves there as it asks for.
     """
-    if settings.REQUIRE_TOTP_FOR.isdisjoint(asker.roles.values()) or came_by_provider(request):
+    if settings.REQUIRE_TOTP_FOR.isdisjoint(actor.roles.values()) or came_by_provider(request):
         return False
     return isinstance(request.user, User) and not has_code(request.user)
 
@@ -63,7 +63,7 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class AccessMiddleware:
-    """Let a request through to its view if the asker's role suffices. The REST API asks the same table itself, after
+    """Let a request through to its view if the actor's role suffices. The REST API asks the same table itself, after
     it has found out who is asking.
     """
 
@@ -88,7 +88,7 @@ class AccessMiddleware:
             return None
         if not request.user.is_authenticated:  # the middleware before this one sends them to sign in
             return None
-        if lacks_second_factor(request, asker_of(request)):
+        if lacks_second_factor(request, actor_of(request)):
             messages.warning(request, "Your role needs a second factor. Set it up to go on.")
             return redirect("mfa_activate_totp")
         check_page(request, route, kwargs)
@@ -96,22 +96,22 @@ class AccessMiddleware:
 
 
 def check_page(request: HttpRequest, route: str, named: Mapping[str, Any]) -> None:
-    """Http404 for an object that the asker cannot know of, PermissionDenied where the role does not suffice."""
-    asker, needed = asker_of(request), needed_role(route, request.method or "")
+    """Http404 for an object that the actor cannot know of, PermissionDenied where the role does not suffice."""
+    actor, needed = actor_of(request), needed_role(route, request.method or "")
     if needed is None:
         raise PermissionDenied(f"No rule lets anybody {request.method} {route}.")
     objects = [(NAMED_BY[name], value) for name, value in named.items() if name in NAMED_BY]
-    if not objects and not opens(asker, route, needed):
+    if not objects and not opens(actor, route, needed):
         raise PermissionDenied
     for (label, field), value in objects:
-        found = find(asker, apps.get_model(label)._default_manager.filter(**{field: value}))  # noqa: SLF001 - Django's name
+        found = find(actor, apps.get_model(label)._default_manager.filter(**{field: value}))  # noqa: SLF001 - Django's name
         if found is None:
             raise Http404
-        if not asker.may(needed, *found):
+        if not actor.may(needed, *found):
             raise PermissionDenied
 
 
-def needed_here(request: HttpRequest) -> Role:
+def required_role(request: HttpRequest) -> Role:
     """The role that the present page needs; the gate has let nobody in without one."""
     needed = needed_role(request.resolver_match.view_name if request.resolver_match else "", request.method or "")
     if needed is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from controlplane.access.actor import Asker
+from controlplane.access.actor import Actor
 from controlplane.models import Role
 
 VIEWER, OPERATOR, EDITOR, APPROVER, ADMIN = Role
@@ -359,9 +359,9 @@ FLEET_WIDE = frozenset(
 )
 
 
-def opens(asker: Asker, route: str, needed: Role) -> bool:
+def opens(actor: Actor, route: str, needed: Role) -> bool:
     """Whether an address that names no object opens to somebody."""
-    return asker.may(needed, None) if route in FLEET_WIDE else asker.may_somewhere(needed)
+    return actor.may(needed, None) if route in FLEET_WIDE else actor.may_somewhere(needed)
 
 
 def needed_role(route: str, method: str) -> Role | None:

@@ -18,7 +18,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from controlplane.encryption import seal, unseal
+from controlplane.encryption import decrypt, encrypt
 
 _HERE = "came_by_provider"  # in the session of whoever came so
 
@@ -67,7 +67,7 @@ def is_fresh(request: HttpRequest) -> bool:
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth ships no types
-    """Secrets are sealed in the database; an entry in an authenticator app says the person's name."""
+    """Secrets are encrypted in the database; an entry in an authenticator app says the person's name."""
 
     def get_totp_label(self, user: User) -> str:
         """What the app shows beside the code."""
@@ -75,11 +75,11 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth s
 
     def encrypt(self, text: str) -> str:
         """As it is kept."""
-        return seal(text.encode()).decode()
+        return encrypt(text.encode()).decode()
 
     def decrypt(self, encrypted_text: str) -> str:
         """As it is used."""
-        return unseal(encrypted_text.encode()).decode()
+        return decrypt(encrypted_text.encode()).decode()
 
 
 def has_code(user: User) -> bool:

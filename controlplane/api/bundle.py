@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Model, Prefetch
 from rest_framework import serializers
 
-from controlplane.access.actor import Asker, visible
+from controlplane.access.actor import Actor, visible
 from controlplane.api.serializers.discovery import SourceChange, SourceInput, SourceSerializer
 from controlplane.api.serializers.fleet import (
     PoolChange,
@@ -25,7 +25,7 @@ from controlplane.api.serializers.fleet import (
     TaskGroupInput,
     TaskGroupSerializer,
 )
-from controlplane.database.transactions import one_moment
+from controlplane.database.transactions import repeatable_read
 from controlplane.models import PolicyRevision, Pool, Replica, ReplicaSource, RevisionState, RoutingPolicy, TaskGroup
 from controlplane.services.discovery import sources
 from controlplane.services.fleet import pools, replicas, task_groups
@@ -125,19 +125,19 @@ def followers(pool: Pool) -> set[str]:
 FORMAT = 1
 
 
-def export_bundle(asker: Asker) -> dict[str, Any]:
-    """The pools that the asker may see, with all that belongs to them at one moment; a fixed number of queries."""
-    with one_moment():
-        pools = _pools(asker)
+def export_bundle(actor: Actor) -> dict[str, Any]:
+    """The pools that the actor may see, with all that belongs to them at one moment; a fixed number of queries."""
+    with repeatable_read():
+        pools = _pools(actor)
     return {"format": FORMAT, "pools": [_pool(pool) for pool in pools]}
 
 
-def _pools(asker: Asker) -> list[Pool]:
+def _pools(actor: Actor) -> list[Pool]:
     live = PolicyRevision.objects.filter(state=RevisionState.LIVE)
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", live, to_attr="in_force"))
     groups = TaskGroup.objects.order_by("name").select_related("pool")
     own = Replica.objects.filter(discovered=None)  # others are found again by their source
-    rows = visible(asker, Pool.objects.order_by("name").select_related("project"))
+    rows = visible(actor, Pool.objects.order_by("name").select_related("project"))
     return list(
         rows.prefetch_related(
             Prefetch("replicas", own.order_by("name").select_related("pool")),

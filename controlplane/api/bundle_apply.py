@@ -17,7 +17,7 @@ from controlplane.access.actor import project_id_of, visible
 from controlplane.access.rules import needed_role
 from controlplane.api.bundle import MEMBERS, POOL, SECRET, Kind, followers
 from controlplane.api.fields import check_allowed
-from controlplane.api.permissions import asker, signed_in_user
+from controlplane.api.permissions import actor, signed_in_user
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica, ReplicaState, Rollout, RoutingPolicy, TaskGroup
 from controlplane.services.access.projects import default_project
@@ -67,7 +67,7 @@ def apply_bundle(
     """
     walk = _Walk(request, signed_in_user(request), reason or "applied from a bundle", draft=draft)
     with one_configuration(reason=walk.reason, by=walk.by):
-        found = {pool.name: pool for pool in visible(asker(request), Pool.objects.select_related("project"))}
+        found = {pool.name: pool for pool in visible(actor(request), Pool.objects.select_related("project"))}
         wanted = bundle["pools"]
         pools = [walk.pool(wish, found.get(wish.get("name")), ("pools", at)) for at, wish in enumerate(wanted)]
         for key in MEMBERS:
@@ -221,7 +221,7 @@ class _Walk:
 
     def _allow(self, route: str, method: str, row: Model) -> None:
         needed = needed_role(route, method)
-        if needed is None or not asker(self.request).may(needed, project_id_of(row)):
+        if needed is None or not actor(self.request).may(needed, project_id_of(row)):
             raise PermissionDenied(f"The bundle changes {row._meta.verbose_name} {row}, which takes the role {needed}.")  # noqa: SLF001 - Django's name
 
     def _checked(self, kind: Any, said: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.utils.encoders import JSONEncoder
 
-from controlplane.access.actor import asker_now, visible
+from controlplane.access.actor import current_actor, visible
 from controlplane.access.rules import opens
 from controlplane.api.exceptions import TooManyWaiting
 from controlplane.api.serializers.routers import EventSerializer
@@ -92,7 +92,7 @@ def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySe
         user = User.objects.filter(pk=request.user.pk or 0, is_active=True).first() if alive else None
     if user is None:
         return None
-    who = asker_now(user, token)
+    who = current_actor(user, token)
     return visible(who, queryset) if opens(who, route, Role.VIEWER) else None
 
 

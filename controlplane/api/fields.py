@@ -18,12 +18,12 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from controlplane.access.actor import project_id_of, visible
-from controlplane.api.permissions import asker, role_needed
+from controlplane.api.permissions import actor, role_needed
 from controlplane.schema_fields import json_schemas
 
 
 class ByName(serializers.SlugRelatedField[Any]):
-    """An object by its name: one that the asker cannot see does not exist, one they may not touch is refused."""
+    """An object by its name: one that the actor cannot see does not exist, one they may not touch is refused."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(slug_field="name", **options)
@@ -50,11 +50,11 @@ class ById(serializers.PrimaryKeyRelatedField[Any]):
 
 
 def narrowed(field: serializers.Field[Any, Any, Any, Any], rows: QuerySet[Any] | Manager[Any] | None) -> QuerySet[Any]:
-    """What the asker may know of; everything while the OpenAPI document is made."""
+    """What the actor may know of; everything while the OpenAPI document is made."""
     if rows is None:
         raise TypeError("a field that is given needs a queryset")
     rows, request = rows.all(), field.context.get("request")
-    return rows if request is None else visible(asker(request), rows)
+    return rows if request is None else visible(actor(request), rows)
 
 
 def allowed(field: serializers.Field[Any, Any, Any, Any], row: Model) -> Model:
@@ -68,7 +68,7 @@ def allowed(field: serializers.Field[Any, Any, Any, Any], row: Model) -> Model:
 def check_allowed(request: Request, row: Model) -> None:
     """PermissionDenied unless the role that this address needs is held in the row's project."""
     needed = role_needed(request)
-    if needed is None or not asker(request).may(needed, project_id_of(row)):
+    if needed is None or not actor(request).may(needed, project_id_of(row)):
         raise PermissionDenied
 
 

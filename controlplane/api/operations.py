@@ -117,7 +117,7 @@ class OperationSchema(AutoSchema):
         return method != "POST" or self._door().action in self._door().conditional_actions
 
     def _door(self) -> Any:
-        """The view; a Door, which this module cannot name without going round in a circle."""
+        """The view; a BaseViewSet, which this module cannot name without going round in a circle."""
         return self.view
 
     def _is_door(self) -> bool:

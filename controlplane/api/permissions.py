@@ -1,4 +1,4 @@
-"""What the asker may do over REST: the rule table, for scripts with a token and people with a session."""
+"""What the actor may do over REST: the rule table, for scripts with a token and people with a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from controlplane.access.actor import Asker, asker_of, project_id_of
+from controlplane.access.actor import Actor, actor_of, project_id_of
 from controlplane.access.middleware import lacks_second_factor, must_prove
 from controlplane.access.rules import needed_role, opens
 from controlplane.models import ApiToken, Role
@@ -20,27 +20,27 @@ class HasRole(BasePermission):
     """The role that the table asks for: somewhere, and in the project of the object that the address names."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Whether the asker holds the role anywhere. What a list shows and a body may name is narrowed further."""
+        """Whether the actor holds the role anywhere. What a list shows and a body may name is narrowed further."""
         method = request.method or ""
         if isinstance(request.user, User) and method != "OPTIONS" and not hasattr(view, method.lower()):
             raise MethodNotAllowed(method)
         needed = role_needed(request)
-        if needed is None or not opens(asker(request), route_of(request), needed):
+        if needed is None or not opens(actor(request), route_of(request), needed):
             return False
         if request.auth is None:  # a person with a session
             check_proof(request)
         return True
 
     def has_object_permission(self, request: Request, view: Any, obj: Model) -> bool:  # noqa: ARG002 - DRF's signature
-        """Whether the role suffices for this object; one that the asker cannot see is not found before."""
+        """Whether the role suffices for this object; one that the actor cannot see is not found before."""
         needed = role_needed(request)
-        return needed is not None and asker(request).may(needed, project_id_of(obj))
+        return needed is not None and actor(request).may(needed, project_id_of(obj))
 
 
 def check_proof(request: Request) -> None:
     """PermissionDenied for a person whose session is no proof enough; pages send them to give a better one."""
     asked = request._request  # noqa: SLF001 - where Django's middleware keeps the session
-    if lacks_second_factor(asked, asker(request)):
+    if lacks_second_factor(asked, actor(request)):
         raise PermissionDenied("Your role needs a second factor. Set it up on your account's page.")
     if must_prove(asked, route_of(request)):
         raise PermissionDenied("Confirm that it is you at /accounts/confirm/, and ask again, or use a token.")
@@ -54,10 +54,10 @@ class IsRouter(BasePermission):
         return request.auth == "router"
 
 
-def asker(request: Request) -> Asker:
+def actor(request: Request) -> Actor:
     """Who is asking, and which roles they hold."""
     token = request.auth if isinstance(request.auth, ApiToken) else None
-    return asker_of(request._request, token)  # noqa: SLF001 - where Django's middleware keeps it too
+    return actor_of(request._request, token)  # noqa: SLF001 - where Django's middleware keeps it too
 
 
 def role_needed(request: Request) -> Role | None:

@@ -53,7 +53,7 @@ def was_ended(error: BaseException) -> bool:
 
 
 @contextmanager
-def one_moment() -> Iterator[None]:
+def repeatable_read() -> Iterator[None]:
     """Within the block all queries see what was committed when the first was asked; nothing can be written.
 
     Within somebody's transaction they see what that sees.

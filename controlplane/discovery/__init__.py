@@ -3,12 +3,12 @@ them become replicas is for the services to say.
 """
 
 from controlplane.discovery.poll import KINDS, SourceKind, canonical_settings, kind_named, look_at
-from controlplane.discovery.targets import Found, LookError, Target
+from controlplane.discovery.targets import Found, PollError, Target
 
 __all__ = [
     "KINDS",
     "Found",
-    "LookError",
+    "PollError",
     "SourceKind",
     "Target",
     "canonical_settings",

@@ -16,7 +16,7 @@ from msgspec import Meta
 from controlplane.discovery.targets import (
     Bounds,
     Found,
-    LookError,
+    PollError,
     Port,
     Scheme,
     SchemeChoice,
@@ -94,15 +94,15 @@ def _ask(settings: DnsSettings, bounds: Bounds) -> Iterable[dns.rdata.Rdata]:
         resolver = _resolver(settings, bounds)
         return list(resolver.resolve(host, record, lifetime=bounds.deadline_s, search=not settings.server))
     except dns.resolver.NXDOMAIN:
-        raise LookError(f"There is no name {host} in DNS.") from None
+        raise PollError(f"There is no name {host} in DNS.") from None
     except dns.resolver.NoAnswer:
-        raise LookError(f"{host} has no {record} record.") from None
+        raise PollError(f"{host} has no {record} record.") from None
     except dns.exception.Timeout:
-        raise LookError(f"No name server answered within {bounds.deadline_s:g} s.") from None
+        raise PollError(f"No name server answered within {bounds.deadline_s:g} s.") from None
     except dns.resolver.NoNameservers as error:
-        raise LookError(f"The name server could not answer: {shown(error, 200)}") from None
+        raise PollError(f"The name server could not answer: {shown(error, 200)}") from None
     except (dns.exception.DNSException, OSError, UnicodeError, ValueError) as error:
-        raise LookError(f"DNS: {shown(error, 200) or type(error).__name__}") from None
+        raise PollError(f"DNS: {shown(error, 200) or type(error).__name__}") from None
 
 
 def _resolver(settings: DnsSettings, bounds: Bounds) -> dns.resolver.Resolver:
@@ -111,7 +111,7 @@ def _resolver(settings: DnsSettings, bounds: Bounds) -> dns.resolver.Resolver:
         return dns.resolver.Resolver()
     address, port = _server(settings.server)
     if refusal := bounds.rules.refusal(address):
-        raise LookError(f"The name server may not be asked: {refusal}.")
+        raise PollError(f"The name server may not be asked: {refusal}.")
     resolver = dns.resolver.Resolver(configure=False)
     resolver.nameservers = [dns.nameserver.Do53Nameserver(address, port)]
     return resolver
@@ -124,4 +124,4 @@ def _server(text: str) -> tuple[str, int]:
         ipaddress.ip_address(address)
         return address, int(port)
     except ValueError:
-        raise LookError(f"{shown(text)} is no address of a name server.") from None
+        raise PollError(f"{shown(text)} is no address of a name server.") from None

@@ -17,7 +17,7 @@ from msgspec import Meta
 from controlplane.discovery.targets import (
     Bounds,
     Found,
-    LookError,
+    PollError,
     Scheme,
     SchemeChoice,
     SourceSettings,
@@ -67,9 +67,9 @@ class FileKind:
 
 
 def targets(groups: object, settings: FileSettings) -> Iterator[Target]:
-    """The targets of a file; LookError where it has another form."""
+    """The targets of a file; PollError where it has another form."""
     if not isinstance(groups, list):
-        raise LookError("Expected a list of groups, each with targets.")
+        raise PollError("Expected a list of groups, each with targets.")
     for number, group in enumerate(groups):
         labels, named = _group(group, number)
         for address in named:
@@ -77,18 +77,18 @@ def targets(groups: object, settings: FileSettings) -> Iterator[Target]:
 
 
 def place(path: str) -> Path:
-    """Where a file lies; LookError for one outside the folder that the operator allows, by whatever way."""
+    """Where a file lies; PollError for one outside the folder that the operator allows, by whatever way."""
     if not django_settings.DISCOVERY_DIR:
-        raise LookError("Files are read only where WARMPATH_DISCOVERY_DIR names a folder for them; it names none.")
+        raise PollError("Files are read only where WARMPATH_DISCOVERY_DIR names a folder for them; it names none.")
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise LookError("The path leads out of the folder of WARMPATH_DISCOVERY_DIR.")
+        raise PollError("The path leads out of the folder of WARMPATH_DISCOVERY_DIR.")
     try:
         folder = Path(django_settings.DISCOVERY_DIR).resolve(strict=True)
         found = (folder / path).resolve(strict=True)  # links are followed here, and by nobody later
     except (OSError, RuntimeError, ValueError) as error:
-        raise LookError(f"{shown(path)} cannot be read: {_why(error)}.") from None
+        raise PollError(f"{shown(path)} cannot be read: {_why(error)}.") from None
     if not found.is_relative_to(folder):
-        raise LookError("The path leads out of the folder of WARMPATH_DISCOVERY_DIR.")
+        raise PollError("The path leads out of the folder of WARMPATH_DISCOVERY_DIR.")
     return found
 
 
@@ -99,15 +99,15 @@ def _content(path: Path) -> bytes:
         with os.fdopen(handle, "rb") as file:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
-                raise LookError(f"{shown(path.name)} is no plain file.")
+                raise PollError(f"{shown(path.name)} is no plain file.")
             content = file.read(LONGEST_FILE + 1)
             after = os.fstat(handle)
     except OSError as error:
-        raise LookError(f"{shown(path.name)} cannot be read: {_why(error)}.") from None
+        raise PollError(f"{shown(path.name)} cannot be read: {_why(error)}.") from None
     if len(content) > LONGEST_FILE:
-        raise LookError(f"{shown(path.name)} is longer than {LONGEST_FILE} bytes.")
+        raise PollError(f"{shown(path.name)} is longer than {LONGEST_FILE} bytes.")
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size) or len(content) != after.st_size:
-        raise LookError(f"{shown(path.name)} is being written; write another and rename it.")
+        raise PollError(f"{shown(path.name)} is being written; write another and rename it.")
     return content
 
 
@@ -117,15 +117,15 @@ def _parsed(path: Path, content: bytes) -> object:
         return json.loads(text) if path.suffix == ".json" else yaml.load(text, _LOADER)  # noqa: S506 - a safe loader
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         where = str(error).replace("\n", " ") or "it is nested too deep"
-        raise LookError(f"{shown(path.name)} cannot be read: {shown(where, 200)}") from None
+        raise PollError(f"{shown(path.name)} cannot be read: {shown(where, 200)}") from None
 
 
 def _group(group: object, number: int) -> tuple[Mapping[str, Any], list[object]]:
     if not isinstance(group, dict) or not isinstance(group.get("targets"), list):
-        raise LookError(f"Group {number + 1} is no object with a list of targets.")
+        raise PollError(f"Group {number + 1} is no object with a list of targets.")
     labels = group.get("labels") or {}
     if not isinstance(labels, dict):
-        raise LookError(f"The labels of group {number + 1} are no object.")
+        raise PollError(f"The labels of group {number + 1} are no object.")
     return labels, group["targets"]
 
 

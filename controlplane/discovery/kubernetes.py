@@ -23,7 +23,7 @@ from msgspec import Meta, Struct, field
 from controlplane.discovery.targets import (
     Bounds,
     Found,
-    LookError,
+    PollError,
     Scheme,
     SchemeChoice,
     SourceSettings,
@@ -178,7 +178,7 @@ def _condition(said: Conditions) -> TargetCondition:
 
 
 def _port(ports: Sequence[SlicePort], settings: KubernetesSettings) -> int:
-    """The port that is set, or the only one; LookError where that cannot be said."""
+    """The port that is set, or the only one; PollError where that cannot be said."""
     if settings.port.isdigit():
         return int(settings.port)
     numbered = {one.name or "": one.port for one in ports if one.port}
@@ -189,7 +189,7 @@ def _port(ports: Sequence[SlicePort], settings: KubernetesSettings) -> int:
     if found is None:
         names = ", ".join(shown(name or number, 20) for name, number in sorted(numbered.items())) or "none"
         wanted = f"no port named {settings.port}" if settings.port else "not exactly one port"
-        raise LookError(f"The service has {wanted}; it has {shown(names, 200)}. Set the port.")
+        raise PollError(f"The service has {wanted}; it has {shown(names, 200)}. Set the port.")
     return found
 
 
@@ -206,17 +206,17 @@ class _Access:
 def _access(settings: KubernetesSettings, token: str) -> _Access:
     """The API server that is set, or the cluster's own; a service account's token goes to its own server alone."""
     if not token.isascii() or not token.isprintable() or " " in token:  # no error may ever quote it
-        raise LookError("The token holds blanks or characters that no token has.")
+        raise PollError("The token holds blanks or characters that no token has.")
     if settings.api_url:
         return _Access(_checked(settings.api_url, token), token, _authority(settings.ca))
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise LookError("This runs in no Kubernetes cluster: name the API server and give a token.")
+        raise PollError("This runs in no Kubernetes cluster: name the API server and give a token.")
     try:
         own = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # anew each time: the cluster changes it
         authority = (ACCOUNT / "ca.crt").read_text(encoding="ascii")
     except (OSError, UnicodeError) as error:
-        raise LookError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
+        raise PollError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
     return _Access(base_url("https", host, int(port)), own, _authority(authority))
 
 
@@ -227,9 +227,9 @@ def _checked(url: str, token: str) -> str:
     except ValueError:
         host = None
     if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise LookError("The API server's address is no URL such as https://10.0.0.1:6443.")
+        raise PollError("The API server's address is no URL such as https://10.0.0.1:6443.")
     if token and parts.scheme == "http" and host not in {"127.0.0.1", "::1", "localhost"}:
-        raise LookError("A token is sent over https only.")
+        raise PollError("A token is sent over https only.")
     return url.rstrip("/")
 
 
@@ -239,7 +239,7 @@ def _authority(pem: str) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cadata=pem)
     except (ssl.SSLError, ValueError):
-        raise LookError("The authority is no certificate in PEM form.") from None
+        raise PollError("The authority is no certificate in PEM form.") from None
 
 
 def _slices(access: _Access, settings: KubernetesSettings, bounds: Bounds) -> list[Slice]:
@@ -251,7 +251,7 @@ def _slices(access: _Access, settings: KubernetesSettings, bounds: Bounds) -> li
                 return list(_pages(http, access, settings, ends, bounds))
             except _ExpiredError:
                 if attempt == 2:
-                    raise LookError("The API server's list expired twice while it was read.") from None
+                    raise PollError("The API server's list expired twice while it was read.") from None
     raise AssertionError("the loop returns or raises")
 
 
@@ -267,12 +267,12 @@ def _pages(
         page = _read(_get(http, access, settings, onward, ends - time.monotonic()), settings)
         endpoints += sum(len(one.endpoints or ()) for one in page.items)
         if endpoints > 4 * bounds.max_targets:
-            raise LookError(f"The service has {endpoints} endpoints or more; this source takes {bounds.max_targets}.")
+            raise PollError(f"The service has {endpoints} endpoints or more; this source takes {bounds.max_targets}.")
         yield from page.items
         onward = page.metadata.next or ""
         if not onward:
             return
-    raise LookError(f"The API server's list has more than {MOST_PAGES} pages.")
+    raise PollError(f"The API server's list has more than {MOST_PAGES} pages.")
 
 
 def _get(http: httpx.Client, access: _Access, settings: KubernetesSettings, onward: str, left_s: float) -> Answer:
@@ -281,24 +281,24 @@ def _get(http: httpx.Client, access: _Access, settings: KubernetesSettings, onwa
     url = f"{access.url}{path}?{urlencode(query | ({'continue': onward} if onward else {}))}"
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {access.token}"} if access.token else {})
     if left_s <= 0:
-        raise LookError("The API server took too long.")
+        raise PollError("The API server took too long.")
     try:
         return fetch(http, "GET", url, deadline_s=left_s, max_bytes=LONGEST_PAGE, headers=headers)
     except httpx.TimeoutException:
-        raise LookError("The API server took too long.") from None
+        raise PollError("The API server took too long.") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise LookError(f"The API server cannot be reached: {shown(error, 200)}") from None
+        raise PollError(f"The API server cannot be reached: {shown(error, 200)}") from None
 
 
 def _read(answer: Answer, settings: KubernetesSettings) -> _SliceList:
     if answer.status == 410:
         raise _ExpiredError
     if answer.status != 200:
-        raise LookError(_refusal(answer, settings))
+        raise PollError(_refusal(answer, settings))
     try:
         return msgspec.json.decode(answer.body, type=_SliceList)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise LookError(f"The API server's answer is no list of EndpointSlices: {shown(error, 200)}") from None
+        raise PollError(f"The API server's answer is no list of EndpointSlices: {shown(error, 200)}") from None
 
 
 def _refusal(answer: Answer, settings: KubernetesSettings) -> str:

@@ -14,9 +14,9 @@ import msgspec
 from controlplane.discovery.dns import DnsKind
 from controlplane.discovery.file import FileKind
 from controlplane.discovery.kubernetes import KubernetesKind
-from controlplane.discovery.targets import Bounds, Found, LookError, SourceSettings
+from controlplane.discovery.targets import Bounds, Found, PollError, SourceSettings
 from controlplane.egress import fleet_rules
-from controlplane.encryption import unseal
+from controlplane.encryption import decrypt
 from controlplane.errors import ControlPlaneError, InvalidError
 from controlplane.models import ReplicaSource
 from controlplane.schema_fields import settings_of
@@ -32,7 +32,7 @@ class SourceKind(Protocol):
     secret: str  # what its secret is called; "" where it has none
 
     def look(self, settings: Any, secret: str, bounds: Bounds) -> Found:
-        """Find out what is there now, within the bounds; LookError. ``settings`` is the kind's own struct."""
+        """Find out what is there now, within the bounds; PollError. ``settings`` is the kind's own struct."""
 
 
 KINDS: Mapping[str, SourceKind] = {kind.name: kind for kind in (DnsKind(), KubernetesKind(), FileKind())}
@@ -73,17 +73,17 @@ def _meant(kind: SourceKind, path: str, reason: str) -> str:
 log = logging.getLogger(__name__)
 
 
-def look_at(source: ReplicaSource) -> Found | LookError:
+def look_at(source: ReplicaSource) -> Found | PollError:
     """What is there now, or why that could not be found out; touches no database, so it may run in any thread."""
     try:
         kind = kind_named(source.kind)
         settings = msgspec.convert(source.settings, kind.settings)
-        secret = unseal(source.sealed).decode() if source.sealed else ""
+        secret = decrypt(source.encrypted).decode() if source.encrypted else ""
         return kind.look(settings, secret, Bounds(fleet_rules(), source.deadline_s, source.max_targets))
-    except LookError as error:
+    except PollError as error:
         return error
     except (ControlPlaneError, msgspec.ValidationError) as error:
-        return LookError(str(error))
+        return PollError(str(error))
     except Exception as error:  # what a hostile answer may still break is this look, never the others
         log.exception("looking at source %s failed", source.name)
-        return LookError(f"The look failed: {type(error).__name__}. The worker's log says more.")
+        return PollError(f"The look failed: {type(error).__name__}. The worker's log says more.")

@@ -40,7 +40,7 @@ LONGEST_LABEL = 200  # characters
 MOST_REFUSALS = 20  # that are told; the others are counted
 
 
-class LookError(Exception):
+class PollError(Exception):
     """A look that found out nothing: nothing changes. The text is for an operator, and holds no secret."""
 
 
@@ -84,7 +84,7 @@ def base_url(scheme: str, host: str, port: int) -> str:
 def gather(candidates: Iterable[Target], bounds: Bounds) -> Found:
     """Check what a source names: each target by itself, and that no two are one engine.
 
-    LookError for an answer that is too long, or in which nothing can be used.
+    PollError for an answer that is too long, or in which nothing can be used.
     """
     named = _bounded(candidates, bounds.max_targets)
     refusals: list[tuple[str, str]] = []
@@ -98,9 +98,9 @@ def gather(candidates: Iterable[Target], bounds: Bounds) -> Found:
             kept[target.key] = _trimmed(target)
             urls[target.url] = target.key
     if len(kept) > bounds.max_targets:
-        raise LookError(_too_many(len(kept), bounds.max_targets))
+        raise PollError(_too_many(len(kept), bounds.max_targets))
     if refusals and not kept:
-        raise LookError(f"Nothing in the answer can be used. {_said(*refusals[0])}")
+        raise PollError(f"Nothing in the answer can be used. {_said(*refusals[0])}")
     keys = frozenset(key for key, _ in refusals) - frozenset(kept)
     targets = tuple(sorted(kept.values(), key=lambda one: one.key))
     return Found(targets, tuple(_said(*refusal) for refusal in refusals[:MOST_REFUSALS]), keys)
@@ -118,7 +118,7 @@ def _bounded(candidates: Iterable[Target], max_targets: int) -> list[Target]:
     for target in candidates:
         named.append(target)
         if len(named) > 4 * max_targets:
-            raise LookError(_too_many(len(named), max_targets))
+            raise PollError(_too_many(len(named), max_targets))
     return named
 
 

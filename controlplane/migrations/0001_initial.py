@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 ('number', models.PositiveBigIntegerField(unique=True)),
                 ('sha256', models.CharField(max_length=64)),
                 ('document', models.JSONField()),
-                ('sealed', models.BinaryField()),
+                ('encrypted', models.BinaryField()),
                 ('reason', models.CharField(max_length=500)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('created_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
@@ -81,7 +81,7 @@ class Migration(migrations.Migration):
             name='FleetSecret',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('sealed', models.BinaryField()),
+                ('encrypted', models.BinaryField()),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
             ],
             options={
@@ -124,7 +124,7 @@ class Migration(migrations.Migration):
                 ('fingerprint', models.CharField(max_length=64)),
                 ('status', models.PositiveSmallIntegerField()),
                 ('headers', models.JSONField()),
-                ('sealed', models.BinaryField()),
+                ('encrypted', models.BinaryField()),
                 ('created_at', models.DateTimeField(auto_now_add=True, db_index=True)),
             ],
             options={
@@ -237,7 +237,7 @@ class Migration(migrations.Migration):
                 ('labels', models.JSONField(blank=True, default=dict)),
                 ('adapters', models.JSONField(blank=True, null=True)),
                 ('data_parallel_size', models.PositiveSmallIntegerField(default=1)),
-                ('api_key_sealed', models.BinaryField(blank=True, null=True)),
+                ('api_key_encrypted', models.BinaryField(blank=True, null=True)),
                 ('api_key_set_at', models.DateTimeField(blank=True, null=True)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='replicas', to='controlplane.pool')),
@@ -253,7 +253,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(max_length=30, unique=True)),
                 ('kind', models.CharField(max_length=16)),
                 ('settings', models.JSONField()),
-                ('sealed', models.BinaryField(blank=True, null=True)),
+                ('encrypted', models.BinaryField(blank=True, null=True)),
                 ('adoption', models.CharField(choices=[('propose', 'Propose: a person adopts or dismisses each'), ('adopt', 'Adopt: each becomes a replica by itself')], default='propose', max_length=8)),
                 ('enabled', models.BooleanField(default=True)),
                 ('interval_s', models.FloatField(default=30.0)),
@@ -543,7 +543,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('api_key_sealed__isnull', True), ('api_key_set_at__isnull', True)), models.Q(('api_key_sealed__isnull', False), ('api_key_set_at__isnull', False)), _connector='OR'), name='replica_api_key_dated'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('api_key_encrypted__isnull', True), ('api_key_set_at__isnull', True)), models.Q(('api_key_encrypted__isnull', False), ('api_key_set_at__isnull', False)), _connector='OR'), name='replica_api_key_dated'),
         ),
         migrations.AddConstraint(
             model_name='replica',

@@ -14,7 +14,7 @@ create trigger rollout_step_frozen before update on controlplane_rolloutstep
 
 create function controlplane_guard_snapshot() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'UPDATE' and to_jsonb(new) - 'sealed' = to_jsonb(old) - 'sealed' then
+    if tg_op = 'UPDATE' and to_jsonb(new) - 'encrypted' = to_jsonb(old) - 'encrypted' then
         return new;
     end if;
     raise exception 'a configuration snapshot never changes' using errcode = 'restrict_violation';

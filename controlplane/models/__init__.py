@@ -23,7 +23,7 @@ from controlplane.models.fleet import (
 from controlplane.models.policy import (
     OPEN_ROLLOUTS,
     ConfigSnapshot,
-    HeldBy,
+    HoldReason,
     PolicyRevision,
     RevisionState,
     Rollout,
@@ -47,7 +47,7 @@ __all__ = [
     "EventKind",
     "FleetSecret",
     "FleetSettings",
-    "HeldBy",
+    "HoldReason",
     "ItemFailure",
     "KeptAnswer",
     "PeriodicTask",

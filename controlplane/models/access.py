@@ -100,7 +100,7 @@ class ApiToken(models.Model):
 
 
 class PersonSession(models.Model):
-    """A browser in which somebody is signed in: what of it can be listed. The session itself is Django's, and sealed.
+    """A signed-in browser session, for the list of sessions; the session data itself is Django's, and encrypted.
 
     One whose session is gone is none any more; it is swept away later.
     """
@@ -148,7 +148,7 @@ class KeptAnswer(models.Model):
     fingerprint = models.CharField(max_length=64)  # keyed hash of address and body: the same key, the same request
     status = models.PositiveSmallIntegerField()
     headers = models.JSONField()
-    sealed = models.BinaryField()  # the body; it may hold a secret that is shown this once
+    encrypted = models.BinaryField()  # the body; it may hold a secret that is shown this once
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     class Meta:

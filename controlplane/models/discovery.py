@@ -43,7 +43,7 @@ class ReplicaSource(models.Model):
     name = short_name(unique=True)
     kind = models.CharField(max_length=16)  # a name of discovery.KINDS
     settings = models.JSONField()  # of its kind, every default written out; no secret
-    sealed = models.BinaryField(null=True, blank=True)  # its secret, encrypted; None where it has none
+    encrypted = models.BinaryField(null=True, blank=True)  # its secret, encrypted; None where it has none
     adoption = models.CharField(max_length=8, choices=Adoption, default=Adoption.PROPOSE)
     enabled = models.BooleanField(default=True)
     interval_s = models.FloatField(default=30.0)  # from one look to the next

@@ -142,7 +142,7 @@ class Replica(models.Model):
     labels = models.JSONField(default=dict, blank=True)  # {key: value}, to find it by; routers do not know them
     adapters = models.JSONField(null=True, blank=True)  # names of its pool's; None: those that its /v1/models lists
     data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks behind the URL, each with its own cache
-    api_key_sealed = models.BinaryField(null=True, blank=True)  # what the engine asks of clients, encrypted at rest
+    api_key_encrypted = models.BinaryField(null=True, blank=True)  # what the engine asks of clients, encrypted at rest
     api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: it has none
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -154,8 +154,8 @@ class Replica(models.Model):
             CheckConstraint(condition=Q(weight__gt=0, weight__lte=1000), name="replica_weight_range"),
             CheckConstraint(condition=Q(data_parallel_size__range=(1, 1024)), name="replica_data_parallel_size_range"),
             CheckConstraint(
-                condition=Q(api_key_sealed__isnull=True, api_key_set_at__isnull=True)
-                | Q(api_key_sealed__isnull=False, api_key_set_at__isnull=False),
+                condition=Q(api_key_encrypted__isnull=True, api_key_set_at__isnull=True)
+                | Q(api_key_encrypted__isnull=False, api_key_set_at__isnull=False),
                 name="replica_api_key_dated",
             ),
             CheckConstraint(
@@ -272,7 +272,7 @@ class FleetSecret(models.Model):
     """The ``hash_secret`` mixed into every prefix hash, generated once, encrypted at rest. One row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    sealed = models.BinaryField()
+    encrypted = models.BinaryField()
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

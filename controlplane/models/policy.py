@@ -1,6 +1,6 @@
 """How a pool, or one task group of it, places requests; and every version of that.
 
-What routers are told, numbered and sealed.
+What routers are told, numbered and encrypted.
 
 Taking a policy revision to the fleet, and the record of every step on the way.
 """
@@ -123,7 +123,7 @@ class ConfigSnapshot(models.Model):
     number = models.PositiveBigIntegerField(unique=True)  # the wire's revision: 1, 2, 3 ...
     sha256 = models.CharField(max_length=64)  # of the config's bytes, as routers compute it
     document = models.JSONField()  # the config for people: its hash_secret is shown as ***
-    sealed = models.BinaryField()  # the very bytes that routers get, encrypted at rest
+    encrypted = models.BinaryField()  # the very bytes that routers get, encrypted at rest
     reason = models.CharField(max_length=500)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -170,7 +170,7 @@ OPEN_ROLLOUTS = (
 NONE_YET = Value([], models.JSONField())
 
 
-class HeldBy(models.TextChoices):
+class HoldReason(models.TextChoices):
     """What a rollout is held by."""
 
     REFUSAL = "refusal", "A router refuses the configuration"  # over as soon as none does
@@ -192,7 +192,7 @@ class Rollout(models.Model):
         max_length=12, default="all_at_once", db_default="all_at_once"
     )  # services.rollouts.plans.Plan
     state = models.CharField(max_length=17, choices=RolloutState, default=RolloutState.PENDING)
-    held_by = models.CharField(max_length=7, choices=HeldBy, blank=True, default="", db_default="")
+    held_by = models.CharField(max_length=7, choices=HoldReason, blank=True, default="", db_default="")
     why = models.CharField(max_length=500, blank=True, default="", db_default="")  # it is in this state
 
     # Of {"share", "routers", "groups", "observe_s"}; []: at once.
@@ -224,7 +224,7 @@ class Rollout(models.Model):
                 name="rollout_finished_unless_open",
             ),
             CheckConstraint(
-                condition=Q(state="holding", held_by__in=HeldBy.values) | (~Q(state="holding") & Q(held_by="")),
+                condition=Q(state="holding", held_by__in=HoldReason.values) | (~Q(state="holding") & Q(held_by="")),
                 name="rollout_held_by_something",
             ),
             CheckConstraint(

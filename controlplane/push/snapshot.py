@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db.models import Prefetch
 
 from controlplane import schema_fields
-from controlplane.encryption import unseal
+from controlplane.encryption import decrypt
 from controlplane.models import (
     OPEN_ROLLOUTS,
     ClientKey,
@@ -167,7 +167,7 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
         weight=replica.weight,
         block_tokens=replica.block_tokens,
         capacity_blocks=(replica.capacity_blocks or 0) // replica.data_parallel_size or None,  # of each rank
-        api_key=None if replica.api_key_sealed is None else unseal(replica.api_key_sealed).decode(),
+        api_key=None if replica.api_key_encrypted is None else decrypt(replica.api_key_encrypted).decode(),
         **revived(schema_fields.REPLICA, replica),
     )
 

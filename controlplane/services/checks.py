@@ -7,8 +7,8 @@ Refusing a name that is taken, without telling of what somebody may not see.
 A stored secret is sent only to the address that it was given for.
 
 Whoever may change an address, but was never shown the secret beside it, could otherwise have it sent to a server of
-their own. Every service that keeps a sealed secret together with an address calls ``check_destination`` when the
-address changes and the secret is not given anew. ``tests/controlplane/test_secret_destinations.py`` walks all sealed
+their own. Every service that keeps a encrypted secret together with an address calls ``check_destination`` when the
+address changes and the secret is not given anew. ``tests/controlplane/test_secret_destinations.py`` walks all encrypted
 fields and fails for one that has no such rule.
 """
 

@@ -24,7 +24,7 @@ from django.db.models.signals import post_save
 from django.dispatch import receiver
 from django.utils import timezone
 
-from controlplane.encryption import keyed_digest, matches_digest, seal, unseal
+from controlplane.encryption import decrypt, encrypt, keyed_digest, matches_digest
 from controlplane.errors import KeyReusedError, TooManyKeysError, UnfinishedError
 from controlplane.models import ConfigSnapshot, Event, KeptAnswer
 
@@ -72,13 +72,13 @@ def keep_answer(asked: Asked, *, status: int, headers: dict[str, str], body: byt
         fingerprint=keyed_digest(_PURPOSE, asked.said),
         status=status,
         headers=headers,
-        sealed=seal(body),
+        encrypted=encrypt(body),
     )
 
 
 def body_of(kept: KeptAnswer) -> bytes:
-    """The body as it was answered; SealBrokenError when the key that sealed it is gone."""
-    return unseal(kept.sealed)
+    """The body as it was answered; DecryptionError when the key that encrypted it is gone."""
+    return decrypt(kept.encrypted)
 
 
 def forget_answers() -> int:
@@ -123,7 +123,7 @@ def configurations(made: list[Model]) -> tuple[ConfigSnapshot | None, ConfigSnap
     frozen = [row for row in made if isinstance(row, ConfigSnapshot)]
     if not frozen:
         return None
-    earlier = ConfigSnapshot.objects.defer("sealed").filter(number__lt=frozen[0].number)
+    earlier = ConfigSnapshot.objects.defer("encrypted").filter(number__lt=frozen[0].number)
     return earlier.order_by("-number").first(), frozen[-1]
 
 

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from controlplane.access.actor import roles_of
 from controlplane.celery import wake
-from controlplane.encryption import seal, unseal
+from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ConfigSnapshot, FleetSecret, Pool
 from controlplane.push.snapshot import build_config
@@ -75,7 +75,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
         number=number,
         sha256=frozen.sha256,
         document=without_secrets(frozen.config),
-        sealed=seal(frozen.document),
+        encrypted=encrypt(frozen.document),
         reason=reason[:500],
         created_by=by,
     )
@@ -84,7 +84,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
 
 
 def _told_to(by: User | None, reason: str) -> str:
-    """Why routers would refuse it, without the names of pools that the asker cannot see; the system sees all."""
+    """Why routers would refuse it, without the names of pools that the actor cannot see; the system sees all."""
     projects = None if by is None else roles_of(by).projects()
     if projects is not None:
         for name in Pool.objects.exclude(project__in=projects).values_list("name", flat=True):
@@ -93,18 +93,18 @@ def _told_to(by: User | None, reason: str) -> str:
 
 
 def newest_snapshot() -> ConfigSnapshot | None:
-    """What every router should run; None before the first pool exists. A query, without the sealed bytes."""
-    return ConfigSnapshot.objects.defer("sealed", "document").order_by("-number").first()
+    """What every router should run; None before the first pool exists. A query, without the encrypted bytes."""
+    return ConfigSnapshot.objects.defer("encrypted", "document").order_by("-number").first()
 
 
 def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
-    """The very bytes that routers get, secret included; SealBrokenError when the key is gone."""
-    return unseal(snapshot.sealed)
+    """The very bytes that routers get, secret included; DecryptionError when the key is gone."""
+    return decrypt(snapshot.encrypted)
 
 
 def fleet_secret() -> str:
     """The fleet's hash secret, 64 hex digits; generated the first time. Call it under the advisory lock."""
     row = FleetSecret.objects.first()
     if row is None:
-        row = FleetSecret.objects.create(sealed=seal(secrets.token_hex(32).encode()))
-    return unseal(row.sealed).decode()
+        row = FleetSecret.objects.create(encrypted=encrypt(secrets.token_hex(32).encode()))
+    return decrypt(row.encrypted).decode()

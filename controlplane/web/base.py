@@ -14,8 +14,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
-from controlplane.access.actor import asker_of, visible
-from controlplane.access.middleware import needed_here
+from controlplane.access.actor import actor_of, visible
+from controlplane.access.middleware import required_role
 from controlplane.errors import ControlPlaneError
 from controlplane.web.forms.base import SectionedForm
 
@@ -31,12 +31,12 @@ def signed_in(request: HttpRequest) -> User:
 
 def within(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
     """Those of the rows for which the role that this page needs is held."""
-    return visible(asker_of(request).at_least(needed_here(request)), rows)
+    return visible(actor_of(request).at_least(required_role(request)), rows)
 
 
 def mine(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
-    """Those of the rows that the asker may see."""
-    return visible(asker_of(request), rows)
+    """Those of the rows that the actor may see."""
+    return visible(actor_of(request), rows)
 
 
 def form_page(
@@ -49,7 +49,7 @@ def form_page(
 
 
 @contextmanager
-def refusals_as_messages(request: HttpRequest) -> Iterator[None]:
+def errors_as_messages(request: HttpRequest) -> Iterator[None]:
     """Show a service's refusal on the next page; nothing was changed."""
     try:
         yield

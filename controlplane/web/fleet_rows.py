@@ -31,7 +31,7 @@ class SourceLine:
 def with_sources() -> Prefetch[str]:
     """What a query of pools prefetches, so that ``source_lines`` asks nothing more."""
     rows = DiscoveredReplica.objects.select_related("replica").order_by("key")
-    return Prefetch("sources", ReplicaSource.objects.defer("sealed").prefetch_related(Prefetch("discovered", rows)))
+    return Prefetch("sources", ReplicaSource.objects.defer("encrypted").prefetch_related(Prefetch("discovered", rows)))
 
 
 def source_lines(pool: Pool) -> list[SourceLine]:

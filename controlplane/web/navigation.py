@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from controlplane.access.actor import asker_of
+from controlplane.access.actor import actor_of
 from controlplane.access.rules import needed_role, opens
 
 
@@ -66,7 +66,7 @@ _SECTIONS = (
 
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: the pages that open to the asker, the current one marked. No query: the gate asked."""
+    """Context processor: the pages that open to the actor, the current one marked. No query: the gate asked."""
     sections = [
         (title, [_link(request, *page) for page in pages if _opens(request, page[1])]) for title, pages in _SECTIONS
     ]
@@ -75,7 +75,7 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
 
 def _opens(request: HttpRequest, route: str) -> bool:
     needed = needed_role(route, "GET")
-    return needed is not None and opens(asker_of(request), route, needed)
+    return needed is not None and opens(actor_of(request), route, needed)
 
 
 def _link(request: HttpRequest, label: str, name: str, key: str) -> Link:

@@ -16,7 +16,7 @@ from django.http import HttpRequest
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def number_asked(request: HttpRequest, param: str) -> int | None:
+def int_parameter(request: HttpRequest, param: str) -> int | None:
     """A number in the address; None where there is none, or something that is no number of ours."""
     text = request.GET.get(param, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

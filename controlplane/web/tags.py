@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from controlplane.access.actor import asker_of
+from controlplane.access.actor import actor_of
 from controlplane.access.rules import needed_role, opens
 from controlplane.accounts.sign_in_methods import is_connected, provider_name, sign_in_url
 
@@ -153,10 +153,10 @@ def spreadsheet_safe(text: str) -> str:
 @register.simple_tag(takes_context=True)
 def may(context: template.Context, route: str, project_id: int | None = None) -> bool:
     """Whether the reader could go through with what an address does: in a project, or at all where it names none."""
-    asker, needed = asker_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
+    actor, needed = actor_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
     if needed is None:
         return False
-    return opens(asker, route, needed) if project_id is None else asker.may(needed, project_id)
+    return opens(actor, route, needed) if project_id is None else actor.may(needed, project_id)
 
 
 @register.filter

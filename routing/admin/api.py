@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from routing.health import circuit_breaker
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.sockets import is_loopback
 from routing.log import defect
 from routing.observability.exposition import PREFIX, header, labels
@@ -100,7 +100,7 @@ class View(Protocol):
         ...
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
-        """The decision that a request would get now; RefusalError if it gets none."""
+        """The decision that a request would get now; RejectedRequestError if it gets none."""
         ...
 
 
@@ -283,7 +283,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException as error:
         return _json({"error": error.text or error.reason}, status=error.status)
-    except RefusalError as error:
+    except RejectedRequestError as error:
         return _json({"error": error.message}, status=error.status)
     except (web.RequestPayloadError, ConnectionError):  # nobody reads this
         return _json({"error": "the body did not come whole"}, status=400)

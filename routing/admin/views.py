@@ -19,7 +19,7 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.rates import TokenRatios
 from routing.balancing.replicas import targets_of
 from routing.health.circuit_breaker import State
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.request import Request, RequestHead
 from routing.http.tasks import run_in_slices
 from routing.observability.decision_record import Record, shown_hash
@@ -42,24 +42,24 @@ class ExplainRequest(Struct):
 
 
 def explain(router: Router, asked: bytes) -> dict[str, Any]:
-    """The decision as JSON; RefusalError if the request gets none, or if ``asked`` is none."""
+    """The decision as JSON; RejectedRequestError if the request gets none, or if ``asked`` is none."""
     try:
         return _explained(router, msgspec.json.decode(asked, type=ExplainRequest))
     except RoutingError as error:
         raise refusal_of(error) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusalError(422, str(error)) from None
+        raise RejectedRequestError(422, str(error)) from None
 
 
 def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     serving = router.serving
     if serving is None:
-        raise RefusalError(503, "no configuration yet")
+        raise RejectedRequestError(503, "no configuration yet")
     path = request.path.encode()
     if path not in PROMPT_PATHS:
-        raise RefusalError(422, "path: not one that carries a prompt")
+        raise RejectedRequestError(422, "path: not one that carries a prompt")
     if len(memoryview(request.body)) > serving.limits.max_body_bytes:
-        raise RefusalError(413, "body: larger than a client's may be")
+        raise RejectedRequestError(413, "body: larger than a client's may be")
     asked = _as_request(request, serving)
     placement_request = admitted_request(asked, serving.admission)
     decision = serving.placement.decide(placement_request, router.balancer.health)
@@ -78,7 +78,7 @@ def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
 
 
 def _as_request(asked: ExplainRequest, serving: ActiveConfiguration) -> Request:
-    """The request that a client would have sent; RefusalError for a key that nobody has."""
+    """The request that a client would have sent; RejectedRequestError for a key that nobody has."""
     headers = {name.lower(): value for name, value in asked.headers.items()}
     head = RequestHead(b"POST", asked.path.encode(), http11=True)
     head.session_id = headers.get("x-session-id") or None
@@ -87,7 +87,7 @@ def _as_request(asked: ExplainRequest, serving: ActiveConfiguration) -> Request:
     if asked.key is not None:
         request.grant = serving.access.named(asked.key) if serving.access else None
         if request.grant is None:
-            raise RefusalError(422, f"key: no API key is named {asked.key[:64]!r}")
+            raise RejectedRequestError(422, f"key: no API key is named {asked.key[:64]!r}")
     return request
 
 
@@ -170,7 +170,7 @@ class RouterView:
         return page.as_json(await run_in_slices(page.shown()))
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
-        """The decision that a request would get now; RefusalError if it gets none."""
+        """The decision that a request would get now; RejectedRequestError if it gets none."""
         return explain(self._router, asked)
 
     # --- rows and lines ---

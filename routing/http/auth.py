@@ -14,7 +14,7 @@ import re
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.limits.budgets import Budget
 from routing.limits.concurrency import SharedLimits
 from routing.schema import ApiKey, RouterConfig
@@ -99,7 +99,7 @@ class Grant:
         return hmac.digest(self._secret, message, "sha256").hex()[:SALT_HEX]
 
     def admit(self) -> None:
-        """Count a request; RefusalError where its key has sent too much."""
+        """Count a request; RejectedRequestError where its key has sent too much."""
         now = monotonic()
         for budget, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if budget is not None and (wait_s := budget.wait_s(now)) > 0:
@@ -136,22 +136,22 @@ class AccessControl:
         return f"AccessControl({len(self._grants)} keys)"
 
     def admit(self, head: RequestHead) -> Grant:
-        """What the request's key grants, which is counted; RefusalError as of ``known``, or where it sent too much."""
+        """Grant of the request's key, counted against its rate; RejectedRequestError as ``known``, or over the rate."""
         grant = self.known(head)
         grant.admit()
         return grant
 
     def known(self, head: RequestHead) -> Grant:
-        """What the request's key grants; RefusalError without a key, with an unknown one, or one that has ended."""
+        """Grant of the request's key; RejectedRequestError if the key is missing, unknown or expired."""
         if head.judge is not self:
             head.grant = self._grant(head.authorization)
             head.judge = self
         grant = head.grant
         if grant is None:
             problem = "is not valid" if head.authorization else "is missing: send Authorization: Bearer KEY"
-            raise RefusalError(401, f"the API key {problem}", headers=_CHALLENGE)
+            raise RejectedRequestError(401, f"the API key {problem}", headers=_CHALLENGE)
         if grant.expires_at is not None and time() >= grant.expires_at:
-            raise RefusalError(401, "the API key has expired", headers=_CHALLENGE)
+            raise RejectedRequestError(401, "the API key has expired", headers=_CHALLENGE)
         return grant
 
     def named(self, name: str) -> Grant | None:
@@ -180,7 +180,7 @@ def _continued(before: Budget | None, after: Budget | None, now: float) -> Budge
     return before
 
 
-def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> RefusalError:
+def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> RejectedRequestError:
     """A 429 in the terms of OpenAI's rate limits."""
     headers = (
         (b"x-ratelimit-limit-" + what, b"%d" % budget.capacity),
@@ -188,4 +188,4 @@ def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> Refusal
         (b"x-ratelimit-reset-" + what, b"%.3fs" % budget.full_in_s(now)),
     )
     message = f"this API key sends too many {what.decode()}: try again in {wait_s:.3g} s"
-    return RefusalError(429, message, retry_after_s=math.ceil(wait_s), headers=headers)
+    return RejectedRequestError(429, message, retry_after_s=math.ceil(wait_s), headers=headers)

@@ -19,7 +19,7 @@ _TYPES = {
 
 
 @dataclass(slots=True, eq=False)
-class RefusalError(Exception):
+class RejectedRequestError(Exception):
     """A request that the router refuses. ``must_close`` where the rest of the connection cannot be trusted or read."""
 
     status: int

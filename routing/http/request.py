@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.headers import HOP_BY_HOP, Header, template_of, without_named
 from routing.schema import Limits
 
@@ -143,11 +143,11 @@ class Request:
 def parse_request_head(
     method: bytes, target: bytes, version: str, headers: Sequence[Header], *, limits: Limits
 ) -> RequestHead:
-    """Read a parsed head; RefusalError says what is wrong with it, and with which status."""
+    """Read a parsed head; RejectedRequestError says what is wrong with it, and with which status."""
     if len(headers) > limits.max_headers:
-        raise RefusalError(431, f"more than {limits.max_headers} headers", must_close=True)
+        raise RejectedRequestError(431, f"more than {limits.max_headers} headers", must_close=True)
     if version not in {"1.1", "1.0"}:
-        raise RefusalError(505, "this router speaks HTTP/1.1 and HTTP/1.0", must_close=True)
+        raise RejectedRequestError(505, "this router speaks HTTP/1.1 and HTTP/1.0", must_close=True)
     special: dict[bytes, list[bytes]] = {}
     lines: list[bytes] = []
     size = len(target)  # and of what does not go on
@@ -161,7 +161,7 @@ def parse_request_head(
             special.setdefault(key, []).append(value)
     forwarded = b"".join(lines)
     if size + len(forwarded) > limits.max_header_bytes:
-        raise RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
+        raise RejectedRequestError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
     _check_framing(special, version)
     host = _checked_host(special, version)
     head = RequestHead(method, _origin_form(target, host), http11=version == "1.1")
@@ -196,14 +196,14 @@ def _check_framing(special: dict[bytes, list[bytes]], version: str) -> None:
     codings = special.get(b"transfer-encoding")
     if codings is None:
         if len(special.get(b"content-length", ())) > 1:
-            raise RefusalError(400, "two Content-Length headers", must_close=True)
+            raise RejectedRequestError(400, "two Content-Length headers", must_close=True)
         return
     if version == "1.0":
-        raise RefusalError(400, "Transfer-Encoding is not part of HTTP/1.0", must_close=True)
+        raise RejectedRequestError(400, "Transfer-Encoding is not part of HTTP/1.0", must_close=True)
     if b"content-length" in special:
-        raise RefusalError(400, "both Transfer-Encoding and Content-Length", must_close=True)
+        raise RejectedRequestError(400, "both Transfer-Encoding and Content-Length", must_close=True)
     if len(codings) != 1 or codings[0].lower() != b"chunked":
-        raise RefusalError(501, "the only Transfer-Encoding understood is chunked", must_close=True)
+        raise RejectedRequestError(501, "the only Transfer-Encoding understood is chunked", must_close=True)
 
 
 def _checked_host(special: dict[bytes, list[bytes]], version: str) -> bytes | None:
@@ -213,7 +213,7 @@ def _checked_host(special: dict[bytes, list[bytes]], version: str) -> bytes | No
     if not hosts and version == "1.0":
         return None
     problem = "more than one Host header" if len(hosts) > 1 else "the Host header is missing or malformed"
-    raise RefusalError(400, problem, must_close=True)
+    raise RejectedRequestError(400, problem, must_close=True)
 
 
 def _origin_form(target: bytes, host: bytes | None) -> bytes:
@@ -222,10 +222,10 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
         return target
     absolute = _absolute(target)
     if absolute is None:
-        raise RefusalError(400, "the request target is neither a path nor an absolute URL", must_close=True)
+        raise RejectedRequestError(400, "the request target is neither a path nor an absolute URL", must_close=True)
     authority, rest = absolute.groups()
     if host is None or authority.lower() != host.lower():
-        raise RefusalError(421, "the request target names another host", must_close=True)
+        raise RejectedRequestError(421, "the request target names another host", must_close=True)
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
@@ -237,7 +237,7 @@ def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: 
     if b"expect" in special:
         _read_expect(head, special[b"expect"])
     if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
-        raise RefusalError(415, "compressed request bodies are not accepted", must_close=True)
+        raise RejectedRequestError(415, "compressed request bodies are not accepted", must_close=True)
     if b"x-session-id" in special:
         head.session_id = _text(special[b"x-session-id"][0])
     if b"x-task-group" in special:
@@ -257,24 +257,24 @@ def _text(value: bytes) -> str | None:
 
 def _read_expect(head: RequestHead, values: list[bytes]) -> None:
     if [value.lower() for value in values] != [b"100-continue"]:
-        raise RefusalError(417, "the only expectation understood is 100-continue", must_close=True)
+        raise RejectedRequestError(417, "the only expectation understood is 100-continue", must_close=True)
     head.expects_continue = head.http11
 
 
-def body_too_large(limits: Limits) -> RefusalError:
+def body_too_large(limits: Limits) -> RejectedRequestError:
     """A body over the limit: answered before the rest of it is read."""
-    return RefusalError(413, f"the body is larger than {limits.max_body_bytes} bytes", must_close=True)
+    return RejectedRequestError(413, f"the body is larger than {limits.max_body_bytes} bytes", must_close=True)
 
 
-def overhead(raw_bytes: int, body_bytes: int | None, limits: Limits) -> RefusalError | None:
+def overhead(raw_bytes: int, body_bytes: int | None, limits: Limits) -> RejectedRequestError | None:
     """What to say to a head without end, or a body of mostly framing; None while it is neither.
 
     ``raw_bytes`` came since the last request, ``body_bytes`` of them are body; None where the head is not whole.
     """
     if body_bytes is None:
-        return RefusalError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
+        return RejectedRequestError(431, f"more than {limits.max_header_bytes} bytes of headers", must_close=True)
     if raw_bytes > 2 * limits.max_header_bytes + 8 * body_bytes:
-        return RefusalError(400, "the chunks are mostly framing", must_close=True)
+        return RejectedRequestError(400, "the chunks are mostly framing", must_close=True)
     return None
 
 
@@ -284,6 +284,6 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Sequenc
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(lines))
 
 
-def malformed(error: Exception) -> RefusalError:
+def malformed(error: Exception) -> RejectedRequestError:
     """What the parser did not take for HTTP."""
-    return RefusalError(400, f"the request is not valid HTTP: {error}", must_close=True)
+    return RejectedRequestError(400, f"the request is not valid HTTP: {error}", must_close=True)

@@ -18,7 +18,7 @@ import msgspec
 from routing.balancing.models import Models
 from routing.balancing.request import BodyReading, PlacementRequest, read_body
 from routing.balancing.task_groups import TaskGroupMatcher
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.response import LocalResponse
 from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
 from routing.prompt.bodies import BODIES, ParsedBody
@@ -54,7 +54,7 @@ class Admission:
     def admitted(
         self, request: Request, parsed: ParsedBody | None, placement_request: PlacementRequest
     ) -> PlacementRequest:
-        """The request as it is placed, its body as it is sent; RefusalError or BodyError for what may not be.
+        """The request as it is placed, its body as it is sent; RejectedRequestError or BodyError for what may not be.
 
         ``parsed`` is None where there is no prompt.
         """
@@ -68,7 +68,7 @@ class Admission:
         served = self._models.served(placement_request.model)
         group, _ = self._matcher.group(served, placement_request)
         if placement_request.key_groups is not None and group is None:
-            raise RefusalError(403, "the request is of no task group that its API key may use")
+            raise RejectedRequestError(403, "the request is of no task group that its API key may use")
         if parsed is None:
             return placement_request
         caps = self._caps[served.pool.name, group.name if group else ""]
@@ -85,11 +85,11 @@ class Admission:
         return placement_request
 
     def _check_model(self, grant: Grant, model: str | None) -> None:
-        """A key for some models is good under their aliases too; RefusalError for all others."""
+        """A key for some models is good under their aliases too; RejectedRequestError for all others."""
         if grant.models is None or model in grant.models or self._stands_for(model) in grant.models:
             return
         what = "names no model" if model is None else f"names the model {model[:256]!r}"
-        raise RefusalError(403, f"the request {what}, which its API key may not use", param="model")
+        raise RejectedRequestError(403, f"the request {what}, which its API key may not use", param="model")
 
     def _stands_for(self, model: str | None) -> str | None:
         try:
@@ -151,7 +151,7 @@ RETRY_AFTER_S: Final = 1  # seconds a client is asked to wait when the router ca
 
 
 def admitted_request(request: Request, admission: Admission, reading: BodyReading | None = None) -> PlacementRequest:
-    """What there is to place of a client's request; RefusalError or RoutingError for what may not be sent.
+    """What there is to place of a client's request; RejectedRequestError or RoutingError for what may not be sent.
 
     ``reading``: of its body, where that was read before.
     """
@@ -171,12 +171,12 @@ def admitted_request(request: Request, admission: Admission, reading: BodyReadin
     return admission.admitted(request, parsed, placement_request)
 
 
-def refusal_of(error: RoutingError) -> RefusalError:
+def refusal_of(error: RoutingError) -> RejectedRequestError:
     """The client's fault is a 400 or 404; no replica is a 503 that may be tried again."""
     if isinstance(error, BodyError):
-        return RefusalError(400, str(error), param=error.param)
+        return RejectedRequestError(400, str(error), param=error.param)
     if isinstance(error, UnknownModelError):
-        return RefusalError(404, str(error), param="model", kind="NotFoundError")
+        return RejectedRequestError(404, str(error), param="model", kind="NotFoundError")
     if isinstance(error, NoReplicaError):
-        return RefusalError(503, str(error), retry_after_s=RETRY_AFTER_S)
-    return RefusalError(500, str(error))
+        return RejectedRequestError(503, str(error), retry_after_s=RETRY_AFTER_S)
+    return RejectedRequestError(500, str(error))

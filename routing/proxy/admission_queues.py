@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.limits.concurrency import ConcurrencyLimiter, RejectionCause, SharedLimits
 from routing.observability.exposition import PREFIX, Histogram, header, labels
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
@@ -33,7 +33,7 @@ class QueuedRequest(Protocol):
         """It may be, after it had to wait."""
         ...
 
-    def on_rejected(self, refusal: RefusalError) -> None:
+    def on_rejected(self, refusal: RejectedRequestError) -> None:
         """It may not be."""
         ...
 
@@ -70,7 +70,7 @@ class QueuePermit:
     def on_rejected(self, gate: ConcurrencyLimiter, why: RejectionCause) -> None:
         """No way through."""
         status = 503 if why is RejectionCause.TIMEOUT else 429
-        refusal = RefusalError(status, _SAID[why], retry_after_s=gate.retry_after_s)
+        refusal = RejectedRequestError(status, _SAID[why], retry_after_s=gate.retry_after_s)
         self._loop.call_soon(self._tell, refusal)
 
     def leave(self) -> None:
@@ -88,7 +88,7 @@ class QueuePermit:
         if self._guest is not None and self.go():
             self._guest.on_admitted()
 
-    def _tell(self, refusal: RefusalError) -> None:
+    def _tell(self, refusal: RejectedRequestError) -> None:
         if self._guest is not None:
             self._guest.on_rejected(refusal)
 

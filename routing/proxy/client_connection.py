@@ -15,7 +15,7 @@ import struct
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Final, cast
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.headers import CachedHead
 from routing.http.loop import NEVER, NOWHERE
 from routing.http.request import Request, RequestHead
@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing or self._exchange or reader.queue or (self.awaits_request and not rejects_incomplete):
             return
         if reader.in_message:
-            reader.refuse(RefusalError(503, "this router stops", retry_after_s=1, must_close=True))
+            reader.refuse(RejectedRequestError(503, "this router stops", retry_after_s=1, must_close=True))
             self._settle()
         else:
             self._close()
@@ -167,7 +167,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
         elif reader.in_message:
             what = "body" if reader.head else "head"
-            reader.refuse(RefusalError(408, f"the request's {what} did not come in time", must_close=True))
+            reader.refuse(RejectedRequestError(408, f"the request's {what} did not come in time", must_close=True))
             self._advance()
         else:
             self._close()
@@ -211,18 +211,18 @@ class ClientConnection(asyncio.Protocol):
         self._reader.ignores_input = not head.keep_alive
         self._take(self._router.request(head, body, values))
 
-    def _take(self, item: Request | RefusalError) -> None:
-        if isinstance(item, RefusalError):
+    def _take(self, item: Request | RejectedRequestError) -> None:
+        if isinstance(item, RejectedRequestError):
             self._answer_refusal(None, item)
             return
         try:
             outcome = self._router.open(self, item)
-        except RefusalError as refusal:
+        except RejectedRequestError as refusal:
             self._answer_refusal(item, refusal)
             return
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever we did wrong
             defect(logger, error, "client")
-            self._answer_refusal(item, RefusalError(500, "internal error", must_close=True))
+            self._answer_refusal(item, RejectedRequestError(500, "internal error", must_close=True))
             return
         if isinstance(outcome, LocalResponse):
             keep_alive = item.head.keep_alive and not self._router.is_draining
@@ -232,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
             self._exchange = outcome
             outcome.start()
 
-    def _answer_refusal(self, request: Request | None, refusal: RefusalError) -> None:
+    def _answer_refusal(self, request: Request | None, refusal: RejectedRequestError) -> None:
         self._router.services.metrics.refused(refusal.status)
         may_live = not (refusal.must_close or self._router.is_draining)
         keep_alive = may_live and request is not None and request.head.keep_alive

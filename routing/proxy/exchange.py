@@ -12,7 +12,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.loop import log_exceptions
 from routing.http.response import ResponseHead
 from routing.http.usage import ends_aborted, has_token_event, parse_response, text_ends_aborted
@@ -142,7 +142,7 @@ class Exchange:
         self._enter(READING)
         try:
             self._reading = self._services.large_bodies.read(self, path, request.body)
-        except RefusalError as refusal:
+        except RejectedRequestError as refusal:
             self._reject(refusal)
 
     @log_exceptions
@@ -153,10 +153,10 @@ class Exchange:
         self._admit(reading)
 
     @log_exceptions
-    def on_body_rejected(self, why: BodyError | RefusalError) -> None:
+    def on_body_rejected(self, why: BodyError | RejectedRequestError) -> None:
         """The large body cannot be placed."""
         self._reading = None
-        self._reject(why if isinstance(why, RefusalError) else refusal_of(why))
+        self._reject(why if isinstance(why, RejectedRequestError) else refusal_of(why))
 
     def _admit(self, reading: BodyReading | None) -> None:
         request = self._request
@@ -171,7 +171,7 @@ class Exchange:
             self._on_no_replica(missing)
         except RoutingError as error:
             self._reject(refusal_of(error))
-        except RefusalError as refusal:
+        except RejectedRequestError as refusal:
             self._reject(refusal)
         except Exception as mistake:  # noqa: BLE001 - as in never_raises, but without its frame
             self.abort_on_error(mistake)
@@ -213,7 +213,7 @@ class Exchange:
             self._reject(refusal_of(missing))
 
     @log_exceptions
-    def on_rejected(self, refusal: RefusalError) -> None:
+    def on_rejected(self, refusal: RejectedRequestError) -> None:
         """The line is too long."""
         self._reject(refusal)
 
@@ -491,7 +491,7 @@ class Exchange:
         self._finish(outcome)
         self._relay.end()
 
-    def _reject(self, refusal: RefusalError) -> None:
+    def _reject(self, refusal: RejectedRequestError) -> None:
         """No answer of a replica will come: give the router's own."""
         keep_alive = self._request.head.keep_alive and not self._services.is_draining and not refusal.must_close
         if self._is_placed:
@@ -510,7 +510,7 @@ class Exchange:
         if has_begun:
             self._client.reset()
         else:
-            self._client.answer(self._request, RefusalError(500, "internal error").answer(), keep_alive=False)
+            self._client.answer(self._request, RejectedRequestError(500, "internal error").answer(), keep_alive=False)
             self._client.on_exchange_ended(keep_alive=False)
 
     def _finish(self, outcome: Outcome) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from routing.balancing.request import BodyReading
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.log import defect, event
 from routing.proxy.large_body_process import ANSWER, packed, unpacked
 from routing.types import BodyError
@@ -39,7 +39,7 @@ class BodyListener(Protocol):
         """It is read."""
         ...
 
-    def on_body_rejected(self, why: BodyError | RefusalError) -> None:
+    def on_body_rejected(self, why: BodyError | RejectedRequestError) -> None:
         """It cannot be placed, or could not be read."""
         ...
 
@@ -70,9 +70,9 @@ class LargeBodies:
         self._work: asyncio.Task[None] | None = None
 
     def read(self, who: BodyListener, path: str, body: bytes) -> PendingBody:
-        """Have a body read; RefusalError where too many wait."""
+        """Have a body read; RejectedRequestError where too many wait."""
         if len(self._waiting) >= MAX_WAITING:
-            raise RefusalError(503, "too many large bodies wait to be read", retry_after_s=RETRY_AFTER_S)
+            raise RejectedRequestError(503, "too many large bodies wait to be read", retry_after_s=RETRY_AFTER_S)
         reading = PendingBody(who, path, body)
         self._waiting.append(reading)
         if self._work is None:
@@ -101,7 +101,7 @@ class LargeBodies:
         except _ended as error:
             event(logger, "large_body_process_ended", level=logging.WARNING, reason=type(error).__name__)
             self._kill()
-            self._refuse(reading, RefusalError(503, "the body could not be read", retry_after_s=RETRY_AFTER_S))
+            self._refuse(reading, RejectedRequestError(503, "the body could not be read", retry_after_s=RETRY_AFTER_S))
             return
         try:
             found = unpacked(*answer)
@@ -110,7 +110,7 @@ class LargeBodies:
             return
         except Exception as error:  # noqa: BLE001 - the next body is read all the same
             defect(logger, error, "large body")
-            self._refuse(reading, RefusalError(500, "internal error"))
+            self._refuse(reading, RejectedRequestError(500, "internal error"))
             return
         if reading.who is not None:
             reading.who.on_body_parsed(found)
@@ -147,6 +147,6 @@ class LargeBodies:
             self._process.wait()  # some milliseconds
             self._process = None
 
-    def _refuse(self, reading: PendingBody, why: BodyError | RefusalError) -> None:
+    def _refuse(self, reading: PendingBody, why: BodyError | RejectedRequestError) -> None:
         if reading.who is not None:
             reading.who.on_body_rejected(why)

@@ -20,7 +20,7 @@ from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.request import (
     Request,
     RequestHead,
@@ -91,7 +91,7 @@ class RequestReader:
     )
 
     def __init__(self, router: Router) -> None:
-        self.queue: deque[Request | RefusalError] = deque()  # read, and not answered yet
+        self.queue: deque[Request | RejectedRequestError] = deque()  # read, and not answered yet
         self.head: RequestHead | None = None  # whose body is coming
         self.wants_continue = False  # and will not come before we say so
         self.in_message = False
@@ -119,7 +119,7 @@ class RequestReader:
         except HttpParserError as error:
             if not self.ignores_input:  # what follows a last request is nobody's
                 cause = error.__context__
-                self.refuse(cause if isinstance(cause, RefusalError) else malformed(error))
+                self.refuse(cause if isinstance(cause, RejectedRequestError) else malformed(error))
         if len(self._parts) > kept:
             join_tail(self._parts, kept)
         if self.head is not self._expected:
@@ -140,7 +140,7 @@ class RequestReader:
                 if (cut := heads.learn(data, head, len(request.body), self._headers)) is not None:
                     head.stand_for(cut, self._headers)
 
-    def refuse(self, refusal: RefusalError) -> None:
+    def refuse(self, refusal: RejectedRequestError) -> None:
         """Let what came before be answered, then this, and read nothing more."""
         self.queue.append(refusal)
         self.in_message = False
@@ -204,7 +204,7 @@ class RequestReader:
         parser = self._parser
         method = parser.get_method()
         if method == b"CONNECT":
-            raise RefusalError(405, "this is no forward proxy", must_close=True)
+            raise RejectedRequestError(405, "this is no forward proxy", must_close=True)
         if parser.should_upgrade():
             return  # the parser stops here; see _parse
         limits = self._router.limits
@@ -246,4 +246,6 @@ class RequestReader:
         router.unfinished_bytes += held - self._unfinished_bytes
         self._unfinished_bytes = held
         if held and router.unfinished_bytes > router.limits.max_unfinished_body_bytes:
-            self.refuse(RefusalError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True))
+            self.refuse(
+                RejectedRequestError(503, "too many bodies are coming at once", retry_after_s=1, must_close=True)
+            )

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from routing.http.errors import RefusalError, error_event
+from routing.http.errors import RejectedRequestError, error_event
 from routing.http.loop import WriteBuffer
 from routing.http.response import (
     CHUNKED,
@@ -244,7 +244,7 @@ class ResponseRelay:
         """The answer is complete, and accounted for."""
         self._client.on_exchange_ended(keep_alive=self._keep_alive)
 
-    def abort(self, refusal: RefusalError) -> None:
+    def abort(self, refusal: RejectedRequestError) -> None:
         """The rest will never come, for the reason that ``refusal`` gives."""
         if self._answer.framing is Framing.LENGTH and self._filter is None:
             self._client.on_exchange_ended(keep_alive=False)  # the length says that something is missing

@@ -14,7 +14,7 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.response import ResponseHead
 from routing.observability.metrics import Outcome
 from routing.types import NoReplicaError, ReplicaId
@@ -59,9 +59,9 @@ def is_replica_fault(status: int, cause: str | None) -> bool:
     return status >= 500 and status != 501 and cause != BUSY
 
 
-def unreachable_error(replica: str, reason: str) -> RefusalError:
+def unreachable_error(replica: str, reason: str) -> RejectedRequestError:
     """What the client is told when no replica can be connected to; of several, the last one."""
-    return RefusalError(502, f"replica {replica!r} cannot be reached: {reason}")
+    return RejectedRequestError(502, f"replica {replica!r} cannot be reached: {reason}")
 
 
 def outcome_of(status: int, *, placed: bool) -> Outcome:
@@ -71,13 +71,13 @@ def outcome_of(status: int, *, placed: bool) -> Outcome:
     return Outcome.REPLICA_ERROR if placed else Outcome.ROUTER_ERROR
 
 
-def no_response_error(replica: str, failure: Failure) -> RefusalError:
+def no_response_error(replica: str, failure: Failure) -> RejectedRequestError:
     """What the client is told when a replica's answer will never come, or not its rest."""
     if failure is Failure.TIMEOUT:
-        return RefusalError(504, f"replica {replica!r} did not answer in time")
+        return RejectedRequestError(504, f"replica {replica!r} did not answer in time")
     if failure is Failure.BAD_RESPONSE:
-        return RefusalError(502, f"replica {replica!r} answered with something that is not HTTP")
-    return RefusalError(502, f"replica {replica!r} closed the connection before its answer was complete")
+        return RejectedRequestError(502, f"replica {replica!r} answered with something that is not HTTP")
+    return RejectedRequestError(502, f"replica {replica!r} closed the connection before its answer was complete")
 
 
 MAX_HELD_BYTES: Final = 64 << 10  # of an error answer that is being judged

@@ -11,7 +11,7 @@ from routing.balancing.placement import Placement
 from routing.balancing.rates import models_of
 from routing.health.balancer import ActiveFleet, Balancer, joined_replicas
 from routing.http.auth import AccessControl
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.headers import ANSWER_NAMES, REQUEST_NAMES, HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
 from routing.http.request import Request, RequestHead
@@ -90,35 +90,35 @@ class Router:
             name = f"{self.boot}-{self._named}"
         return Request(head, body, name, values)
 
-    def body_refusal(self, head: RequestHead) -> RefusalError | None:
+    def body_refusal(self, head: RequestHead) -> RejectedRequestError | None:
         """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
         try:
             if self.serving is not None and self.serving.access is not None:
                 self.serving.access.known(head)
-        except RefusalError as refusal:
+        except RejectedRequestError as refusal:
             refusal.must_close = True
             return refusal
         return None
 
     def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
-        """Take a request: for a replica, or answered here. RefusalError for what no path or limit allows."""
+        """Take a request: for a replica, or answered here. RejectedRequestError for what no path or limit allows."""
         head = request.head
         methods = _METHODS.get(head.path)
         if methods is None:
-            raise RefusalError(404, "no such path")
+            raise RejectedRequestError(404, "no such path")
         if head.method not in methods:
-            raise RefusalError(405, "no such method here", headers=((b"Allow", b", ".join(methods)),))
+            raise RejectedRequestError(405, "no such method here", headers=((b"Allow", b", ".join(methods)),))
         if head.path == HEALTH:
             return self._health_answer()
         serving = self.serving
         if serving is None:
-            raise RefusalError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
+            raise RejectedRequestError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if serving.access is not None:
             request.grant = serving.access.admit(head)
         if head.path == MODELS and (models := models_answer(serving.config, request.grant)) is not None:
             return models
         if self.services.in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
-            raise RefusalError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
+            raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self.services.in_flight += 1
         self.requests += 1
         return Exchange(self.services, serving, client, request)

@@ -161,8 +161,8 @@ _configs = msgspec.json.Decoder(RouterConfig)
 def dump_snapshot(config: RouterConfig, revision: int) -> LoadedSnapshot:
     """Number a config and seal it with its digest; ConfigError if a router would refuse it."""
     body = encode_config(config)
-    sealed = Snapshot(revision=revision, sha256=hashlib.sha256(body).hexdigest(), config=msgspec.Raw(body))
-    return load_snapshot(_encoder.encode(sealed))
+    encrypted = Snapshot(revision=revision, sha256=hashlib.sha256(body).hexdigest(), config=msgspec.Raw(body))
+    return load_snapshot(_encoder.encode(encrypted))
 
 
 def load_snapshot(document: bytes) -> LoadedSnapshot:

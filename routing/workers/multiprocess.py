@@ -15,7 +15,7 @@ from typing import Any
 
 from routing.admin.api import about_lines
 from routing.health.circuit_breaker import State
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
 from routing.observability.exposition import PREFIX, header, process_lines
@@ -103,7 +103,7 @@ class WorkersView:
         return await self._supervisor.sequence.after(after, limit, ratio)
 
     async def explain(self, asked: bytes) -> dict[str, Any]:
-        """The decision that a request would get now, by the next worker in turn; RefusalError if it gets none."""
+        """Placement decision a request would get now, from the next worker; RejectedRequestError if it gets none."""
         ready = self._supervisor.awake
         turn = next(self._turn)
         for worker in [*ready[turn % len(ready) :], *ready[: turn % len(ready)]] if ready else ():
@@ -111,7 +111,7 @@ class WorkersView:
                 return await worker.explain(asked)
             except GONE:
                 continue
-        raise RefusalError(503, NO_WORKER)
+        raise RejectedRequestError(503, NO_WORKER)
 
     def _worker_lines(self) -> Iterator[str]:
         supervisor = self._supervisor

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.log import event
 from routing.workers.messages import (
     Channel,
@@ -114,7 +114,7 @@ class WorkerProcess:
             explained: dict[str, Any] = await self.channel.ask("explain", asked, timeout_s=ANSWER_S)
         except DeclinedError as error:
             status, message = error.facts.get("status", 500), error.facts.get("message", "internal error")
-            raise RefusalError(status, message) from None
+            raise RejectedRequestError(status, message) from None
         return explained
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:

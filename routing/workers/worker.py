@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from routing.admin.views import RouterView
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.sockets import BACKLOG
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
@@ -155,7 +155,7 @@ class Worker:
         """The decision that a request would get here now."""
         try:
             return msgspec.to_builtins(await self._view.explain(asked))
-        except RefusalError as error:
+        except RejectedRequestError as error:
             raise DeclinedError(status=error.status, message=error.message) from None
 
     async def _leave(self, _: Any) -> None:

@@ -13,8 +13,8 @@ from rest_framework.response import Response
 
 from controlplane.access.actor import visible
 from controlplane.api.pagination import NewestFirst
-from controlplane.api.permissions import asker, role_needed, signed_in_user
-from controlplane.api.viewsets.base import NUMBER, Door, parsed
+from controlplane.api.permissions import actor, role_needed, signed_in_user
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
 from telemetry.api import alert_serializers as s
 from telemetry.api.viewsets import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
@@ -50,7 +50,7 @@ class AlertPages(NewestFirst):
     ordering = ("-started_at", "-id")
 
 
-class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AlertRule]):
+class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[AlertRule]):
     """What raises an alert."""
 
     queryset = AlertRule.objects.select_related("pool", "group")
@@ -87,7 +87,7 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Al
         return Response(s.PreviewAnswer(found).data)
 
 
-class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Alert]):
+class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Alert]):
     """Alerts, the newest first; one alone with every step of its life."""
 
     queryset = Alert.objects.select_related("rule", "pool")
@@ -122,7 +122,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Alert]
         return Response(s.AlertWithSteps(self.get_object()).data)
 
 
-class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Silence]):
+class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Silence]):
     """What is not told for a while; those that are over stay, to be looked up."""
 
     queryset = Silence.objects.select_related("project", "created_by")
@@ -153,7 +153,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Sile
     def preview(self, request: Request) -> Response:
         """Which alerts it would be for now. Nothing is made."""
         given = _within_reach(request, parsed(s.SilencePreviewInput, request))
-        among = visible(asker(request), alerts.open_alerts())
+        among = visible(actor(request), alerts.open_alerts())
         found = silences.matched(given["matchers"], project=given.get("project"), among=among)
         return Response({"alerts": s.AlertSerializer(found, many=True).data})
 
@@ -161,6 +161,6 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Sile
 def _within_reach(request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """A silence of all projects is for those whose role suffices in all."""
     needed = role_needed(request)
-    if given.get("project") is None and (needed is None or not asker(request).may(needed, None)):
+    if given.get("project") is None and (needed is None or not actor(request).may(needed, None)):
         raise PermissionDenied("Name a project in which you may silence alerts; all at once is for others.")
     return given

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.base import Door, parsed
+from controlplane.api.viewsets.base import BaseViewSet, parsed
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
 
@@ -49,7 +49,7 @@ class HeartbeatInput(HeartbeatChange):
     )
 
 
-class HeartbeatViewSet(mixins.RetrieveModelMixin, Door[Heartbeat]):
+class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
     """Who outside hears that all is well, and how often: one, or none (404)."""
 
     queryset = Heartbeat.objects.all()

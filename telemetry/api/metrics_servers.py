@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from controlplane.api.fields import ByName
 from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.base import NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
@@ -51,7 +51,7 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
 
     def get_has_credentials(self, server: MetricsServer) -> bool:
         """Whether credentials are kept for it."""
-        return server.sealed is not None
+        return server.encrypted is not None
 
 
 class Credentials(serializers.Serializer[Any]):
@@ -85,7 +85,7 @@ class MetricsServerInput(MetricsServerChange):
     url = serializers.CharField(max_length=2048)
 
 
-class Absence(serializers.Serializer[Any]):
+class DependencyState(serializers.Serializer[Any]):
     """A replica that a server does not tell of."""
 
     replica = serializers.CharField()
@@ -96,12 +96,12 @@ class TrialSerializer(serializers.Serializer[Any]):
     """What a server said when it was asked just now; nothing of it was stored."""
 
     found = serializers.ListField(child=serializers.CharField(), help_text="Replicas that it tells of.")
-    missing = Absence(many=True)
+    missing = DependencyState(many=True)
     error = serializers.CharField(help_text="Why it could not be asked; empty where it was.")
     elapsed_s = serializers.FloatField()
 
 
-class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[MetricsServer]):
+class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[MetricsServer]):
     """Prometheus-compatible servers whose scrapes are read instead of the replicas' own /metrics."""
 
     queryset = MetricsServer.objects.prefetch_related("read_pools__pool")

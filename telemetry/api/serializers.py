@@ -13,7 +13,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from controlplane.api.fields import ByName
-from controlplane.errors import SealBrokenError
+from controlplane.errors import DecryptionError
 from controlplane.models import Pool
 from telemetry.channels.base import Field
 from telemetry.channels.registry import KINDS
@@ -62,7 +62,7 @@ class FieldSerializer(serializers.Serializer[Any]):
     label = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute is for form fields
     help = serializers.CharField()
     required = serializers.BooleanField()  # type: ignore[assignment]  # as above
-    secret = serializers.BooleanField(help_text="sealed, and never shown again")
+    secret = serializers.BooleanField(help_text="encrypted, and never shown again")
     default = serializers.JSONField(allow_null=True)
     choices = serializers.SerializerMethodField()
 
@@ -108,7 +108,7 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
         """``target`` (where it leads, as far as that may be shown), what is no secret, and ``secrets`` that are set."""
         try:
             return public_config(channel)
-        except SealBrokenError:
+        except DecryptionError:
             return {"target": None, "secrets": []}
 
 

@@ -23,8 +23,8 @@ from rest_framework.response import Response
 from controlplane.access.actor import visible
 from controlplane.api.middleware import Exchange
 from controlplane.api.pagination import NewestFirst
-from controlplane.api.permissions import asker, signed_in_user
-from controlplane.api.viewsets.base import NUMBER, Door, parsed
+from controlplane.api.permissions import actor, signed_in_user
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
@@ -127,7 +127,7 @@ class DeliveryPages(NewestFirst):
     ordering = ("-created_at", "-id")
 
 
-class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Channel]):
+class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Channel]):
     """Where alerts are sent."""
 
     queryset = Channel.objects.all()
@@ -175,7 +175,7 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Chan
         return Response(s.ChannelKindSerializer(list(KINDS.values()), many=True).data)
 
 
-class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Notification]):
+class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Notification]):
     """Every message, with each attempt at it."""
 
     queryset = Notification.objects.select_related("channel").prefetch_related("log")
@@ -228,10 +228,10 @@ class PromptsView(Exchange):
 
 
 def among(request: Request, pool: Pool | None) -> Pools:
-    """The pools whose figures to show: the one that was asked for, else all that the asker may see."""
+    """The pools whose figures to show: the one that was asked for, else all that the actor may see."""
     if pool is not None:
         return [pool]
-    who = asker(request)
+    who = actor(request)
     return None if who.projects() is None else list(visible(who, Pool.objects.all()))
 
 

@@ -35,7 +35,7 @@ class Field:
     help: str
     read: Callable[[Any], Any]
     required: bool = False
-    secret: bool = False  # sealed, and never shown again
+    secret: bool = False  # encrypted, and never shown again
     default: Any = None
     make: Callable[[], Any] | None = None  # where none is given
     choices: tuple[tuple[str, str], ...] = ()

@@ -28,7 +28,7 @@ class Channel(models.Model):
 
     name = models.CharField(max_length=100, unique=True)
     kind = models.CharField(max_length=32)  # a name in telemetry.channels.registry
-    sealed = models.BinaryField(editable=False)  # services/notifications/channels.py opens it
+    encrypted = models.BinaryField(editable=False)  # services/notifications/channels.py opens it
     matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who made it
     enabled = models.BooleanField(default=True)
@@ -139,7 +139,7 @@ class DeliveryAttempt(models.Model):
 class Heartbeat(models.Model):
     """Somebody outside who is told every while that all is well, and who calls when that stops. One row at most."""
 
-    sealed = models.BinaryField(editable=False)  # the URL, encrypted: it is a secret as a whole (S13)
+    encrypted = models.BinaryField(editable=False)  # the URL, encrypted: it is a secret as a whole (S13)
     every_s = models.PositiveIntegerField(default=60)
     due_at = models.DateTimeField()  # the next one
     sent_at = models.DateTimeField(null=True, editable=False)  # the last that arrived

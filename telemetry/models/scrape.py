@@ -81,7 +81,7 @@ class MetricsServer(models.Model):
 
     name = models.CharField(max_length=100, unique=True)
     url = models.CharField(max_length=2048)  # up to what /api/v1/query follows
-    sealed = models.BinaryField(null=True, editable=False)  # {"token"} or {"username", "password"}; None: none
+    encrypted = models.BinaryField(null=True, editable=False)  # {"token"} or {"username", "password"}; None: none
     tenant = models.CharField(max_length=150, blank=True)  # X-Scope-OrgID
     series_label = models.CharField(max_length=100, default="instance")  # of the series: its value names the replica
     replica_label = models.CharField(max_length=63, blank=True)  # of the replica; "": host and port of its URL

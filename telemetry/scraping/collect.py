@@ -34,7 +34,7 @@ from telemetry.scraping.decision_records import (
     read_page,
     record_page,
 )
-from telemetry.storage.locks import COLLECT, only_one
+from telemetry.storage.locks import COLLECT, advisory_lock
 
 log = logging.getLogger(__name__)
 RUN_S = 3.5  # after which no further page is asked for
@@ -67,7 +67,7 @@ def collect_decisions(now: datetime) -> Run:
     ends_s = time.monotonic() + RUN_S
     routers = list(Router.objects.filter(lost_at=None))
     with isolated_items(PeriodicTask.DECISIONS) as item, ExitStack() as held:
-        ours = [router for router in routers if held.enter_context(only_one(COLLECT + router.pk))]
+        ours = [router for router in routers if held.enter_context(advisory_lock(COLLECT + router.pk))]
         progresses: list[Progress] = []
         for router in ours:
             with item(router.name):

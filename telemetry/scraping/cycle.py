@@ -48,7 +48,7 @@ from telemetry.models import ScrapeShard
 from telemetry.scraping.fetch import scrape
 from telemetry.scraping.merge import Failure
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
-from telemetry.storage.locks import SCRAPE, only_one
+from telemetry.storage.locks import SCRAPE, advisory_lock
 
 SHARD_TARGETS = 128  # a third of a second's work for one core
 MOST_SHARDS = 64  # above 8,192 targets shards grow instead
@@ -149,7 +149,7 @@ def scrape_shard(shard: Shard, now_s: float | None = None) -> Tick | None:
 
     None where another tick is at it, or has been.
     """
-    with only_one(SCRAPE + shard.number) as ours:
+    with advisory_lock(SCRAPE + shard.number) as ours:
         if not ours:
             log.info("the previous scrape of shard %d still runs; this one is left out", shard.number)
             return None

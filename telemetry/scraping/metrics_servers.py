@@ -21,8 +21,8 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from controlplane.encryption import unseal
-from controlplane.errors import SealBrokenError
+from controlplane.encryption import decrypt
+from controlplane.errors import DecryptionError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Replica, ReplicaState
 from telemetry.metrics.engine import KNOWN_NAMES, ReplicaSample, replica_sample
@@ -31,7 +31,7 @@ from telemetry.models import MetricsServer
 from telemetry.prometheus import Asked, Outcome, PrometheusError, Server, Snapshot, read_snapshots
 from telemetry.scraping.merge import Failure, Taken
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
-from telemetry.storage.locks import metrics_server_lock, only_one
+from telemetry.storage.locks import advisory_lock, metrics_server_lock
 
 DEADLINE_SHARE = 0.8  # of the interval, for all of a server's replicas
 SHOWN_CHARS = 200
@@ -43,7 +43,7 @@ def read_metrics_servers(now_s: float | None = None) -> None:
     due = datetime.fromtimestamp(math.floor((time.time() if now_s is None else now_s) / interval_s) * interval_s, UTC)
     with isolated_items(PeriodicTask.METRICS_SERVERS) as item:
         for server in MetricsServer.objects.filter(enabled=True, read_pools__isnull=False).distinct():
-            with only_one(metrics_server_lock(server.pk)) as ours:
+            with advisory_lock(metrics_server_lock(server.pk)) as ours:
                 if ours:
                     with item(server.name):
                         read_server(server, due=due, deadline_s=DEADLINE_SHARE * interval_s)
@@ -115,15 +115,15 @@ def _taken(outcome: Outcome) -> Taken[ReplicaSample] | Failure:
 
 def _connection(server: MetricsServer) -> Server:
     headers = {"X-Scope-OrgID": server.tenant} if server.tenant else {}
-    if server.sealed is not None:
-        headers["Authorization"] = _authorization(bytes(server.sealed))
+    if server.encrypted is not None:
+        headers["Authorization"] = _authorization(bytes(server.encrypted))
     return Server(server.url, headers)
 
 
-def _authorization(sealed: bytes) -> str:
+def _authorization(encrypted: bytes) -> str:
     try:
-        kept: dict[str, str] = json.loads(unseal(sealed))
-    except SealBrokenError:
+        kept: dict[str, str] = json.loads(decrypt(encrypted))
+    except DecryptionError:
         raise PrometheusError("its credentials cannot be opened with this server's keys: give them again") from None
     if "token" in kept:
         return f"Bearer {kept['token']}"

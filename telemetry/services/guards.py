@@ -13,12 +13,12 @@ from controlplane.services.rollouts.controller import Verdict, judge_stage
 from controlplane.services.rollouts.plans import GuardLimits
 from telemetry.guards.evidence import measure
 from telemetry.guards.judge import judge
-from telemetry.storage.locks import GUARD, only_one
+from telemetry.storage.locks import GUARD, advisory_lock
 
 
 def judge_rollouts(now: datetime) -> int:
     """Judge the present stage of every open trial once; how many. 0 where somebody else is at it."""
-    with only_one(GUARD) as ours, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
+    with advisory_lock(GUARD) as ours, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
         rollouts = list(_guarded()) if ours else []
         for rollout in rollouts:
             with item(f"{rollout.pk}: {rollout.revision}"):

@@ -1,4 +1,4 @@
-"""Metrics servers: made, changed, tried out. Credentials are sealed on the way in and opened only to ask."""
+"""Metrics servers: made, changed, tried out. Credentials are encrypted on the way in and opened only to ask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
-from controlplane.encryption import seal
+from controlplane.encryption import encrypt
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
 from controlplane.services.checks import address_of, check_destination, check_replica_url, hold
@@ -105,7 +105,7 @@ def update_server(
     before = facts(server)
     address = address_of(server.url)
     _change(server, settings, credentials)
-    if server.sealed is not None and credentials is None:
+    if server.encrypted is not None and credentials is None:
         check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
     _save(server)
     if pools is not None:
@@ -127,7 +127,7 @@ def facts(server: MetricsServer) -> dict[str, Any]:
     """What an event shows of a server; of its credentials, only whether it has any."""
     shown = {name: getattr(server, name) for name in _SHOWN}
     pools = list(server.read_pools.order_by("pool__name").values_list("pool__name", flat=True)) if server.pk else []
-    return {**shown, "has_credentials": server.sealed is not None, "pools": pools}
+    return {**shown, "has_credentials": server.encrypted is not None, "pools": pools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,11 @@ def _change(server: MetricsServer, settings: Mapping[str, Any], credentials: Map
         setattr(server, name, _CHECKS[name](value))
     if credentials is not None:
         kept = _checked_credentials(credentials)
-        server.sealed = seal(json.dumps(kept).encode()) if kept else None
+        server.encrypted = encrypt(json.dumps(kept).encode()) if kept else None
 
 
 def _checked_credentials(given: Mapping[str, str]) -> dict[str, str]:
-    """As they are sealed; {} for none. No error quotes them."""
+    """As they are encrypted; {} for none. No error quotes them."""
     kept = {name: value.strip() for name, value in given.items() if value.strip()}
     if set(kept) not in ({"token"}, {"username", "password"}, set()):
         raise InvalidError("$.credentials", "expected a token, or a username and a password")

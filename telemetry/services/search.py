@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from django.db.models import Model, QuerySet
 
-from controlplane.access.actor import Asker, visible
+from controlplane.access.actor import Actor, visible
 from controlplane.models import Pool, Replica, RoutingPolicy, TaskGroup
 
 Row = TypeVar("Row", bound=Model)
@@ -23,19 +23,19 @@ class Found:
     key: tuple[str, ...]
 
 
-def search(asker: Asker, text: str) -> list[Found]:
-    """What the asker may see whose name holds a text; names that begin with it first. Four queries; [] for nothing."""
+def search(actor: Actor, text: str) -> list[Found]:
+    """What the actor may see whose name holds a text; names that begin with it first. Four queries; [] for nothing."""
     wanted = text.strip().lower()[:63]
     if not wanted:
         return []
-    found = [Found("pool", row.name, (row.name,)) for row in _named(asker, Pool.objects.all(), wanted)]
-    groups = _named(asker, TaskGroup.objects.select_related("pool"), wanted)
+    found = [Found("pool", row.name, (row.name,)) for row in _named(actor, Pool.objects.all(), wanted)]
+    groups = _named(actor, TaskGroup.objects.select_related("pool"), wanted)
     found += [Found("task group", row.name, (row.pool.name, row.name)) for row in groups]
-    found += [Found("replica", row.name, (row.name,)) for row in _named(asker, Replica.objects.all(), wanted)]
-    policies = _named(asker, RoutingPolicy.objects.all(), wanted)
+    found += [Found("replica", row.name, (row.name,)) for row in _named(actor, Replica.objects.all(), wanted)]
+    policies = _named(actor, RoutingPolicy.objects.all(), wanted)
     found += [Found("policy", row.name, (str(row.pk),)) for row in policies]
     return sorted(found, key=lambda one: not one.name.startswith(wanted))
 
 
-def _named(asker: Asker, rows: QuerySet[Row], text: str) -> list[Row]:
-    return list(visible(asker, rows).filter(name__contains=text).order_by("name")[:MOST])
+def _named(actor: Actor, rows: QuerySet[Row], text: str) -> list[Row]:
+    return list(visible(actor, rows).filter(name__contains=text).order_by("name")[:MOST])

@@ -35,7 +35,7 @@ from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
 from telemetry.services.notifications.outbox import deliver_due, due
-from telemetry.storage.locks import EVALUATE, only_one
+from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import SHORTEST, reachable_by_pool
 
 
@@ -247,7 +247,7 @@ def check(now: datetime) -> bool:
     """Evaluate ``evaluator_lag`` rules and deliver what is due, if no worker evaluates; whether that was done."""
     if not _is_evaluation_late(now):
         return False
-    with only_one(EVALUATE) as ours:
+    with advisory_lock(EVALUATE) as ours:
         if ours:
             tell_due(now, evaluate(_rules().filter(kind=RuleKind.EVALUATOR_LAG), now, note_time=False))
     deliver_due()

@@ -20,7 +20,7 @@ def metrics_server_lock(server_id: int) -> int:
 
 
 @contextmanager
-def only_one(key: int) -> Iterator[bool]:
+def advisory_lock(key: int) -> Iterator[bool]:
     """Whether we hold the lock during the block; False at once when somebody else does. Never waits."""
     with connection.cursor() as cursor:
         cursor.execute("select pg_try_advisory_lock(%s)", [key])

@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import PeriodicTask
 from telemetry.models import RollupRepair, RollupState
-from telemetry.storage.locks import ROLLUP, only_one
+from telemetry.storage.locks import ROLLUP, advisory_lock
 from telemetry.storage.partitions import ensure_rollups
 from telemetry.storage.rollup_columns import (
     BY_PART,
@@ -53,7 +53,7 @@ class Rolled:
 def roll_up(now: datetime, *, readings_kept_s: float, budget_s: float = 20.0) -> Rolled | None:
     """Roll up what is over and repair what is marked, for about ``budget_s``; None where somebody else is at it."""
     ends_s = time.monotonic() + budget_s
-    with only_one(ROLLUP) as ours:
+    with advisory_lock(ROLLUP) as ours:
         if not ours:
             return None
         over = down(now - timedelta(seconds=GRACE_S), FINEST_S)

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
-from controlplane.access.actor import asker_of, visible
+from controlplane.access.actor import actor_of, visible
 from telemetry.models import AlertState
 from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.self_monitoring import pulse
@@ -24,4 +24,4 @@ def telemetry_pulse(request: HttpRequest) -> dict[str, Any]:
     if not (hasattr(request, "user") and request.user.is_authenticated):
         return {}
     now = timezone.now()
-    return {"pulse": SimpleLazyObject(lambda: pulse(visible(asker_of(request), open_alerts()).filter(FIRES), now))}
+    return {"pulse": SimpleLazyObject(lambda: pulse(visible(actor_of(request), open_alerts()).filter(FIRES), now))}

@@ -162,7 +162,7 @@ class MetricsServerForm(Form):
         choice = self.fields["pools"]
         if isinstance(choice, forms.ModelMultipleChoiceField):
             choice.queryset = pools
-        if server is None or server.sealed is None:
+        if server is None or server.encrypted is None:
             del self.fields["forget_token"]
         else:
             self.fields["token"].help_text = "One is kept, encrypted; left empty, it stays."

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
-from controlplane.access.actor import asker_of, visible
+from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool, Replica
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
@@ -162,8 +162,8 @@ class Asked:
 
 
 def asked(request: HttpRequest) -> Asked:
-    """Read the URL's query: only what the asker may see is there. At most two queries."""
-    pools = list(visible(asker_of(request), Pool.objects.all()))
+    """Read the URL's query: only what the actor may see is there. At most two queries."""
+    pools = list(visible(actor_of(request), Pool.objects.all()))
     span = asked_range(request.GET)
     subject, error = _named(request, pools)
     return Asked(pools, subject, span, request.GET, span.error or error)
@@ -171,7 +171,7 @@ def asked(request: HttpRequest) -> Asked:
 
 def asked_about(request: HttpRequest, subject: Subject) -> Asked:
     """The same for a page whose address names the subject; its parts are asked for by name. One query."""
-    pools = list(visible(asker_of(request), Pool.objects.all()))
+    pools = list(visible(actor_of(request), Pool.objects.all()))
     span = asked_range(request.GET)
     query = request.GET.copy()
     for name, value in names_of(subject).items():
@@ -190,10 +190,10 @@ def names_of(subject: Subject) -> dict[str, str]:
 
 def _named(request: HttpRequest, pools: list[Pool]) -> tuple[Subject, str]:
     """The subject that a query names, or all with the reason why it is not that one."""
-    everything = Subject(None if asker_of(request).projects() is None else pools)
+    everything = Subject(None if actor_of(request).projects() is None else pools)
     replica, name, group = (request.GET.get(key, "") for key in ("replica", "pool", "group"))
     if replica:
-        found = visible(asker_of(request), Replica.objects.select_related("pool")).filter(name=replica).first()
+        found = visible(actor_of(request), Replica.objects.select_related("pool")).filter(name=replica).first()
         return (Subject.of_replica(found), "") if found else (everything, _gone("replica", replica))
     if not name:
         return everything, ""

@@ -38,7 +38,7 @@ def test_nothing_is_woken_by_what_was_rolled_back(broker):
 
 
 def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
-    _wakes.note_here(time.monotonic())
+    _wakes.record_recovery(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
         begun = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
 
 
 def test_that_no_task_can_be_woken_is_said_once_and_so_is_its_end(broker, monkeypatch, caplog):
-    _wakes.note_here(time.monotonic())
+    _wakes.record_recovery(time.monotonic())
     caplog.clear()
     with monkeypatch.context() as gone:
         gone.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")

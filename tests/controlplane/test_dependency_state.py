@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from controlplane.dependency_state import Absence
+from controlplane.dependency_state import DependencyState
 
 
 @pytest.fixture
 def absence():
-    return Absence("it is away", "it is back", logging.getLogger(__name__))
+    return DependencyState("it is away", "it is back", logging.getLogger(__name__))
 
 
 @pytest.fixture
@@ -21,23 +21,23 @@ def said(caplog):
 
 def test_many_who_miss_it_say_so_once(absence, said):
     for _ in range(3):
-        absence.note_gone("why", time.monotonic())
+        absence.record_outage("why", time.monotonic())
     for _ in range(3):
-        absence.note_here(time.monotonic())
-    absence.note_gone("why", time.monotonic())
+        absence.record_recovery(time.monotonic())
+    absence.record_outage("why", time.monotonic())
     assert said() == ["it is away", "it is back", "it is away"]
 
 
 def test_an_answer_to_who_asked_before_it_went_is_no_return(absence, said):
     early = time.monotonic()
-    absence.note_gone("why", time.monotonic())
-    absence.note_here(early)
+    absence.record_outage("why", time.monotonic())
+    absence.record_recovery(early)
     assert said() == ["it is away"]
 
 
 def test_who_asked_before_it_answered_others_tells_no_news(absence, said):
     early = time.monotonic()
-    absence.note_gone("why", time.monotonic())
-    absence.note_here(time.monotonic())
-    absence.note_gone("gave up waiting", early)
+    absence.record_outage("why", time.monotonic())
+    absence.record_recovery(time.monotonic())
+    absence.record_outage("gave up waiting", early)
     assert said() == ["it is away", "it is back"]

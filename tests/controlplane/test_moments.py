@@ -9,7 +9,7 @@ from django.test import Client
 
 from controlplane.access.actor import roles_of
 from controlplane.api.bundle import export_bundle
-from controlplane.database.transactions import one_moment
+from controlplane.database.transactions import repeatable_read
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool, remove_pool
 from tests.controlplane.threads import at_once
@@ -47,7 +47,7 @@ def test_a_pool_that_is_removed_while_policies_are_listed_is_no_error(pool, admi
 
 
 def test_nothing_is_written_in_such_a_moment_and_anything_after_it(pool):
-    with pytest.raises(DatabaseError, match="read-only"), one_moment():
+    with pytest.raises(DatabaseError, match="read-only"), repeatable_read():
         create_pool("other", models=["m"])
     create_pool("other", models=["m"])
     assert Pool.objects.count() == 2

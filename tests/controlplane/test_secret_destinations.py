@@ -1,4 +1,4 @@
-"""No stored secret is sent to another address than it was given for; every sealed field has that rule."""
+"""No stored secret is sent to another address than it was given for; every encrypted field has that rule."""
 
 import json
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.encryption import unseal
+from controlplane.encryption import decrypt
 from controlplane.models import Replica, ReplicaSource
 from controlplane.services.checks import address_of, origin_of
 from controlplane.services.discovery.reconcile import settle
 from controlplane.services.discovery.sources import create_source, update_source
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.secret_rotation import sealed_fields
+from controlplane.services.secret_rotation import encrypted_fields
 from telemetry.channels.registry import KINDS
 from telemetry.models import Channel
 from telemetry.services.metrics_servers import create_server
@@ -38,10 +38,10 @@ class Case:
     given: dict[str, Any]  # a fresh secret
     taken: dict[str, Any]  # none any more
 
-    def sealed(self) -> str:
+    def encrypted(self) -> str:
         row = type(self.row).objects.get(pk=self.row.pk)
-        stored = getattr(row, "api_key_sealed", None) if isinstance(row, Replica) else row.sealed
-        return "" if stored is None else unseal(bytes(stored)).decode()
+        stored = getattr(row, "api_key_encrypted", None) if isinstance(row, Replica) else row.encrypted
+        return "" if stored is None else decrypt(bytes(stored)).decode()
 
 
 def replica_case(pool):
@@ -85,21 +85,21 @@ def server_case(pool):
 
 
 CASES = {
-    "controlplane.Replica.api_key_sealed": replica_case,
-    "controlplane.ReplicaSource.sealed": source_case,
-    "telemetry.MetricsServer.sealed": server_case,
+    "controlplane.Replica.api_key_encrypted": replica_case,
+    "controlplane.ReplicaSource.encrypted": source_case,
+    "telemetry.MetricsServer.encrypted": server_case,
 }
 ELSEWHERE = {
-    "telemetry.Channel.sealed": "each secret of each kind is a case of its own, below",
-    "telemetry.Heartbeat.sealed": "the secret is the address as a whole: another address is another secret",
-    "controlplane.FleetSecret.sealed": "part of the configuration, which goes to routers that hold the admin token",
-    "controlplane.ConfigSnapshot.sealed": "the configuration itself, as above",
-    "controlplane.KeptAnswer.sealed": "given to whoever sent the same request with the same token, and to no address",
+    "telemetry.Channel.encrypted": "each secret of each kind is a case of its own, below",
+    "telemetry.Heartbeat.encrypted": "the secret is the address as a whole: another address is another secret",
+    "controlplane.FleetSecret.encrypted": "part of the configuration, which goes to routers that hold the admin token",
+    "controlplane.ConfigSnapshot.encrypted": "the configuration itself, as above",
+    "controlplane.KeptAnswer.encrypted": "given to whoever sends the same request with the same token",
 }
 
 
 def test_every_sealed_field_has_a_case_or_a_reason_why_it_is_sent_to_no_address_that_can_be_changed():
-    found = {f"{model._meta.label}.{field}" for model, field in sealed_fields()}
+    found = {f"{model._meta.label}.{field}" for model, field in encrypted_fields()}
     assert found == set(CASES) | set(ELSEWHERE)
 
 
@@ -121,33 +121,33 @@ def patch(api, case, change, **query):
 
 
 def test_another_address_without_the_secret_is_refused(api, case):
-    before = case.sealed()
+    before = case.encrypted()
     assert CANARY in before
     for query in ({}, {"dry_run": "true"}):
         answer = patch(api, case, case.move, **query)
         assert answer.status_code == 422, answer.content
         assert [fault["pointer"] for fault in answer.data["errors"]] == [case.pointer]
         assert CANARY not in answer.content.decode()
-    assert case.sealed() == before
+    assert case.encrypted() == before
     shown = json.dumps(api.get(case.path).json())
     assert "evil" not in shown
 
 
 def test_the_same_address_in_another_spelling_keeps_the_secret(api, case):
-    before = case.sealed()
+    before = case.encrypted()
     assert patch(api, case, case.respelled).status_code == 200
-    assert case.sealed() == before
+    assert case.encrypted() == before
 
 
 def test_another_address_with_the_secret_given_for_it_is_taken(api, case):
     assert patch(api, case, case.move | case.given).status_code == 200
-    assert FRESH in case.sealed()
+    assert FRESH in case.encrypted()
     assert "evil" in json.dumps(api.get(case.path).json())
 
 
 def test_another_address_without_any_secret_is_taken(api, case):
     assert patch(api, case, case.move | case.taken).status_code == 200
-    assert CANARY not in case.sealed()
+    assert CANARY not in case.encrypted()
 
 
 def test_a_bundle_moves_no_secret_either(api, pool):
@@ -276,7 +276,7 @@ def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
     settle(source.pk)
     replica.refresh_from_db()
     assert replica.url == "http://10.0.0.9:8000"
-    assert unseal(replica.api_key_sealed).decode() == CANARY
+    assert decrypt(replica.api_key_encrypted).decode() == CANARY
 
 
 def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, followed):

@@ -9,10 +9,10 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models import BinaryField
 
-from controlplane.encryption import unseal
+from controlplane.encryption import decrypt
 from controlplane.models import AuditEntry, ConfigSnapshot, Scope
 from controlplane.services.access.tokens import create_token, find_token
-from controlplane.services.secret_rotation import sealed_fields
+from controlplane.services.secret_rotation import encrypted_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from telemetry.models.decision import ReplayState
 from telemetry.services.notifications.channels import create_channel
@@ -33,9 +33,11 @@ def secrets_at_rest(replica, operator):
 def opened():
     """Every secret that there is, as the present keys read it."""
     found = {
-        (model, field, row.pk): getattr(row, field) for model, field in sealed_fields() for row in model.objects.all()
+        (model, field, row.pk): getattr(row, field)
+        for model, field in encrypted_fields()
+        for row in model.objects.all()
     }
-    return {key: unseal(sealed) for key, sealed in found.items() if sealed is not None}
+    return {key: decrypt(encrypted) for key, encrypted in found.items() if encrypted is not None}
 
 
 def test_everything_is_read_with_the_new_key_alone(secrets_at_rest, settings, capsys):
@@ -52,16 +54,16 @@ def test_everything_is_read_with_the_new_key_alone(secrets_at_rest, settings, ca
     assert find_token(secrets_at_rest) is not None
     assert snapshot_document(newest_snapshot())
     assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
-    assert "controlplane.FleetSecret.sealed" in capsys.readouterr().out
+    assert "controlplane.FleetSecret.encrypted" in capsys.readouterr().out
 
 
 def test_a_second_run_changes_nothing(secrets_at_rest, settings):
     former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
     settings.SECRET_KEY_FALLBACKS = [former]
     call_command("rotate_secrets")
-    before = [bytes(row.sealed) for row in ConfigSnapshot.objects.all()]
+    before = [bytes(row.encrypted) for row in ConfigSnapshot.objects.all()]
     call_command("rotate_secrets")
-    assert [bytes(row.sealed) for row in ConfigSnapshot.objects.all()] == before
+    assert [bytes(row.encrypted) for row in ConfigSnapshot.objects.all()] == before
     assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
 
 
@@ -77,13 +79,13 @@ def test_every_binary_field_is_found_by_its_name():
         (model, field.name) for model in ours for field in model._meta.concrete_fields if isinstance(field, BinaryField)
     }
     binary -= {(ReplayState, "state")}  # model caches: keyed hashes of blocks, and no secret
-    assert binary == {(model, field) for model, field in sealed_fields() if model in ours}
+    assert binary == {(model, field) for model, field in encrypted_fields() if model in ours}
     assert len(binary) >= 4
 
 
 def test_of_a_snapshot_nothing_but_its_seal_changes(secrets_at_rest):
-    for change in ("document = '{}'", "number = number + 100", "sha256 = ''", "sealed = '', reason = 'x'"):
+    for change in ("document = '{}'", "number = number + 100", "sha256 = ''", "encrypted = '', reason = 'x'"):
         with pytest.raises(IntegrityError, match="never changes"), transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"update controlplane_configsnapshot set {change}")
     with connection.cursor() as cursor:
-        cursor.execute("update controlplane_configsnapshot set sealed = sealed")
+        cursor.execute("update controlplane_configsnapshot set encrypted = encrypted")

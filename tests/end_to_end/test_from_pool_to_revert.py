@@ -24,7 +24,7 @@ WELL, SLOWLY = {50: 50, 52: 45, 54: 5}, {50: 20, 95: 80}  # TTFT by bucket
 
 def acknowledge() -> None:
     """Let the router acknowledge the newest configuration."""
-    newest = ConfigSnapshot.objects.defer("sealed").first()
+    newest = ConfigSnapshot.objects.defer("encrypted").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
 

@@ -24,7 +24,7 @@ def policy(site, operator):
 
 
 def acknowledge() -> None:
-    newest = ConfigSnapshot.objects.defer("sealed").first()
+    newest = ConfigSnapshot.objects.defer("encrypted").first()
     record_ack(Router.objects.get().pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
 

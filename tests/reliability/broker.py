@@ -23,7 +23,7 @@ TURNS_S = 8.0  # before its return, at most, in which a fleet falls ill or recov
 
 
 @dataclass(frozen=True)
-class Absence:
+class DependencyState:
     """Measurements of one outage."""
 
     away_s: float
@@ -31,7 +31,7 @@ class Absence:
     statuses: Counter[int]  # of what was read meanwhile
 
 
-def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: float) -> Absence:
+def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: float) -> DependencyState:
     """Kill the broker and restart it later; meanwhile read every page, change the fleet's state, and create an
     object.
     """
@@ -46,7 +46,7 @@ def kill_and_return(stand: Stand, rest: httpx.Client, fleet: Watched, away_s: fl
         stand.valkey.start()
         resumed_s = stand.until_ticks_resume(LONG_RESUMES_S)
     fleet.until_told()
-    return Absence(away_s, resumed_s, asking.statuses)
+    return DependencyState(away_s, resumed_s, asking.statuses)
 
 
 def flush(stand: Stand) -> float:

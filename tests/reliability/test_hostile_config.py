@@ -17,7 +17,7 @@ from routing.schema import load_snapshot
 from tests.pace import is_within
 from tests.reliability.fleet import fleet
 from tests.reliability.stand import soon
-from tests.routing.schema.damage import CONFIG, damage, sealed
+from tests.routing.schema.damage import CONFIG, damage, encrypted
 
 ROUNDS = 60
 NACK_S = 5.0
@@ -46,14 +46,14 @@ def running(admin):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path, seed):
     chance = random.Random(seed)
-    assert admin.put("/config", content=sealed(CONFIG)).status_code == 200
+    assert admin.put("/config", content=encrypted(CONFIG)).status_code == 200
     taken = refused = 0
     for revision in range(2, ROUNDS):
         before = running(admin)
         tree = json.loads(json.dumps(CONFIG))
         for _ in range(chance.randrange(1, 3)):
             damage(tree, chance)
-        document = sealed(tree, revision=revision)
+        document = encrypted(tree, revision=revision)
         if chance.random() < 0.2:
             document = document[: chance.randrange(len(document))]
         answer = admin.put("/config", content=document)
@@ -76,7 +76,7 @@ def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path
     ids=["huge", "deep", "deep inside"],
 )
 def test_a_document_without_measure_changes_nothing(router, admin, document, status):
-    assert admin.put("/config", content=sealed(CONFIG)).status_code == 200
+    assert admin.put("/config", content=encrypted(CONFIG)).status_code == 200
     before = running(admin)
     assert admin.put("/config", content=document).status_code == status
     assert running(admin) == before

@@ -61,7 +61,7 @@ class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
 
     def get_has_secret(self, source: ReplicaSource) -> bool:
         """Whether a secret is kept for it."""
-        return source.sealed is not None
+        return source.encrypted is not None
 
 
 class SourceChange(serializers.Serializer[Any]):

@@ -18,7 +18,7 @@ from controlplane.access.actor import visible
 from controlplane.api import preconditions
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
 from controlplane.api.middleware import Exchange
-from controlplane.api.permissions import asker
+from controlplane.api.permissions import actor
 from controlplane.api.preconditions import differences, earlier_version
 from controlplane.services.audit_log import recent_changes
 
@@ -27,8 +27,8 @@ NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 NUMBER = r"[0-9]{1,18}"
 
 
-class Door(Exchange, viewsets.GenericViewSet[Row]):
-    """A viewset that shows what the asker may know of; ``PATCH`` changes, there is no ``PUT`` of a whole object.
+class BaseViewSet(Exchange, viewsets.GenericViewSet[Row]):
+    """A viewset that shows what the actor may know of; ``PATCH`` changes, there is no ``PUT`` of a whole object.
 
     Every object it shows carries its entity tag, in ``ETag`` and in the field ``etag``. A change names the version it
     is of in ``If-Match``, which is compared under the row's lock; services lock the same row first.
@@ -40,9 +40,9 @@ class Door(Exchange, viewsets.GenericViewSet[Row]):
     observed: ClassVar[tuple[str, ...]] = ()  # shown fields that nobody decides: no change of them is in one's way
 
     def get_queryset(self) -> QuerySet[Row]:
-        """The rows of projects in which the asker has a role; all of them while the OpenAPI document is made."""
+        """The rows of projects in which the actor has a role; all of them while the OpenAPI document is made."""
         rows: QuerySet[Row] = super().get_queryset()
-        return rows if getattr(self, "swagger_fake_view", False) else visible(asker(self.request), rows)
+        return rows if getattr(self, "swagger_fake_view", False) else visible(actor(self.request), rows)
 
     def perform(self, request: Request) -> Response:
         """Let the method do its work, and say of which version the answer is."""

@@ -15,7 +15,7 @@ from controlplane.api.bundle import export_bundle
 from controlplane.api.bundle_apply import Applied, apply_bundle
 from controlplane.api.exceptions import ChangedMeanwhile, PreconditionRequired
 from controlplane.api.middleware import Exchange, switch
-from controlplane.api.permissions import asker
+from controlplane.api.permissions import actor
 from controlplane.api.serializers import config as s
 from controlplane.api.serializers.policies import RolloutSerializer
 
@@ -35,7 +35,7 @@ class ConfigView(Exchange):
         if request.method == "PUT":
             self._check_version(request)
         answer = super().perform(request)
-        answer["ETag"] = preconditions.tag_of(export_bundle(asker(request)) if request.method == "PUT" else answer.data)
+        answer["ETag"] = preconditions.tag_of(export_bundle(actor(request)) if request.method == "PUT" else answer.data)
         if request.method != "PUT" and preconditions.is_known(request, answer["ETag"]):
             return Response(status=status.HTTP_304_NOT_MODIFIED, headers={"ETag": answer["ETag"]})
         return answer
@@ -43,14 +43,14 @@ class ConfigView(Exchange):
     def _check_version(self, request: Request) -> None:
         if not preconditions.is_asked_for(request):
             raise PreconditionRequired
-        now = export_bundle(asker(request))
+        now = export_bundle(actor(request))
         if not preconditions.still_matches(request, preconditions.tag_of(now)):
             raise ChangedMeanwhile(etag=preconditions.tag_of(now), current=now)
 
     @extend_schema(responses=s.BundleSerializer)
     def get(self, request: Request) -> Response:
         """Everything that you may see, in a stable order; without secrets."""
-        return Response(export_bundle(asker(request)))
+        return Response(export_bundle(actor(request)))
 
     @extend_schema(request=s.BundleSerializer, responses=s.AppliedSerializer, parameters=[PRUNE, DRAFT])
     def put(self, request: Request) -> Response:

@@ -14,13 +14,13 @@ from rest_framework.response import Response
 from controlplane.api.filters import DiscoveredReplicaFilter, SourceFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import discovery as s
-from controlplane.api.viewsets.base import NAME, NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
 from controlplane.models import DiscoveredReplica, ReplicaSource
 from controlplane.services.discovery import adoption as discovered_replicas
 from controlplane.services.discovery import sources
 
 
-class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ReplicaSource]):
+class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[ReplicaSource]):
     """Where to look for a pool's replicas: DNS, Kubernetes or a file."""
 
     queryset = ReplicaSource.objects.select_related("pool")
@@ -57,7 +57,7 @@ class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Repli
         return Response(s.SourceSerializer(source).data, status.HTTP_202_ACCEPTED)
 
 
-class DiscoveredReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[DiscoveredReplica]):
+class DiscoveredReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[DiscoveredReplica]):
     """Engines that sources found: proposed, adopted or dismissed."""
 
     queryset = DiscoveredReplica.objects.select_related("source__pool", "replica")

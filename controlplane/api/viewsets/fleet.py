@@ -24,7 +24,7 @@ from controlplane.api.fields import check_allowed
 from controlplane.api.filters import ClientKeyFilter, PoolFilter, ReplicaFilter, TaskGroupFilter
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import fleet as s
-from controlplane.api.viewsets.base import NAME, NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, ReplicaState, TaskGroup
 from controlplane.services.access import projects
 from controlplane.services.access.projects import default_project
@@ -32,7 +32,7 @@ from controlplane.services.fleet import client_keys, pools, replicas, task_group
 from controlplane.services.fleet.pools import fleet_settings, update_fleet_settings
 
 
-class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
+class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Pool]):
     """Pools of replicas that serve the same models."""
 
     queryset = Pool.objects.select_related("project")
@@ -63,7 +63,7 @@ class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pool]):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class ReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Replica]):
+class ReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Replica]):
     """Replicas: vLLM engines behind a base URL."""
 
     queryset = Replica.objects.select_related("pool")
@@ -101,7 +101,7 @@ class ReplicaViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Repl
         return Response(s.ReplicaSerializer(replica).data)
 
 
-class TaskGroupViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[TaskGroup]):
+class TaskGroupViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[TaskGroup]):
     """Task groups: requests with one purpose."""
 
     queryset = TaskGroup.objects.select_related("pool").prefetch_related("replicas")
@@ -128,7 +128,7 @@ class TaskGroupViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Ta
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Project]):
+class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Project]):
     """Projects: pools that the same people look after."""
 
     queryset = Project.objects.all()
@@ -155,7 +155,7 @@ class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Proj
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class ClientKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ClientKey]):
+class ClientKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[ClientKey]):
     """Keys that clients send to routers. Whether one is needed is a setting of the fleet."""
 
     queryset = ClientKey.objects.select_related("project", "created_by")
@@ -184,7 +184,7 @@ class ClientKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Cl
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class FleetSettingsViewSet(mixins.RetrieveModelMixin, Door[FleetSettings]):
+class FleetSettingsViewSet(mixins.RetrieveModelMixin, BaseViewSet[FleetSettings]):
     """Who is let in, and what routers accept and wait for; one object."""
 
     queryset = FleetSettings.objects.all()

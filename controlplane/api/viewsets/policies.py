@@ -27,7 +27,7 @@ from controlplane.api.pagination import ConfigurationPages, RevisionPages, Rollo
 from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.policies import RolloutSerializer
-from controlplane.api.viewsets.base import NAME, NUMBER, Door, parsed
+from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, Rollout, RoutingPolicy
 from controlplane.services.policies import lifecycle as policies
@@ -46,7 +46,7 @@ from controlplane.services.rollouts.plans import make_plan
 CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.TRIAL, RevisionState.DRAFT))
 
 
-class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[RoutingPolicy]):
+class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[RoutingPolicy]):
     """Routing policies. What is live changes only by publishing the draft."""
 
     queryset = RoutingPolicy.objects.select_related("pool", "group").prefetch_related(
@@ -56,7 +56,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Routi
     lookup_field = "name"
     lookup_value_regex = NAME
     conditional_actions = ("publish", "revert")
-    http_method_names = (*Door.http_method_names, "put")
+    http_method_names = (*BaseViewSet.http_method_names, "put")
 
     @extend_schema(request=s.PolicyInput, responses={201: s.PolicySerializer})
     def create(self, request: Request) -> Response:
@@ -147,7 +147,7 @@ class CatalogueView(Exchange):
 COMPARED = (("from", "A revision's id: what would be replaced."), ("to", "The id of another of the same policy."))
 
 
-class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[PolicyRevision]):
+class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[PolicyRevision]):
     """Policy revisions. Read-only: a change is a new draft."""
 
     queryset = PolicyRevision.objects.select_related("policy", "author")
@@ -181,7 +181,7 @@ class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Pol
 MOVED = extend_schema(request=s.MoveInput, responses=s.RolloutDetailSerializer)
 
 
-class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Rollout]):
+class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Rollout]):
     """Rollouts. Publishing starts one; each of its moves is an action, 409 where its state has no such move."""
 
     queryset = Rollout.objects.select_related("revision__policy__pool", "snapshot", "started_by", "approved_by").defer(
@@ -236,10 +236,10 @@ class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Roll
 COMPARED_CONFIGURATIONS = (("from", "A configuration's number."), ("to", "Another's: what runs instead."))
 
 
-class ConfigurationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ConfigSnapshot]):
+class ConfigurationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[ConfigSnapshot]):
     """Everything that routers were ever told to run, newest first. Read-only: each change of the fleet makes one."""
 
-    queryset = ConfigSnapshot.objects.select_related("created_by").defer("sealed")
+    queryset = ConfigSnapshot.objects.select_related("created_by").defer("encrypted")
     serializer_class = s.ConfigurationSerializer
     pagination_class = ConfigurationPages
     lookup_field = "number"
@@ -248,7 +248,7 @@ class ConfigurationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Doo
     def get_queryset(self) -> QuerySet[ConfigSnapshot]:
         """Without the documents, unless one is asked for."""
         rows = super().get_queryset()
-        return rows if self.action == "retrieve" else rows.defer("sealed", "document")
+        return rows if self.action == "retrieve" else rows.defer("encrypted", "document")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[ConfigSnapshot]]:
         """The document, as large as the fleet, only where one is asked for."""

@@ -29,7 +29,7 @@ from controlplane.api.middleware import Exchange
 from controlplane.api.pagination import AuditPages, EventPages
 from controlplane.api.permissions import IsRouter, route_of, signed_in_user
 from controlplane.api.serializers import routers as s
-from controlplane.api.viewsets.base import NAME, NUMBER, Door, heard, parsed
+from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, heard, parsed
 from controlplane.models import ApiToken, AuditEntry, Event, Router
 from controlplane.push.client import Signature, ask_decision
 from controlplane.services import events, routers
@@ -37,7 +37,7 @@ from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.snapshots import newest_snapshot
 
 
-class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Router]):
+class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Router]):
     """Routers, each with what it runs and what it should run. They announce themselves; one is only ever removed."""
 
     queryset = Router.objects.all()
@@ -91,7 +91,7 @@ WAIT = OpenApiParameter(
 LAST = OpenApiParameter("Last-Event-ID", OpenApiTypes.INT, OpenApiParameter.HEADER, description="Go on after this one.")
 
 
-class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Event]):
+class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Event]):
     """What happened, newest first; or, after an event's id, what came then, oldest first."""
 
     queryset = Event.objects.select_related("pool", "replica", "router", "actor")
@@ -144,7 +144,7 @@ class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[Event]
         return found
 
 
-class AuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AuditEntry]):
+class AuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[AuditEntry]):
     """The audit log, newest first; for admins of everything."""
 
     queryset = AuditEntry.objects.all()
@@ -154,7 +154,7 @@ class AuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[AuditE
     lookup_value_regex = NUMBER
 
 
-class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Door[ApiToken]):
+class TokenViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[ApiToken]):
     """Tokens for scripts; for administrators."""
 
     queryset = ApiToken.objects.select_related("user")

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from controlplane.errors import SealBrokenError
+from controlplane.errors import DecryptionError
 from controlplane.services.secret_rotation import rotate_secrets
 
 
@@ -19,7 +19,7 @@ class Command(BaseCommand):
         """CommandError where a key is missing; what was done until then stays done."""
         try:
             moved = rotate_secrets()
-        except SealBrokenError as error:
+        except DecryptionError as error:
             raise CommandError(str(error)) from None
         for kind, count in moved.items():
             self.stdout.write(f"{count:>6}  {kind}")

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.discovery import SourceKind, canonical_settings, kind_named
-from controlplane.encryption import seal
+from controlplane.encryption import encrypt
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
 from controlplane.models.fleet import SHORT_NAME
@@ -65,7 +65,7 @@ def update_source(
     before = facts(source)
     server = _server(source)
     _change(source, changes, secret)
-    if source.sealed is not None and secret is None:
+    if source.encrypted is not None and secret is None:
         check_destination("$.secret", "token", before=server, after=_server(source))
     if facts(source) == before and secret is None:
         return source
@@ -101,7 +101,7 @@ def request_look(source: ReplicaSource) -> None:
 def facts(source: ReplicaSource) -> dict[str, Any]:
     """What an event shows of a source; of its secret, only whether it has one."""
     shown = {name: getattr(source, name) for name in _SHOWN}
-    return {**shown, "adoption": str(source.adoption), "has_secret": source.sealed is not None}
+    return {**shown, "adoption": str(source.adoption), "has_secret": source.encrypted is not None}
 
 
 def _change(source: ReplicaSource, changes: dict[str, Any], secret: str | None) -> None:
@@ -111,7 +111,7 @@ def _change(source: ReplicaSource, changes: dict[str, Any], secret: str | None) 
     if source.remove_after_s < source.drain_after_s:
         raise InvalidError("$.remove_after_s", "expected no less than drain_after_s: a replica drains before it goes")
     if secret is not None:
-        source.sealed = seal(_checked_secret(kind, secret).encode()) if secret else None
+        source.encrypted = encrypt(_checked_secret(kind, secret).encode()) if secret else None
 
 
 def _server(source: ReplicaSource) -> str:
@@ -139,7 +139,7 @@ def _checked(kind: SourceKind, name: str, value: Any, source: ReplicaSource) -> 
 
 
 def _checked_secret(kind: SourceKind, secret: str) -> str:
-    """A secret as it is sealed. No error quotes it."""
+    """A secret as it is encrypted. No error quotes it."""
     if not kind.secret:
         raise InvalidError("$.secret", f"a source of kind {kind.name} has none")
     plain = secret.strip()

@@ -10,8 +10,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from controlplane import schema_fields
-from controlplane.encryption import seal, unseal
-from controlplane.errors import ConflictError, InUseError, InvalidError, SealBrokenError
+from controlplane.encryption import decrypt, encrypt
+from controlplane.errors import ConflictError, DecryptionError, InUseError, InvalidError
 from controlplane.models import DiscoveredReplica, EventKind, Pool, Replica, ReplicaState
 from controlplane.models.fleet import LONG_NAME
 from controlplane.schema_fields import canonical, checked
@@ -209,19 +209,19 @@ def _change(replica: Replica, settings: ReplicaSettings) -> None:
 def _set_api_key(replica: Replica, key: str | None) -> None:
     """Encrypt it; a key that is the same as before is no change. What is wrong with one is said without it."""
     if key is None:
-        replica.api_key_sealed = replica.api_key_set_at = None
+        replica.api_key_encrypted = replica.api_key_set_at = None
         return
     try:
         canonical(schema_fields.API_KEY, key, "$.api_key")
     except InvalidError:
         raise InvalidError("$.api_key", "expected 1 to 1,024 visible ASCII characters, without blanks") from None
     if _api_key(replica) != key.encode() or _source_changed(replica):
-        replica.api_key_sealed, replica.api_key_set_at = seal(key.encode()), timezone.now()
+        replica.api_key_encrypted, replica.api_key_set_at = encrypt(key.encode()), timezone.now()
 
 
 def _check_key_stays(replica: Replica, url: str) -> None:
     """InvalidError where a key that is kept would be sent to another address."""
-    if replica.api_key_sealed is not None:
+    if replica.api_key_encrypted is not None:
         before, after = address_of(replica.url), address_of(_checked_url(url))
         check_destination("$.api_key", "API key", before=before, after=after)
 
@@ -249,6 +249,6 @@ def _taken(error: IntegrityError, replica: Replica, by: User | None) -> Conflict
 def _api_key(replica: Replica) -> bytes | None:
     """The key in force; None where there is none, or none that can be read."""
     try:
-        return None if replica.api_key_sealed is None else unseal(replica.api_key_sealed)
-    except SealBrokenError:
+        return None if replica.api_key_encrypted is None else decrypt(replica.api_key_encrypted)
+    except DecryptionError:
         return None

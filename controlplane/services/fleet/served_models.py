@@ -153,6 +153,6 @@ def _served_elsewhere(pool: Pool, by: User | None) -> InvalidError | None:
 
 
 def _called(pool: Pool, by: User | None) -> str:
-    """A pool by its name where the asker may know of it; the system itself may."""
+    """A pool by its name where the actor may know of it; the system itself may."""
     known = by is None or roles_of(by).may(Role.VIEWER, pool.project_id)
     return f"pool {pool.name!r}" if known else "another pool"

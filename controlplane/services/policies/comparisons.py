@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.errors import ConflictError, SealBrokenError
+from controlplane.errors import ConflictError, DecryptionError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RoutingPolicy
 from controlplane.push.snapshot import build_config
 from controlplane.services.impact import Effect, compare_configs, with_settings
@@ -63,7 +63,7 @@ def configuration_of(snapshot: ConfigSnapshot) -> schema.RouterConfig:
     """A configuration as routers got it; where its seal cannot be opened, as people see it, without its secrets."""
     try:
         return schema.load_snapshot(snapshot_document(snapshot)).config
-    except (SealBrokenError, schema.ConfigError):
+    except (DecryptionError, schema.ConfigError):
         return _from_document(snapshot)
 
 

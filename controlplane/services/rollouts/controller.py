@@ -29,7 +29,7 @@ from controlplane.isolation import isolated_items
 from controlplane.models import (
     ConfigSnapshot,
     EventKind,
-    HeldBy,
+    HoldReason,
     PeriodicTask,
     PolicyRevision,
     Rollout,
@@ -192,13 +192,13 @@ def _judge(rollout: Rollout, verdict: Verdict, readings: list[dict[str, Any]]) -
     elif verdict is Verdict.PASSED and rollout.state in {RolloutState.PROGRESSING, RolloutState.HOLDING}:
         _pass(rollout, readings)
     elif verdict is Verdict.INCONCLUSIVE and rollout.state == RolloutState.PROGRESSING and _is_due(rollout):
-        hold(rollout, HeldBy.GUARD, _said(readings, verdict), readings)
+        hold(rollout, HoldReason.GUARD, _said(readings, verdict), readings)
 
 
 def _pass(rollout: Rollout, readings: list[dict[str, Any]]) -> None:
-    if _is_due(rollout) and rollout.held_by != HeldBy.REFUSAL:
+    if _is_due(rollout) and rollout.held_by != HoldReason.REFUSAL:
         widen(rollout, "widen", reason="The guard found nothing wrong.", evidence=readings)
-    elif rollout.held_by == HeldBy.GUARD:
+    elif rollout.held_by == HoldReason.GUARD:
         make_move(rollout, "release", reason="The guard can tell again.", evidence=readings)
 
 
@@ -285,8 +285,8 @@ def _hold_or_release(rollout: Rollout, refusals: Sequence[dict[str, Any]]) -> No
     if refusals and rollout.state in {RolloutState.PENDING, RolloutState.PROGRESSING}:
         first = refusals[0]
         reason = f"Router {first['router']} refuses it: {first['path']}: {first['reason']}"
-        hold(rollout, HeldBy.REFUSAL, reason, refusals)
-    elif not refusals and rollout.held_by == HeldBy.REFUSAL:
+        hold(rollout, HoldReason.REFUSAL, reason, refusals)
+    elif not refusals and rollout.held_by == HoldReason.REFUSAL:
         make_move(rollout, "release", reason="No router refuses it any more.")
 
 
@@ -296,7 +296,7 @@ def _go_on(rollout: Rollout) -> None:
     if rollout.guard is None:
         widen(rollout, "widen", reason="It was observed for its time.")
     elif _is_due(rollout, beyond_s=SILENT_S) and (rollout.readings_at is None or rollout.readings_at < silent_since):
-        hold(rollout, HeldBy.GUARD, "The guard says nothing: is telemetry's worker running?", rollout.readings)
+        hold(rollout, HoldReason.GUARD, "The guard says nothing: is telemetry's worker running?", rollout.readings)
 
 
 def _is_due(rollout: Rollout, *, beyond_s: float = 0.0) -> bool:

@@ -28,7 +28,7 @@ from controlplane.errors import GoneError, RolloutMoveError
 from controlplane.models import (
     OPEN_ROLLOUTS,
     EventKind,
-    HeldBy,
+    HoldReason,
     PolicyRevision,
     RevisionState,
     Rollout,
@@ -179,7 +179,7 @@ def widen(rollout: Rollout, move: str, *, by: User | None = None, reason: str = 
     make_move(rollout, move, by=by, reason=reason, evidence=evidence)
 
 
-def hold(rollout: Rollout, held_by: HeldBy, reason: str, evidence: Any) -> None:
+def hold(rollout: Rollout, held_by: HoldReason, reason: str, evidence: Any) -> None:
     """Go no further until that is over."""
     rollout.held_by = held_by
     make_move(rollout, "hold", reason=reason, evidence=evidence)

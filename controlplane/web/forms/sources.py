@@ -80,7 +80,7 @@ class SourceForm(Form):
     def _add_secret(self) -> None:
         if not self.kind.secret:
             return
-        kept = self.source is not None and self.source.sealed is not None
+        kept = self.source is not None and self.source.encrypted is not None
         self.fields["secret"] = forms.CharField(
             required=False,
             label=self.kind.secret.capitalize(),

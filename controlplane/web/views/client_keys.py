@@ -13,7 +13,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import ClientKey, Project, Replica
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
 from controlplane.services.fleet.pools import fleet_settings, update_fleet_settings
-from controlplane.web.base import form_page, mine, refusals_as_messages, signed_in, within
+from controlplane.web.base import errors_as_messages, form_page, mine, signed_in, within
 from controlplane.web.forms.fleet import ClientKeyForm, LimitsForm
 
 CLOSING = (
@@ -68,7 +68,7 @@ def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
     """End a key, after saying what will happen."""
     key = get_object_or_404(ClientKey.objects.select_related("project"), pk=key_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             revoke_client_key(key, by=signed_in(request))
             messages.success(request, f"Client key {key.full_name} does not work any more.")
         return redirect("controlplane:client-keys")
@@ -88,7 +88,7 @@ def admission(request: HttpRequest) -> HttpResponse:
     """Let in only clients with a key, or anybody, after saying what will happen."""
     needs_key = not fleet_settings().needs_key
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             update_fleet_settings(needs_key=needs_key, by=signed_in(request))
             messages.success(request, f"Clients are let in {'only with' if needs_key else 'without'} a key.")
         return redirect("controlplane:client-keys")
@@ -124,6 +124,6 @@ def _shut_out() -> str:
     keys = ClientKey.objects.filter(revoked_at=None).count()
     if not keys:
         return "There is no key yet: nobody would be let in."
-    keyless = Replica.objects.filter(api_key_sealed=None).count()
+    keyless = Replica.objects.filter(api_key_encrypted=None).count()
     words = f"{keys} {'key is' if keys == 1 else 'keys are'} let in."
     return f"{words} {keyless} replicas have no engine key; that is right where their engines ask for none."

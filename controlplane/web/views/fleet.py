@@ -23,7 +23,7 @@ from controlplane.services.fleet.pools import create_pool, remove_pool, update_p
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.services.fleet.served_models import unnamed_warning
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group, update_task_group
-from controlplane.web.base import form_page, mine, refusals_as_messages, signed_in, within
+from controlplane.web.base import errors_as_messages, form_page, mine, signed_in, within
 from controlplane.web.fleet_rows import source_lines, warm_ups, with_sources
 from controlplane.web.forms.fleet import PoolForm, PoolSettingsForm, ReplicaForm, TaskGroupForm
 from controlplane.web.tables import asked_sort
@@ -93,7 +93,7 @@ def pool_remove(request: HttpRequest, pool_id: int) -> HttpResponse:
     """Remove an empty pool."""
     pool = get_object_or_404(Pool, pk=pool_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_pool(pool, by=signed_in(request))
             messages.success(request, f"Pool {pool.name} was removed.")
         return redirect("controlplane:fleet")
@@ -161,7 +161,7 @@ def replica_state(request: HttpRequest, replica_id: int, state: str) -> HttpResp
     wanted = ReplicaState(state)
     replica = get_object_or_404(Replica.objects.select_related("pool"), pk=replica_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             set_replica_state(replica, wanted, by=signed_in(request))
             messages.success(request, f"Replica {replica.name} is now {wanted.label.lower()}.")
         return redirect("controlplane:fleet")
@@ -182,7 +182,7 @@ def replica_remove(request: HttpRequest, replica_id: int) -> HttpResponse:
     """Remove a replica, after saying what will happen."""
     replica = get_object_or_404(Replica.objects.select_related("pool"), pk=replica_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_replica(replica, by=signed_in(request))
             messages.success(request, f"Replica {replica.name} was removed.")
         return redirect("controlplane:fleet")
@@ -251,7 +251,7 @@ def group_remove(request: HttpRequest, group_id: int) -> HttpResponse:
     """Remove a group with its policy."""
     group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_task_group(group, by=signed_in(request))
             messages.success(request, f"Task group {group.name} was removed.")
         return redirect("controlplane:task-groups")

@@ -22,7 +22,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.access.actor import asker_of
+from controlplane.access.actor import actor_of
 from controlplane.accounts.sign_in_methods import has_code
 from controlplane.errors import ControlPlaneError
 from controlplane.models import ApiToken, Project, Role, RoleAssignment, Scope
@@ -40,7 +40,7 @@ from controlplane.services.access.people import (
 from controlplane.services.access.projects import create_project, remove_project, update_project
 from controlplane.services.access.sign_ins import unlock_sign_in
 from controlplane.services.access.tokens import create_token, revoke_token
-from controlplane.web.base import form_page, refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, form_page, signed_in
 from controlplane.web.forms.people import PasswordForm, PersonForm, ProjectForm, RoleForm, TokenForm
 
 MEANINGS = {
@@ -92,7 +92,7 @@ def person_role(request: HttpRequest, person_id: int) -> HttpResponse:
     someone, form = get_object_or_404(User, pk=person_id), RoleForm(request.POST)
     if form.is_valid():
         role, project = form.cleaned_data["role"], form.cleaned_data["project"]
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             set_role(someone, Role(role) if role else None, project, by=signed_in(request))
             messages.success(request, f"The roles of {someone.username} were changed, from the next request on.")
     else:
@@ -104,7 +104,7 @@ def person_role(request: HttpRequest, person_id: int) -> HttpResponse:
 def person_active(request: HttpRequest, person_id: int) -> HttpResponse:
     """Let somebody sign in no more, or again."""
     someone = get_object_or_404(User, pk=person_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         someone = set_active(someone, not someone.is_active, by=signed_in(request))
         what = "may sign in again" if someone.is_active else "is signed out, and their tokens do not work any more"
         messages.success(request, f"{someone.username} {what}.")
@@ -140,7 +140,7 @@ def person_unlock(request: HttpRequest, person_id: int) -> HttpResponse:
 def person_second_factor(request: HttpRequest, person_id: int) -> HttpResponse:
     """Take away the second factor of somebody who lost theirs."""
     someone = get_object_or_404(User, pk=person_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         reset_second_factor(someone, by=signed_in(request))
         messages.success(request, f"{someone.username} signs in without a second factor until they set one up.")
     return redirect("controlplane:person", person_id=person_id)
@@ -204,7 +204,7 @@ def project_remove(request: HttpRequest, project_id: int) -> HttpResponse:
     """Remove a project without pools."""
     project = get_object_or_404(Project, pk=project_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_project(project, by=signed_in(request))
             messages.success(request, f"Project {project.name} was removed.")
         return redirect("controlplane:people")
@@ -242,7 +242,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
 def token_revoke(request: HttpRequest, token_id: int) -> HttpResponse:
     """End a token now."""
     token = get_object_or_404(_shown(request), pk=token_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         revoke_token(token, by=signed_in(request))
         messages.success(request, f"Token {token.name} does not work any more.")
     return redirect("controlplane:tokens")
@@ -250,7 +250,7 @@ def token_revoke(request: HttpRequest, token_id: int) -> HttpResponse:
 
 def _shown(request: HttpRequest) -> QuerySet[ApiToken]:
     rows = ApiToken.objects.select_related("user")
-    return rows if asker_of(request).may(Role.ADMIN, None) else rows.filter(user=signed_in(request))
+    return rows if actor_of(request).may(Role.ADMIN, None) else rows.filter(user=signed_in(request))
 
 
 @require_GET

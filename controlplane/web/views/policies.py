@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.database.transactions import one_moment
+from controlplane.database.transactions import repeatable_read
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
@@ -32,7 +32,7 @@ from controlplane.services.policies.settings import (
     strategy_document,
 )
 from controlplane.services.rollouts.plans import RolloutPlan
-from controlplane.web.base import mine, refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, mine, signed_in
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.forms.base import SettingsForm, range_text, strategy_named
 from controlplane.web.forms.policies import PublishForm
@@ -51,7 +51,7 @@ def policy_list(request: HttpRequest) -> HttpResponse:
         Prefetch("policies", policies.filter(group=None), to_attr="own"),
         Prefetch("groups", TaskGroup.objects.order_by("name").prefetch_related(Prefetch("policy", policies))),
     )
-    with one_moment():
+    with repeatable_read():
         rows = [_pool_rows(pool) for pool in pools]
     return render(request, "controlplane/policies.html", {"pools": rows})
 
@@ -116,7 +116,7 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
     if plan is None:
         return render(request, "controlplane/policy.html", {**_facts(policy), "publish_form": form}, status=422)
     revision = get_object_or_404(policy.revisions, pk=revision_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         rollout = publish_revision(
             revision.pk,
             by=signed_in(request),
@@ -134,7 +134,7 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
 def policy_discard(request: HttpRequest, policy_id: int) -> HttpResponse:
     """Throw the draft away."""
     policy = _policy(policy_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         discard_draft(policy)
         messages.success(request, "The draft was discarded. What runs did not change.")
     return redirect("controlplane:policy", policy_id=policy.pk)
@@ -144,7 +144,7 @@ def policy_discard(request: HttpRequest, policy_id: int) -> HttpResponse:
 def policy_create(request: HttpRequest, group_id: int) -> HttpResponse:
     """Give a task group a policy of its own; the pool's serves it until the first revision is published."""
     group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         create_policy(group.pool, group)
     policy = RoutingPolicy.objects.filter(group=group).first()
     return redirect("controlplane:policy-edit", policy.pk) if policy else redirect("controlplane:policies")
@@ -155,7 +155,7 @@ def policy_remove(request: HttpRequest, policy_id: int) -> HttpResponse:
     """Take a group's own policy away, after saying what will happen."""
     policy = _policy(policy_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_policy(policy, by=signed_in(request))
             messages.success(request, f"Policy {policy.name} was removed.")
         return redirect("controlplane:policies")

@@ -22,7 +22,7 @@ from controlplane.services.policies.lifecycle import narrowed, revert_policy
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 from controlplane.web.base import signed_in
 from controlplane.web.forms.policies import RevertForm
-from controlplane.web.tables import number_asked
+from controlplane.web.tables import int_parameter
 
 PAGE = 25
 FILTERS = ("state", "author", "strategy")  # as over REST
@@ -34,7 +34,7 @@ def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
     policy = _policy(policy_id)
     asked = {name: request.GET.get(name, "") for name in FILTERS}
     rows = narrowed(policy.revisions.select_related("author").order_by("-number"), **asked)
-    before = number_asked(request, "before")
+    before = int_parameter(request, "before")
     page = list((rows.filter(number__lt=before) if before else rows)[: PAGE + 1])
     shown, live = page[:PAGE], policy.live()
     context = {
@@ -57,7 +57,7 @@ def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
 def revision_compare(request: HttpRequest, policy_id: int) -> HttpResponse:
     """What one revision says and does instead of another, in the fleet as it is now."""
     policy = _policy(policy_id)
-    before, after = (_numbered(policy, number_asked(request, name)) for name in ("from", "to"))
+    before, after = (_numbered(policy, int_parameter(request, name)) for name in ("from", "to"))
     context: dict[str, Any] = {
         "policy": policy,
         "before": before,
@@ -147,7 +147,7 @@ def _offered(shown: list[PolicyRevision], live: PolicyRevision | None) -> tuple[
 @never_cache
 def configuration_list(request: HttpRequest) -> HttpResponse:
     """A page of configurations, newest first, and which routers run each."""
-    rows, before = _plain(), number_asked(request, "before")
+    rows, before = _plain(), int_parameter(request, "before")
     page = list((rows.filter(number__lt=before) if before else rows)[: PAGE + 1])
     running = _running()
     newest = rows.first()
@@ -179,7 +179,7 @@ def configuration_detail(request: HttpRequest, number: int) -> HttpResponse:
 @require_GET
 def configuration_compare(request: HttpRequest) -> HttpResponse:
     """What one configuration does instead of another."""
-    numbers = [number_asked(request, name) for name in ("from", "to")]
+    numbers = [int_parameter(request, name) for name in ("from", "to")]
     before, after = (get_object_or_404(_plain(), number=number) if number else None for number in numbers)
     context: dict[str, Any] = {"before": before, "after": after}
     if before and after:
@@ -189,7 +189,7 @@ def configuration_compare(request: HttpRequest) -> HttpResponse:
 
 def _plain() -> QuerySet[ConfigSnapshot]:
     """Configurations, newest first, without the two columns that are as large as the fleet."""
-    return ConfigSnapshot.objects.defer("sealed", "document").select_related("created_by").order_by("-number")
+    return ConfigSnapshot.objects.defer("encrypted", "document").select_related("created_by").order_by("-number")
 
 
 def _effects(before: ConfigSnapshot | None, after: ConfigSnapshot) -> dict[str, Any]:

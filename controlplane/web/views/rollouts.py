@@ -20,9 +20,9 @@ from controlplane.services.rollouts import controller as services
 from controlplane.services.rollouts.controller import Progress, RouterProgress, routers_of
 from controlplane.services.rollouts.plans import describe_stage, guard_catalogue, read_stage
 from controlplane.services.rollouts.transitions import MOVES
-from controlplane.web.base import mine, refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, mine, signed_in
 from controlplane.web.forms.policies import PLANS, MoveForm
-from controlplane.web.tables import number_asked
+from controlplane.web.tables import int_parameter
 from controlplane.web.tags import percent, seconds, setting
 
 PAGE = 25
@@ -77,7 +77,7 @@ MOVE_TEXTS = {
 @never_cache
 def rollout_list(request: HttpRequest) -> HttpResponse:
     """Those that may still move, and a page of those that ended, newest first."""
-    rows, before = mine(request, _rows()), number_asked(request, "before")
+    rows, before = mine(request, _rows()), int_parameter(request, "before")
     past = rows.exclude(state__in=OPEN_ROLLOUTS).order_by("-pk")
     page = list((past.filter(pk__lt=before) if before else past)[: PAGE + 1])
     context = {
@@ -104,7 +104,7 @@ def rollout_move(request: HttpRequest, rollout_id: int, move: str) -> HttpRespon
     rollout, text, form = get_object_or_404(_rows(), pk=rollout_id), MOVE_TEXTS[move], MoveForm(request.POST or None)
     if request.method == "POST" and (form.is_valid() or not request.POST):
         reason = form.cleaned_data["reason"] if form.is_bound else ""
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             text.service(rollout.pk, by=signed_in(request), reason=reason)
             messages.success(request, f"Revision {rollout.revision.number}: {text.done}")
         return redirect("controlplane:rollout", rollout_id=rollout.pk)

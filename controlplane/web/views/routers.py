@@ -18,7 +18,7 @@ from controlplane.services.impact import Effect
 from controlplane.services.policies.comparisons import effects_of_configurations
 from controlplane.services.routers import remove_router
 from controlplane.services.snapshots import newest_snapshot
-from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, signed_in
 from controlplane.web.convergence import convergence, lines_of
 from controlplane.web.tables import asked_sort
 
@@ -59,7 +59,7 @@ def router_remove(request: HttpRequest, router_id: int) -> HttpResponse:
     """Forget a router that is gone for good, after saying what that means."""
     router = get_object_or_404(Router, pk=router_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             remove_router(router, by=signed_in(request))
             messages.success(request, f"Router {router.name} was removed.")
         return redirect("controlplane:routers")

@@ -14,7 +14,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import DiscoveredReplica, DiscoveredState, Pool, ReplicaSource, ReplicaState
 from controlplane.services.discovery import adoption as discovered_replicas
 from controlplane.services.discovery import sources
-from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, signed_in
 from controlplane.web.fleet_rows import source_lines, with_sources
 from controlplane.web.forms.sources import SourceForm
 
@@ -65,7 +65,7 @@ def source_remove(request: HttpRequest, source_id: int) -> HttpResponse:
     """Forget a source, after saying what will happen."""
     source = get_object_or_404(ReplicaSource.objects.select_related("pool"), pk=source_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             sources.remove_source(source, by=signed_in(request))
             messages.success(request, f"Replica source {source.name} was removed; its replicas stay.")
         return redirect("controlplane:fleet")
@@ -83,7 +83,7 @@ def source_remove(request: HttpRequest, source_id: int) -> HttpResponse:
 def source_look(request: HttpRequest, source_id: int) -> HttpResponse:
     """Have a source looked at now."""
     source = get_object_or_404(ReplicaSource, pk=source_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         sources.request_look(source)
         messages.success(request, f"Replica source {source.name} is looked at now.")
     return redirect("controlplane:fleet")
@@ -92,7 +92,7 @@ def source_look(request: HttpRequest, source_id: int) -> HttpResponse:
 @require_POST
 def discovered_adopt(request: HttpRequest, discovered_id: int) -> HttpResponse:
     """Make an engine that was found a replica."""
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         found = get_object_or_404(DiscoveredReplica, pk=discovered_id)
         replica = discovered_replicas.adopt(found, by=signed_in(request))
         messages.success(request, f"Replica {replica.name} was adopted; routers send it requests once it answers.")
@@ -102,7 +102,7 @@ def discovered_adopt(request: HttpRequest, discovered_id: int) -> HttpResponse:
 @require_POST
 def discovered_dismiss(request: HttpRequest, discovered_id: int) -> HttpResponse:
     """Want none of an engine that was found."""
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         found = get_object_or_404(DiscoveredReplica, pk=discovered_id)
         discovered_replicas.dismiss(found, by=signed_in(request))
         messages.success(request, f"{found.key} was dismissed. It can be adopted later.")

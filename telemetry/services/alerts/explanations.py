@@ -27,7 +27,7 @@ from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertMove, AlertState
 from telemetry.services.lab.ladders import ladders_over_time
 from telemetry.storage import rule_sums
-from telemetry.storage.locks import EVALUATE, only_one
+from telemetry.storage.locks import EVALUATE, advisory_lock
 
 LOOK_BACK = timedelta(minutes=30)  # events before the drop that may have to do with it
 STEPS = 60  # that both sides together are cut into, to see when the rate fell
@@ -192,7 +192,7 @@ def evaluate_alerts(now: datetime) -> bool:
 
     Each part works off what the database says, so one that is cut short is completed by the next.
     """
-    with only_one(EVALUATE) as ours:
+    with advisory_lock(EVALUATE) as ours:
         if ours:
             verdicts = evaluate_rules(now)
             explain_drops(now)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from controlplane.errors import SealBrokenError
+from controlplane.errors import DecryptionError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
 from telemetry.channels.base import DeliveryError
@@ -63,7 +63,7 @@ def _refresh(channel: Channel, alerts: list[Mapping[str, Any]], now: datetime) -
     refresh = KINDS[channel.kind].refresh
     try:
         sender = open_sender(channel)
-    except SealBrokenError as error:
+    except DecryptionError as error:
         return str(error)
     try:
         if refresh is not None:

@@ -35,7 +35,7 @@ from telemetry.lab.replay import MAX_ENTRIES, MOST_BLOCKS_PER_MINUTE, Replay, St
 from telemetry.models import CapacityCurve, DecisionCursor, LadderBin, ReplayState
 from telemetry.storage import decisions
 from telemetry.storage.decisions import latest_requests
-from telemetry.storage.locks import LADDER, only_one
+from telemetry.storage.locks import LADDER, advisory_lock
 
 log = logging.getLogger(__name__)
 SETTLES = timedelta(minutes=2)  # after a minute's end: requests are told when they end, not when they are placed
@@ -83,7 +83,7 @@ def replay_pools(now: datetime) -> int:
     written = 0
     with isolated_items(PeriodicTask.LADDERS) as item:
         for pool in Pool.objects.order_by("pk"):
-            with only_one(LADDER + pool.pk) as ours:
+            with advisory_lock(LADDER + pool.pk) as ours:
                 if ours:
                     with item(pool.name):
                         written += replay_pool(pool, now, ends_s=ends_s)

@@ -1,4 +1,4 @@
-"""Channels: made, changed, tried out. Their configs are sealed on the way in and opened only to send."""
+"""Channels: made, changed, tried out. Their configs are encrypted on the way in and opened only to send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.database.transactions import retry_when_ended
-from controlplane.encryption import seal, unseal
+from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import EventKind
 from controlplane.services.checks import check_destination, hold
@@ -53,7 +53,7 @@ def create_channel(
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
-    channel.sealed, channel.matchers = _sealed(_complete(KINDS[kind], config)), _checked_matchers(matchers)
+    channel.encrypted, channel.matchers = _encrypted(_complete(KINDS[kind], config)), _checked_matchers(matchers)
     channel = _saved(channel)
     summary = f"Channel {channel.name} was created."
     record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": facts(channel)})
@@ -79,7 +79,7 @@ def update_channel(
     if name is not None:
         channel.name = _checked_name(name)
     if config is not None:
-        channel.sealed = _sealed(_changed(channel, config))
+        channel.encrypted = _encrypted(_changed(channel, config))
     if matchers is not None:
         channel.matchers = _checked_matchers(matchers)
     if enabled is not None:
@@ -180,8 +180,8 @@ def reveal_secret(channel: Channel) -> str | None:
 
 
 def open_config(channel: Channel) -> dict[str, Any]:
-    """The config itself; SealBrokenError when the key that sealed it is gone."""
-    config: dict[str, Any] = json.loads(unseal(bytes(channel.sealed)))
+    """The config itself; DecryptionError when the key that encrypted it is gone."""
+    config: dict[str, Any] = json.loads(decrypt(bytes(channel.encrypted)))
     return config
 
 
@@ -197,8 +197,8 @@ def without_secrets(channel: Channel, text: str) -> str:
     return text
 
 
-def _sealed(config: Mapping[str, Any]) -> bytes:
-    return seal(json.dumps(config).encode())
+def _encrypted(config: Mapping[str, Any]) -> bytes:
+    return encrypt(json.dumps(config).encode())
 
 
 def _complete(kind: ChannelKind, config: Mapping[str, Any]) -> dict[str, Any]:

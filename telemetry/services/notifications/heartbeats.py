@@ -15,8 +15,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.encryption import seal, unseal
-from controlplane.errors import ConflictError, InvalidError, SealBrokenError
+from controlplane.encryption import decrypt, encrypt
+from controlplane.errors import ConflictError, DecryptionError, InvalidError
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
 from telemetry.channels.base import DeliveryError, origin
@@ -43,10 +43,10 @@ def set_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbea
     if not SHORTEST_S <= every_s <= LONGEST_S:
         raise InvalidError("$.every_s", f"expected {SHORTEST_S} to {LONGEST_S}")
     try:
-        sealed = seal(checked_url(url).encode()) if url or known is None else bytes(known.sealed)
+        encrypted = encrypt(checked_url(url).encode()) if url or known is None else bytes(known.encrypted)
     except ValueError as error:
         raise InvalidError("$.url", str(error)) from None
-    fields = {"sealed": sealed, "every_s": every_s, "due_at": timezone.now(), "withheld": "", "error": ""}
+    fields = {"encrypted": encrypted, "every_s": every_s, "due_at": timezone.now(), "withheld": "", "error": ""}
     found, _ = Heartbeat.objects.update_or_create(pk=ONE, defaults=fields)
     detail = {"after": {"every_s": every_s, "url": "replaced" if url else "kept"}}
     record_event(EventKind.CHANNEL_CHANGED, f"A heartbeat is sent every {every_s} s.", by=by, detail=detail)
@@ -79,8 +79,8 @@ def remove_heartbeat(*, by: User | None = None) -> None:
 def target(found: Heartbeat) -> str:
     """Where it goes, as far as that may be shown."""
     try:
-        return f"{origin(unseal(bytes(found.sealed)).decode())}/..."
-    except SealBrokenError:
+        return f"{origin(decrypt(bytes(found.encrypted)).decode())}/..."
+    except DecryptionError:
         return "its stored address cannot be opened with this server's keys: set it again"
 
 
@@ -94,8 +94,8 @@ def beat(now: datetime, opener: Callable[[], httpx.Client] = open_client) -> boo
         return False
     try:
         with opener() as http:
-            post(http, unseal(bytes(found.sealed)).decode(), b"{}", now=now, headers={})
-    except (DeliveryError, SealBrokenError) as error:
+            post(http, decrypt(bytes(found.encrypted)).decode(), b"{}", now=now, headers={})
+    except (DeliveryError, DecryptionError) as error:
         Heartbeat.objects.filter(pk=ONE).update(failed_at=now, error=str(error)[:200], withheld="")
         return False
     Heartbeat.objects.filter(pk=ONE).update(sent_at=now, withheld="")

@@ -33,7 +33,7 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.database.transactions import retry_when_ended
-from controlplane.errors import ConflictError, SealBrokenError
+from controlplane.errors import ConflictError, DecryptionError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
 from telemetry.channels.base import DeliveryError, Message, Sender
@@ -168,7 +168,7 @@ def attempt(claim: Claim, now: datetime, opener: Opener) -> Outcome:
     started_s = time.monotonic()
     try:
         sender = opener(channel)
-    except SealBrokenError:
+    except DecryptionError:
         return Outcome(None, 0.0, DeliveryError("its stored config cannot be opened", retryable=True))
     try:
         receipt = sender.send(message)

@@ -16,13 +16,13 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.access.actor import asker_of, visible
-from controlplane.access.middleware import needed_here
+from controlplane.access.actor import actor_of, visible
+from controlplane.access.middleware import required_role
 from controlplane.errors import ControlPlaneError, InvalidError
 from controlplane.models import Pool, Project
-from controlplane.web.base import refusals_as_messages, signed_in, within
+from controlplane.web.base import errors_as_messages, signed_in, within
 from controlplane.web.forms.base import Form
-from controlplane.web.tables import number_asked
+from controlplane.web.tables import int_parameter
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import overview_path
 from telemetry.matchers import Matcher
@@ -44,15 +44,15 @@ FILTERS = ("pool", "kind", "severity", "after", "before")  # of what is over; as
 @require_GET
 def alert_list(request: HttpRequest) -> HttpResponse:
     """Open alerts by how they are told, past ones as asked, and every rule; a refresh leaves out the frame."""
-    asker = asker_of(request)
-    opened = list(visible(asker, open_alerts()))
+    actor = actor_of(request)
+    opened = list(visible(actor, open_alerts()))
     firing = [alert for alert in opened if alert.state == AlertState.FIRING]
     context = {
         "firing": [alert for alert in firing if alert.muted is None],
         "muted": [alert for alert in firing if alert.muted is not None],
         "pending": [alert for alert in opened if alert.state == AlertState.PENDING],
-        "rules": [{"rule": rule, "finds": _finds(rule)} for rule in visible(asker, rules())],
-        "pools": list(visible(asker, Pool.objects.all())),
+        "rules": [{"rule": rule, "finds": _finds(rule)} for rule in visible(actor, rules())],
+        "pools": list(visible(actor, Pool.objects.all())),
         **_past(request),
     }
     refresh = request.headers.get("HX-Request") == "true"
@@ -61,8 +61,8 @@ def alert_list(request: HttpRequest) -> HttpResponse:
 
 def _past(request: HttpRequest) -> dict[str, Any]:
     """A page of what is over, narrowed as asked."""
-    asked = AlertFilter(request.GET, queryset=visible(asker_of(request), past_alerts()).order_by("-pk"))
-    older = number_asked(request, "older")
+    asked = AlertFilter(request.GET, queryset=visible(actor_of(request), past_alerts()).order_by("-pk"))
+    older = int_parameter(request, "older")
     found = asked.qs if asked.is_valid() else Alert.objects.none()
     page = list((found.filter(pk__lt=older) if older else found)[: PAGE + 1])
     return {
@@ -127,7 +127,7 @@ def _drawing(alert: Alert, now: Any) -> dict[str, Any]:
 def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Take an alert."""
     alert = get_object_or_404(Alert, pk=alert_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         acknowledge(alert, by=signed_in(request), why=request.POST.get("note", ""))
         messages.success(request, "The alert is yours; it is not told again.")
     return redirect("telemetry:alert", alert_id)
@@ -137,7 +137,7 @@ def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
 def alert_release(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Let an alert go again."""
     alert = get_object_or_404(Alert, pk=alert_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         release(alert, by=signed_in(request))
         messages.success(request, "The alert is nobody's now, and is told again when that is due.")
     return redirect("telemetry:alert", alert_id)
@@ -168,9 +168,9 @@ class SilenceForm(Form):
 @require_GET
 def silence_list(request: HttpRequest) -> HttpResponse:
     """What is silenced now or will be, and what was."""
-    asker, now = asker_of(request), timezone.now()
-    held = [_line(silence) for silence in visible(asker, service.silences())]
-    past = [_line(silence) for silence in visible(asker, service.silences(ended=True))[:PAST]]
+    actor, now = actor_of(request), timezone.now()
+    held = [_line(silence) for silence in visible(actor, service.silences())]
+    past = [_line(silence) for silence in visible(actor, service.silences(ended=True))[:PAST]]
     return render(request, "telemetry/silences.html", {"held": held, "past": past, "now": now})
 
 
@@ -181,7 +181,7 @@ def _line(silence: Silence) -> dict[str, Any]:
 @require_http_methods(["GET", "POST"])
 def silence_new(request: HttpRequest) -> HttpResponse:
     """Silence alerts; a look at which ones comes first."""
-    may_all = asker_of(request).may(needed_here(request), None)
+    may_all = actor_of(request).may(required_role(request), None)
     initial = {"matchers": _of_alert(request), "hours": "4"}
     form = SilenceForm(
         request.POST or None, initial=initial, projects=within(request, Project.objects.all()), everywhere=may_all
@@ -199,8 +199,8 @@ def silence_new(request: HttpRequest) -> HttpResponse:
 
 def _of_alert(request: HttpRequest) -> str:
     """The usual matchers of the alert that the address names."""
-    number = number_asked(request, "alert")
-    alert = visible(asker_of(request), Alert.objects.filter(pk=number)).first() if number else None
+    number = int_parameter(request, "alert")
+    alert = visible(actor_of(request), Alert.objects.filter(pk=number)).first() if number else None
     if alert is None:
         return ""
     named = ({"label": name, "value": alert.labels[name]} for name in USUAL if name in alert.labels)
@@ -208,7 +208,7 @@ def _of_alert(request: HttpRequest) -> str:
 
 
 def _matched(request: HttpRequest, form: SilenceForm) -> list[Alert] | None:
-    among = visible(asker_of(request), open_alerts())
+    among = visible(actor_of(request), open_alerts())
     try:
         return service.matched(form.cleaned_data["matchers"], project=form.cleaned_data["project"], among=among)
     except InvalidError as error:
@@ -237,7 +237,7 @@ def _created(request: HttpRequest, form: SilenceForm) -> bool:
 def silence_end(request: HttpRequest, silence_id: int) -> HttpResponse:
     """End a silence now."""
     silence = get_object_or_404(Silence, pk=silence_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         service.end_silence(silence, by=signed_in(request))
         messages.success(request, "The silence is over; what still fires is told.")
     return redirect("telemetry:silences")

@@ -20,11 +20,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from controlplane.access.actor import asker_of, visible
-from controlplane.errors import ConflictError, ControlPlaneError, SealBrokenError
-from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.access.actor import actor_of, visible
+from controlplane.errors import ConflictError, ControlPlaneError, DecryptionError
+from controlplane.web.base import errors_as_messages, signed_in
 from controlplane.web.forms.base import Form
-from controlplane.web.tables import number_asked
+from controlplane.web.tables import int_parameter
 from telemetry.channels.registry import KINDS
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 from telemetry.services.notifications.channels import (
@@ -107,7 +107,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
     kind = KINDS[channel.kind]
     try:
         shown = public_config(channel)
-    except SealBrokenError:
+    except DecryptionError:
         messages.error(request, f"Channel {channel.name}: {UNREADABLE}.")
         return redirect("telemetry:channels")
     initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
@@ -147,7 +147,7 @@ def channel_rotate(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Sign with a fresh secret beside the former one; it is shown once, in this answer."""
     channel = get_object_or_404(Channel, pk=channel_id)
     secret = ""
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         secret = rotate_secret(channel, by=signed_in(request))
     if not secret:
         return redirect("telemetry:channels")
@@ -165,7 +165,7 @@ def channel_test(request: HttpRequest, channel_id: int) -> HttpResponse:  # noqa
 def channel_switch(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Switch a channel off or on again; what is due for it waits meanwhile."""
     channel = get_object_or_404(Channel, pk=channel_id)
-    with refusals_as_messages(request):
+    with errors_as_messages(request):
         channel = update_channel(channel, enabled=not channel.enabled, by=signed_in(request))
         messages.success(request, f"Channel {channel.name} is now {'on' if channel.enabled else 'off'}.")
     return redirect("telemetry:channels")
@@ -176,7 +176,7 @@ def channel_remove(request: HttpRequest, channel_id: int) -> HttpResponse:
     """Remove a channel, after saying what will happen."""
     channel = get_object_or_404(Channel, pk=channel_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             delete_channel(channel, by=signed_in(request))
             messages.success(request, f"Channel {channel.name} was removed.")
         return redirect("telemetry:channels")
@@ -194,7 +194,7 @@ def _target(channel: Channel) -> str:
     """Where it goes, as far as that may be shown."""
     try:
         return str(public_config(channel)["target"])
-    except SealBrokenError:
+    except DecryptionError:
         return UNREADABLE
 
 
@@ -205,16 +205,18 @@ FILTERS = ("channel", "state", "kind", "alert")
 @require_GET
 def delivery_list(request: HttpRequest) -> HttpResponse:
     """A page of messages, narrowed as asked; older ones by a plain link."""
-    asker = asker_of(request)
+    actor = actor_of(request)
     asked = {name: request.GET.get(name, "") for name in FILTERS}
-    before = number_asked(request, "before")
-    found = narrowed(visible(asker, deliveries()), before=before, alert=number_asked(request, "alert"), **_words(asked))
+    before = int_parameter(request, "before")
+    found = narrowed(
+        visible(actor, deliveries()), before=before, alert=int_parameter(request, "alert"), **_words(asked)
+    )
     page = list(found[: PAGE + 1])
     context = {
         "deliveries": page[:PAGE],
         "more": page[PAGE - 1].number if len(page) > PAGE else None,
         "later": before is not None,
-        "channels": visible(asker, Channel.objects.order_by("name")),
+        "channels": visible(actor, Channel.objects.order_by("name")),
         "states": NotificationState.choices,
         "kinds": NotificationKind.choices,
         "asked": asked,

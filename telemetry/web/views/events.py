@@ -13,7 +13,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from controlplane.access.actor import asker_of, visible
+from controlplane.access.actor import actor_of, visible
 from controlplane.access.rules import needed_role, opens
 from controlplane.api.filters import EventFilter
 from controlplane.models import Event, EventKind, Pool, RoutingPolicy
@@ -58,7 +58,7 @@ def event_list(request: HttpRequest) -> HttpResponse:
         "kinds": EventKind.choices,
         "kind": kinds[0] if len(kinds) == 1 else "",
         "several": kinds if len(kinds) > 1 else [],
-        "pools": visible(asker_of(request), Pool.objects.all()),
+        "pools": visible(actor_of(request), Pool.objects.all()),
         "asked": {name: request.GET.get(name, "") for name in FILTERS},
         "wrong": asked.errors,
         "filtered": any(request.GET.get(name) for name in (*FILTERS, "kind", "cursor")),
@@ -78,7 +78,7 @@ def event_csv(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
 
 
 def _mine(request: HttpRequest) -> QuerySet[Event]:
-    return visible(asker_of(request), Event.objects.select_related("pool", "replica", "router", "actor"))
+    return visible(actor_of(request), Event.objects.select_related("pool", "replica", "router", "actor"))
 
 
 def _topics(asked: QueryDict, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -94,7 +94,7 @@ def _topics(asked: QueryDict, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _rows(request: HttpRequest, events: Sequence[Event]) -> list[Row]:
     """Events with their links; one query for the policies that they name."""
     names = {str(event.detail["policy"]) for event in events if "policy" in event.detail}
-    policies = dict(visible(asker_of(request), RoutingPolicy.objects.filter(name__in=names)).values_list("name", "pk"))
+    policies = dict(visible(actor_of(request), RoutingPolicy.objects.filter(name__in=names)).values_list("name", "pk"))
     opens_routers = _opens(request, "controlplane:routers")
     return [Row(event, tuple(_links(event, policies, opens_routers))) for event in events]
 
@@ -122,7 +122,7 @@ def _query(**params: str) -> str:
 
 def _opens(request: HttpRequest, route: str) -> bool:
     needed = needed_role(route, "GET")
-    return needed is not None and opens(asker_of(request), route, needed)
+    return needed is not None and opens(actor_of(request), route, needed)
 
 
 def _lines(events: QuerySet[Event]) -> Iterable[str]:

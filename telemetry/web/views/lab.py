@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET
 
-from controlplane.access.actor import asker_of, visible
+from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool
 from telemetry.lab.ladder import LOSS_TEXTS, Ladder, Loss, doubts, sentence, worth_saying
 from telemetry.lab.prefix_tree import Node
@@ -170,7 +170,7 @@ def _flat(cells: tuple[Cell, ...]) -> Iterator[Cell]:
 @require_GET
 def prompt_list(request: HttpRequest) -> HttpResponse:
     """All task groups, those that lose most first; a refresh leaves out the frame."""
-    pools = list(visible(asker_of(request), Pool.objects.all()).values_list("name", flat=True))
+    pools = list(visible(actor_of(request), Pool.objects.all()).values_list("name", flat=True))
     asked = request.GET.get("pool", "")
     named = [asked] if asked in pools else pools
     groups = prompts_of(named, timezone.now())

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from controlplane.access.actor import asker_of
+from controlplane.access.actor import actor_of
 from controlplane.errors import ControlPlaneError
 from controlplane.web.base import signed_in
 from telemetry.models import ShortLink
@@ -87,7 +87,7 @@ PAGES = {
 def search_page(request: HttpRequest) -> HttpResponse:
     """What is called so, each with the address of its page."""
     text = request.GET.get("q", "")
-    found = [{"kind": one.kind, "name": _name(one), "href": _href(one)} for one in search(asker_of(request), text)]
+    found = [{"kind": one.kind, "name": _name(one), "href": _href(one)} for one in search(actor_of(request), text)]
     if request.GET.get("format") == "json":
         return JsonResponse({"found": found})
     return render(request, "telemetry/search.html", {"text": text, "found": found})

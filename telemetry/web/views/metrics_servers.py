@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
 from controlplane.request_origin import client_address, is_hidden_by_proxy
-from controlplane.web.base import refusals_as_messages, signed_in
+from controlplane.web.base import errors_as_messages, signed_in
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
 from telemetry.services.self_monitoring import own_figures
@@ -91,7 +91,7 @@ def server_remove(request: HttpRequest, server_id: int) -> HttpResponse:
     """Forget a server, after saying what will happen."""
     server = get_object_or_404(MetricsServer, pk=server_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             metrics_servers.delete_server(server, by=signed_in(request))
             messages.success(request, f"Metrics server {server.name} was removed.")
         return redirect("telemetry:metrics-servers")

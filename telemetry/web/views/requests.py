@@ -9,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from controlplane.access.actor import asker_of, visible
+from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool
 from telemetry.lint import Opening
 from telemetry.metrics.windows import cacheable_tokens
@@ -54,7 +54,7 @@ def request_detail(request: HttpRequest, place: str) -> HttpResponse:
     """One decision explained: candidates, what was predicted, what was delivered. At most five queries."""
     at, router_id, boot, seq = read_place(place) or _nothing()
     one = decisions.decision(at, router_id, boot, seq) or _nothing()
-    pool = visible(asker_of(request), Pool.objects.all()).filter(name=one.pool).first() or _nothing()
+    pool = visible(actor_of(request), Pool.objects.all()).filter(name=one.pool).first() or _nothing()
     context = {
         "one": one,
         "pool": pool,

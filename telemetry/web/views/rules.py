@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
-from controlplane.web.base import refusals_as_messages, signed_in, within
+from controlplane.web.base import errors_as_messages, signed_in, within
 from controlplane.web.tags import setting
 from telemetry.alerts.kinds import KINDS, Kind
 from telemetry.models import AlertRule, RuleKind, Severity
@@ -69,7 +69,7 @@ def rule_remove(request: HttpRequest, rule_id: int) -> HttpResponse:
     """Remove a rule with its alerts, after saying what will happen."""
     rule = get_object_or_404(AlertRule.objects.select_related("pool"), pk=rule_id)
     if request.method == "POST":
-        with refusals_as_messages(request):
+        with errors_as_messages(request):
             delete_rule(rule, by=signed_in(request))
             messages.success(request, f"Rule {rule.name} was removed.")
         return redirect("telemetry:alerts")

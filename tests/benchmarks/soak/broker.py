@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tests.benchmarks.soak.verdict import Verdict
 from tests.pace import is_within
-from tests.reliability.broker import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, Absence, flush, kill_and_return
+from tests.reliability.broker import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, DependencyState, flush, kill_and_return
 from tests.reliability.stand import standing
 from tests.reliability.watched import watched
 
@@ -39,7 +39,7 @@ def measure_flushes(verdict: Verdict) -> None:
 def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
     with standing() as stand, stand.rest() as rest, watched(stand, rest) as fleet:
         begun, processes = len(stand.worker.lines), stand.worker.family()
-        absences: list[Absence] = []
+        absences: list[DependencyState] = []
         for away in away_s:
             absences.append(kill_and_return(stand, rest, fleet, away))
             verdict.say("away", f"{away:.0f} s, resumed {absences[-1].resumed_s:.1f} s after the return")
@@ -55,7 +55,7 @@ def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
         )
 
 
-def _judge_absences(verdict: Verdict, absences: Sequence[Absence], limit_s: float) -> None:
+def _judge_absences(verdict: Verdict, absences: Sequence[DependencyState], limit_s: float) -> None:
     took = sorted(absence.resumed_s for absence in absences)
     verdict.holds("ticks resume after", f"{_seconds(took)}, of {limit_s:g}", is_within(took[-1], limit_s))
     statuses = sum((absence.statuses for absence in absences), Counter[int]())

@@ -19,7 +19,7 @@ KEYS, FLEET = "/api/v1/client-keys", "/api/v1/fleet-settings"
 
 
 def running() -> schema.RouterConfig:
-    """The configuration as a router reads it: through its own validation of the sealed bytes."""
+    """The configuration as a router reads it: through its own validation of the encrypted bytes."""
     return schema.load_snapshot(snapshot_document(ConfigSnapshot.objects.first())).config
 
 

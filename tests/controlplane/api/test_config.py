@@ -174,7 +174,7 @@ def test_sources_are_a_part_of_the_fleet_and_what_follows_them_is_theirs(api, fo
     assert "looked_at" not in pool["sources"][0], "what looks find out is nobody's wish"
     assert done(put(api, exported, prune="true")) == []
     assert Replica.objects.filter(name="r2").exists()
-    assert ReplicaSource.objects.get(name="cluster").sealed is not None
+    assert ReplicaSource.objects.get(name="cluster").encrypted is not None
 
     pool["sources"] = [
         pool["sources"][1] | {"interval_s": 10},

@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controlplane.encryption import seal
+from controlplane.encryption import encrypt
 from controlplane.models import ConfigSnapshot, Event, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, mark_lost_routers
@@ -46,10 +46,10 @@ def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, 
     first, second = history
     copy = ConfigSnapshot.objects.get(pk=second.pk)
     torn = ConfigSnapshot.objects.create(
-        number=50, sha256="0" * 64, document=copy.document, sealed=b"torn", reason="a torn one"
+        number=50, sha256="0" * 64, document=copy.document, encrypted=b"torn", reason="a torn one"
     )
     odd = ConfigSnapshot.objects.create(
-        number=51, sha256="0" * 64, document={"pools": 7}, sealed=seal(b"{}"), reason="an odd one"
+        number=51, sha256="0" * 64, document={"pools": 7}, encrypted=encrypt(b"{}"), reason="an odd one"
     )
 
     answer = api.get(f"{ROOT}/compare?from={first.number}&to={torn.number}")

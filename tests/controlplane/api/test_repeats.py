@@ -54,7 +54,7 @@ def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeyp
         raise RuntimeError
 
     with monkeypatch.context() as broken:
-        broken.setattr("controlplane.services.idempotency.seal", fail)  # the very last step
+        broken.setattr("controlplane.services.idempotency.encrypt", fail)  # the very last step
         assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 500
     assert (Pool.objects.count(), KeptAnswer.objects.count()) == (0, 0)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
@@ -66,9 +66,9 @@ def test_a_secret_that_is_shown_once_can_be_asked_for_again_but_is_not_stored_in
     assert api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"] == text
     assert ApiToken.objects.filter(name="ci").count() == 1
     with connection.cursor() as cursor:
-        cursor.execute("select k::text, convert_from(sealed, 'latin1') from controlplane_keptanswer k")
-        ((row, sealed),) = cursor.fetchall()
-    assert text.partition(".")[2] not in row + sealed
+        cursor.execute("select k::text, convert_from(encrypted, 'latin1') from controlplane_keptanswer k")
+        ((row, encrypted),) = cursor.fetchall()
+    assert text.partition(".")[2] not in row + encrypted
 
 
 @pytest.mark.parametrize("key", ["", '""', "x" * 256, "tab\there", "ä"])

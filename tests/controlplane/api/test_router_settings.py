@@ -22,7 +22,7 @@ CANARY = "sk-canary-5b1f0c"
 
 
 def running() -> schema.PoolConfig:
-    """The pool ``default`` as a router reads it: through its own validation of the sealed bytes."""
+    """The pool ``default`` as a router reads it: through its own validation of the encrypted bytes."""
     pools = schema.load_snapshot(snapshot_document(ConfigSnapshot.objects.first())).config.pools
     return next(pool for pool in pools if pool.name == "default")
 
@@ -226,7 +226,7 @@ def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica
     seen += [str(row) for row in KeptAnswer.objects.values()]
     seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
     seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values(), *Replica.objects.values())]
-    seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_sealed", flat=True)]
+    seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_encrypted", flat=True)]
     assert not [text for text in (*seen, answer.content.decode(), caplog.text) if CANARY in text]
 
 

@@ -52,7 +52,7 @@ def test_a_secret_goes_in_and_never_comes_out(api, pool):
     assert [answer.status_code for answer in answers] == [201, 200, 200, 422]
     kept = [*Event.objects.values(), *AuditEntry.objects.values(), *ReplicaSource.objects.values()]
     assert SECRET not in "".join(answer.content.decode() for answer in answers) + json.dumps(kept, default=repr)
-    assert SECRET.encode() not in bytes(ReplicaSource.objects.get().sealed)
+    assert SECRET.encode() not in bytes(ReplicaSource.objects.get().encrypted)
 
 
 def test_a_token_is_not_sent_to_another_server_than_it_was_given_for(api, pool):

@@ -11,7 +11,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane.discovery import Found, LookError, Target
+from controlplane.discovery import Found, PollError, Target
 from controlplane.models import (
     ConfigSnapshot,
     DiscoveredReplica,
@@ -33,7 +33,7 @@ pods = st.dictionaries(
     st.tuples(st.integers(1, 8), st.sampled_from(list(TargetCondition))),
     max_size=6,
 )
-failures = st.just(LookError("no luck"))
+failures = st.just(PollError("no luck"))
 steps = st.lists(st.tuples(st.one_of(pods, pods, pods, failures), st.integers(1, 400)), max_size=8)
 last_answers = st.lists(st.integers(1, 8), min_size=1, max_size=6, unique=True).flatmap(
     lambda addresses: st.permutations([f"pod-{n}" for n in range(6)]).map(
@@ -71,13 +71,13 @@ class Looking:
         self.traveller.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
         (claimed,) = claim_looks()
-        if isinstance(answer, LookError):
+        if isinstance(answer, PollError):
             record_failure(claimed, str(answer))
         elif record_found(claimed, found(answer)):
             settle(claimed.pk)
         after = dict(Replica.objects.values_list("name", "state"))
         self.check_gentle(before, after, drained)
-        if isinstance(answer, LookError) or not answer:
+        if isinstance(answer, PollError) or not answer:
             assert after == before
 
     def has_become(self, answer):

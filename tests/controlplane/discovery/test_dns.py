@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from controlplane.discovery.dns import DnsKind, DnsSettings
-from controlplane.discovery.targets import Bounds, LookError
+from controlplane.discovery.targets import Bounds, PollError
 from controlplane.egress import fleet_rules
 from tests.fakes.fake_dns import serving_dns
 
@@ -64,12 +64,12 @@ def test_a_long_answer_is_fetched_over_tcp(server):
 )
 def test_a_server_that_is_no_help_is_a_failed_look_in_time(server, mode, says):
     server.mode = mode
-    with pytest.raises(LookError, match=says):
+    with pytest.raises(PollError, match=says):
         look(server, deadline_s=1.0)
 
 
 def test_a_name_without_such_records_is_a_failed_look(server):
-    with pytest.raises(LookError, match=r"vllm\.test has no A record"):
+    with pytest.raises(PollError, match=r"vllm\.test has no A record"):
         look(server)
 
 
@@ -83,13 +83,13 @@ def test_a_link_local_address_is_left_out_and_said(server):
 
 def test_an_answer_of_nothing_usable_is_a_failed_look(server):
     server.records[NAME]["A"] = ["169.254.169.254"]
-    with pytest.raises(LookError, match="Nothing in the answer can be used"):
+    with pytest.raises(PollError, match="Nothing in the answer can be used"):
         look(server)
 
 
 def test_more_targets_than_allowed_are_refused_whole(server):
     server.records[NAME]["A"] = [f"10.1.{number}.1" for number in range(90)]
-    with pytest.raises(LookError, match="at most 50"):
+    with pytest.raises(PollError, match="at most 50"):
         look(server, max_targets=50)
 
 
@@ -98,6 +98,6 @@ def test_more_targets_than_allowed_are_refused_whole(server):
     [("169.254.169.254", "link-local"), ("8.8.8.8", "in no network"), ("ns.example", "no address")],
 )
 def test_no_name_server_is_asked_that_nobody_may_connect_to(server, address, says):
-    with pytest.raises(LookError, match=says):
+    with pytest.raises(PollError, match=says):
         look(server, server=address)
     assert server.asked == []

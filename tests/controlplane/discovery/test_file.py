@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.discovery.file import FileKind, FileSettings
-from controlplane.discovery.targets import Bounds, LookError
+from controlplane.discovery.targets import Bounds, PollError
 from controlplane.egress import fleet_rules
 
 GROUPS = [
@@ -101,7 +101,7 @@ def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
 )
 def test_a_file_that_makes_no_sense_is_a_failed_look_that_says_why(folder, name, content, says):
     write(folder / name, content)
-    with pytest.raises(LookError, match=says) as failed:
+    with pytest.raises(PollError, match=says) as failed:
         look(name)
     assert str(failed.value).isprintable()
 
@@ -109,13 +109,13 @@ def test_a_file_that_makes_no_sense_is_a_failed_look_that_says_why(folder, name,
 def test_a_billion_laughs_end_at_the_bound(folder):
     group = "- &g {targets: [" + ",".join(f"10.0.0.{n}:8000" for n in range(50)) + "]}\n"
     write(folder / "fleet.yml", group + "- *g\n" * 5000)
-    with pytest.raises(LookError, match="at most 100"):
+    with pytest.raises(PollError, match="at most 100"):
         look("fleet.yml")
 
 
 def test_ten_thousand_targets_are_refused(folder):
     write(folder / "fleet.json", [{"targets": [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]}])
-    with pytest.raises(LookError, match="at most 100"):
+    with pytest.raises(PollError, match="at most 100"):
         look()
 
 
@@ -127,7 +127,7 @@ def test_no_path_leads_out_of_the_folder(folder, path):
     (folder / "a").mkdir()
     (folder / "link.json").symlink_to(folder.parent / "secret.json")
     (folder / "out").symlink_to(folder.parent)
-    with pytest.raises(LookError, match=r"out of the folder|no such file"):
+    with pytest.raises(PollError, match=r"out of the folder|no such file"):
         look(path)
 
 
@@ -141,13 +141,13 @@ def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folde
 
 def test_a_pipe_keeps_nobody_waiting(folder):
     os.mkfifo(folder / "fleet.json")
-    with pytest.raises(LookError, match="no plain file"):
+    with pytest.raises(PollError, match="no plain file"):
         look()
 
 
 def test_without_a_folder_no_file_is_read(settings):
     settings.DISCOVERY_DIR = ""
-    with pytest.raises(LookError, match="WARMPATH_DISCOVERY_DIR"):
+    with pytest.raises(PollError, match="WARMPATH_DISCOVERY_DIR"):
         look()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.discovery import kubernetes
 from controlplane.discovery.kubernetes import KubernetesKind, KubernetesSettings
-from controlplane.discovery.targets import Bounds, LookError
+from controlplane.discovery.targets import Bounds, PollError
 from controlplane.egress import fleet_rules
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_kubernetes import TOKEN, endpoint_slice, pod, serving_kubernetes
@@ -68,7 +68,7 @@ def test_a_list_that_expires_while_it_is_read_is_read_again(server):
     server.slices = [endpoint_slice(pod(f"vllm-{n}", f"10.0.0.{n}")) for n in range(1, 4)]
     assert len(look(server).targets) == 3
     server.expire = 2
-    with pytest.raises(LookError, match="expired twice"):
+    with pytest.raises(PollError, match="expired twice"):
         look(server)
 
 
@@ -99,9 +99,9 @@ def test_the_port_is_the_only_one_or_the_one_that_is_set(server):
     server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"), ports=PORTS)]
     assert seen(look(server, port="metrics"))[0][1] == "http://10.0.0.1:9400"
     assert seen(look(server, port="8080"))[0][1] == "http://10.0.0.1:8080"
-    with pytest.raises(LookError, match="not exactly one port; it has http, metrics"):
+    with pytest.raises(PollError, match="not exactly one port; it has http, metrics"):
         look(server)
-    with pytest.raises(LookError, match="no port named grpc"):
+    with pytest.raises(PollError, match="no port named grpc"):
         look(server, port="grpc")
 
 
@@ -129,7 +129,7 @@ def test_a_service_without_pods_is_an_answer_that_names_nobody(server):
 def test_a_server_that_refuses_or_fails_is_a_failed_look_that_says_why(server, change, says):
     server.mode = change.pop("mode", "answer")
     begun = time.monotonic()
-    with pytest.raises(LookError, match=says) as failed:
+    with pytest.raises(PollError, match=says) as failed:
         look(server, **change)
     assert is_within(time.monotonic() - begun, 4)
     assert TOKEN not in str(failed.value)
@@ -150,21 +150,21 @@ def test_a_server_that_refuses_or_fails_is_a_failed_look_that_says_why(server, c
 )
 def test_an_answer_of_another_form_is_a_failed_look(server, monkeypatch, body):
     monkeypatch.setattr("tests.fakes.fake_kubernetes.Handler._page", lambda handler, _: handler._send(200, body))
-    with pytest.raises(LookError, match="no list of EndpointSlices"):
+    with pytest.raises(PollError, match="no list of EndpointSlices"):
         look(server)
 
 
 def test_ten_thousand_endpoints_are_refused_before_they_are_all_read(server):
     server.page = 1
     server.slices = [endpoint_slice(*[pod(f"p{n}-{m}", f"10.{n}.0.{m}") for m in range(100)]) for n in range(100)]
-    with pytest.raises(LookError, match="this source takes 100"):
+    with pytest.raises(PollError, match="this source takes 100"):
         look(server)
     assert len(server.asked) < 10
 
 
 def test_a_list_without_end_is_left(server):
     server.page, server.slices = 1, [endpoint_slice() for _ in range(100)]
-    with pytest.raises(LookError, match="more than 40 pages"):
+    with pytest.raises(PollError, match="more than 40 pages"):
         look(server)
 
 
@@ -195,9 +195,9 @@ def test_the_server_is_believed_by_the_authority_that_is_given_and_by_no_other(t
         assert len(look(server, ca=authority.path.read_text()).targets) == 1
         asked = len(server.asked)
         for ca in ("", other.path.read_text()):
-            with pytest.raises(LookError, match=r"(?i)certificate verify failed"):
+            with pytest.raises(PollError, match=r"(?i)certificate verify failed"):
                 look(server, ca=ca)
-        with pytest.raises(LookError, match="no certificate in PEM form"):
+        with pytest.raises(PollError, match="no certificate in PEM form"):
             look(server, ca="nonsense")
         assert len(server.asked) == asked  # nobody got the token
 
@@ -213,12 +213,12 @@ def test_the_server_is_believed_by_the_authority_that_is_given_and_by_no_other(t
     ],
 )
 def test_a_token_goes_nowhere_that_it_should_not(server, url, says):
-    with pytest.raises(LookError, match=says):
+    with pytest.raises(PollError, match=says):
         look(server, api_url=url)
 
 
 def test_a_token_that_cannot_be_a_header_is_refused_without_being_shown(server):
-    with pytest.raises(LookError) as failed:
+    with pytest.raises(PollError) as failed:
         look(server, token="abc\r\nX-Evil: 1")
     assert "abc" not in str(failed.value)
 
@@ -234,7 +234,7 @@ def test_in_a_cluster_the_pods_own_account_is_used_and_read_anew_each_time(tmp_p
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
-        with pytest.raises(LookError, match="does not know this token"):
+        with pytest.raises(PollError, match="does not know this token"):
             look(server, api_url="", token="")
         (account / "token").write_text(f"{TOKEN}\n")
         assert len(look(server, api_url="", token="").targets) == 1
@@ -242,5 +242,5 @@ def test_in_a_cluster_the_pods_own_account_is_used_and_read_anew_each_time(tmp_p
 
 def test_outside_a_cluster_the_server_has_to_be_named(server, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(LookError, match="runs in no Kubernetes cluster"):
+    with pytest.raises(PollError, match="runs in no Kubernetes cluster"):
         look(server, api_url="")

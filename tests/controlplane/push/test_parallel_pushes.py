@@ -69,7 +69,7 @@ def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router,
 def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(start_router, policy, caplog):
     router = start_router()
     begun = time.monotonic()
-    _wakes.note_here(begun)
+    _wakes.record_recovery(begun)
     publish(policy)
     assert is_within(time.monotonic() - begun, 1.0)  # a person waits for this
     assert any("no task can be woken" in record.getMessage() for record in caplog.records)

@@ -174,7 +174,7 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
 
     visitor.post(paths["replica"], filled(page) | {"without_api_key": "on"})
     replica.refresh_from_db()
-    assert replica.api_key_sealed is None
+    assert replica.api_key_encrypted is None
 
 
 def test_lists_show_what_was_said(visitor, furnished):

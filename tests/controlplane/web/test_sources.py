@@ -42,7 +42,7 @@ def test_a_source_is_added_by_a_form_of_its_kind(visitor, pool):
         f"/fleet/pools/{pool.pk}/sources/new/?kind=kubernetes", KUBERNETES | {"secret": "a-token"}, follow=True
     )
     made = ReplicaSource.objects.get()
-    assert (made.kind, made.settings["service"], made.settings["ca"], bool(made.sealed)) == (
+    assert (made.kind, made.settings["service"], made.settings["ca"], bool(made.encrypted)) == (
         "kubernetes",
         "vllm",
         "",
@@ -76,13 +76,13 @@ def test_a_form_never_shows_a_token_and_keeps_it_unless_told_otherwise(visitor, 
     assert "a-token-of-mine" not in visitor.get(f"/fleet/sources/{made.pk}/").text
     visitor.post(f"/fleet/sources/{made.pk}/", KUBERNETES | {"enabled": "on", "interval_s": "45"})
     made.refresh_from_db()
-    assert (made.interval_s, made.enabled, made.sealed is not None) == (45, True, True)
+    assert (made.interval_s, made.enabled, made.encrypted is not None) == (45, True, True)
     moved = visitor.post(f"/fleet/sources/{made.pk}/", KUBERNETES | {"api_url": "https://10.6.6.6:6443"})
     assert moved.status_code == 422
     assert "give the token for it" in moved.text
     visitor.post(f"/fleet/sources/{made.pk}/", KUBERNETES | {"forget_secret": "on"})
     made.refresh_from_db()
-    assert (made.sealed, made.enabled) == (None, False)
+    assert (made.encrypted, made.enabled) == (None, False)
 
 
 def test_proposals_are_adopted_and_dismissed_from_the_fleet_page(visitor, proposal):

@@ -12,7 +12,7 @@ import pytest
 
 from routing.http import auth as access_module
 from routing.http.auth import AccessControl
-from routing.http.errors import RefusalError
+from routing.http.errors import RejectedRequestError
 from routing.http.request import RequestHead
 from routing.schema import (
     ApiKey,
@@ -168,7 +168,7 @@ def test_what_was_found_of_a_head_holds_for_one_configuration() -> None:
     before, after = (AccessControl(guarded([], *keys)) for keys in ((api_key(),), (api_key("second", OTHER),)))
 
     assert before.admit(head) is before.admit(head)
-    with pytest.raises(RefusalError, match="the API key is not valid"):
+    with pytest.raises(RejectedRequestError, match="the API key is not valid"):
         after.admit(head)
     assert before.admit(head).name == "team"
 

@@ -82,7 +82,7 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def sealed(config: Any, **envelope: Any) -> bytes:
+def encrypted(config: Any, **envelope: Any) -> bytes:
     return json.dumps({"schema": 1, "revision": 1, "config": config, **envelope}).encode("utf-8", "surrogatepass")
 
 

@@ -16,7 +16,7 @@ from routing.http.auth import AccessControl
 from routing.proxy.admission import Admission
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
 from routing.upstream.address import Address
-from tests.routing.schema.damage import CONFIG, damage, sealed
+from tests.routing.schema.damage import CONFIG, damage, encrypted
 
 ROUNDS = 150  # for each seed
 REASON_CHARS = 400
@@ -46,7 +46,7 @@ def can_be_run(config: RouterConfig) -> bool:
 
 
 def test_the_sound_one_is_read() -> None:
-    assert read(sealed(CONFIG))
+    assert read(encrypted(CONFIG))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -57,14 +57,14 @@ def test_a_configuration_with_changed_values_is_read_or_refused(seed: int) -> No
         tree = json.loads(json.dumps(CONFIG))
         for _ in range(chance.randrange(1, 4)):
             damage(tree, chance)
-        read_ones += read(sealed(tree))
+        read_ones += read(encrypted(tree))
     assert 0 < read_ones < ROUNDS
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_configuration_with_changed_bytes_is_read_or_refused(seed: int) -> None:
     chance = random.Random(seed)
-    sound = sealed(CONFIG)
+    sound = encrypted(CONFIG)
     for _ in range(ROUNDS):
         at = chance.randrange(len(sound))
         put = chance.choice((b"", b"{", b"]", b'"', b"\\", b"\0", b"\xff", b"1e999", b"null", chance.randbytes(3)))
@@ -88,8 +88,8 @@ json_values = st.recursive(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(json_values, json_values, json_values, json_values)
 def test_any_json_is_refused(schema: Any, revision: Any, sha256: Any, config: Any) -> None:
-    assert not read(sealed(config, schema=schema, revision=revision, sha256=sha256))
-    assert not read(sealed(config))
+    assert not read(encrypted(config, schema=schema, revision=revision, sha256=sha256))
+    assert not read(encrypted(config))
     with pytest.raises(ConfigError):
         load_settings(json.dumps(config).encode())
 
@@ -120,7 +120,7 @@ def test_a_text_of_a_form_has_no_line_s_end_behind_it(keys: tuple[str | int, ...
     pool = tree["pools"][0]
     pool |= {"health": {"path": "/health"}, "caps": {"media_hosts": ["media.example"]}}
     pool["replicas"][0]["api_key"] = "secret"
-    assert read(sealed(tree))
+    assert read(encrypted(tree))
 
     *above, last = keys
     part = tree
@@ -128,4 +128,4 @@ def test_a_text_of_a_form_has_no_line_s_end_behind_it(keys: tuple[str | int, ...
         part = part[key]
     part[last] += "\n"
     with pytest.raises(ConfigError, match="matching regex"):
-        load_snapshot(sealed(tree))
+        load_snapshot(encrypted(tree))

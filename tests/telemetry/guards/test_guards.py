@@ -18,7 +18,7 @@ from controlplane.services.rollouts.plans import GuardLimits, RolloutPlan, make_
 from controlplane.services.routers import announce, record_ack
 from telemetry.guards.evidence import bin_length_s, measure
 from telemetry.services.guards import judge_rollouts
-from telemetry.storage.locks import GUARD, only_one
+from telemetry.storage.locks import GUARD, advisory_lock
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading
 
@@ -255,7 +255,7 @@ def test_two_workers_do_not_judge_at_once(pool, routers, begin):
         counted.append(judge_rollouts(T0 + timedelta(minutes=5)))
         connection.close()
 
-    with only_one(GUARD) as ours:
+    with advisory_lock(GUARD) as ours:
         assert ours
         thread = Thread(target=another)
         thread.start()

@@ -12,7 +12,7 @@ from telemetry.models import Alert, AlertRule
 from telemetry.services import self_monitoring
 from telemetry.services.alerts.rules import create_rule
 from telemetry.services.notifications.channels import create_channel
-from telemetry.storage.locks import EVALUATE, only_one
+from telemetry.storage.locks import EVALUATE, advisory_lock
 from tests.telemetry.readings import engine_reading
 
 T0 = timezone.now() - timedelta(minutes=5)  # delivery goes by the clock
@@ -64,7 +64,7 @@ def test_it_evaluates_nothing_beside_a_slow_evaluator(rule):
         done.append(self_monitoring.check(T0 + timedelta(seconds=40)))
         connection.close()
 
-    with only_one(EVALUATE):
+    with advisory_lock(EVALUATE):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join(timeout=20)

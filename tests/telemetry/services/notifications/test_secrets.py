@@ -1,4 +1,4 @@
-"""What a channel keeps secret: sealed at rest, shown to nobody, changed without losing a message."""
+"""What a channel keeps secret: encrypted at rest, shown to nobody, changed without losing a message."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -54,11 +54,11 @@ def test_secrets_are_sealed_at_rest_and_never_shown(channel, receiver):
     with connection.cursor() as cursor:
         cursor.execute("select row_to_json(c)::text from telemetry_channel c")
         stored = cursor.fetchone()[0]
-    sealed = bytes(Channel.objects.get().sealed)
+    encrypted = bytes(Channel.objects.get().encrypted)
     config = open_config(channel)
 
     for planted in ("s3cret-path", config["secret"]):
-        assert planted.encode() not in sealed
+        assert planted.encode() not in encrypted
         assert planted not in stored
         assert planted not in str(public_config(channel))
 

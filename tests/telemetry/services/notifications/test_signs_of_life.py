@@ -80,7 +80,7 @@ def test_the_address_is_sealed_kept_where_none_is_given_and_never_shown(at_noon,
     set_heartbeat(url=receiver.url, every_s=10)
     found = set_heartbeat(url="", every_s=20)
 
-    assert b"s3cret-path" not in bytes(Heartbeat.objects.get().sealed)
+    assert b"s3cret-path" not in bytes(Heartbeat.objects.get().encrypted)
     assert target(found) == f"{receiver.origin}/..."
     assert beat(T0) is True
 
