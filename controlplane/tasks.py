@@ -20,8 +20,7 @@ from controlplane.discovery import Found, PollError, look_at
 from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
-from controlplane.push.client import Ack, Nack, Unreachable
-from controlplane.push.delivery import deliver, sign
+from controlplane.push.client import Ack, Nack, Unreachable, deliver, sign
 from controlplane.services.access.people import forget_ended_sessions
 from controlplane.services.audit_checks import check_audit_daily
 from controlplane.services.discovery.adoption import claim_looks, record_failure, record_found

@@ -32,7 +32,7 @@ from controlplane.discovery.targets import (
     gather,
     shown,
 )
-from controlplane.egress import Answer, fetch, guarded_client
+from controlplane.egress import FetchedResponse, fetch, guarded_client
 from controlplane.models import TargetCondition
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -275,7 +275,9 @@ def _pages(
     raise PollError(f"The API server's list has more than {MOST_PAGES} pages.")
 
 
-def _get(http: httpx.Client, access: _Access, settings: KubernetesSettings, onward: str, left_s: float) -> Answer:
+def _get(
+    http: httpx.Client, access: _Access, settings: KubernetesSettings, onward: str, left_s: float
+) -> FetchedResponse:
     query = {"labelSelector": f"kubernetes.io/service-name={settings.service}", "limit": str(PAGE)}
     path = f"/apis/discovery.k8s.io/v1/namespaces/{settings.namespace}/endpointslices"
     url = f"{access.url}{path}?{urlencode(query | ({'continue': onward} if onward else {}))}"
@@ -290,7 +292,7 @@ def _get(http: httpx.Client, access: _Access, settings: KubernetesSettings, onwa
         raise PollError(f"The API server cannot be reached: {shown(error, 200)}") from None
 
 
-def _read(answer: Answer, settings: KubernetesSettings) -> _SliceList:
+def _read(answer: FetchedResponse, settings: KubernetesSettings) -> _SliceList:
     if answer.status == 410:
         raise _ExpiredError
     if answer.status != 200:
@@ -301,7 +303,7 @@ def _read(answer: Answer, settings: KubernetesSettings) -> _SliceList:
         raise PollError(f"The API server's answer is no list of EndpointSlices: {shown(error, 200)}") from None
 
 
-def _refusal(answer: Answer, settings: KubernetesSettings) -> str:
+def _refusal(answer: FetchedResponse, settings: KubernetesSettings) -> str:
     if answer.status == 401:
         return "The API server does not know this token (401)."
     if answer.status == 403:

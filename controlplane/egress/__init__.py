@@ -1,26 +1,26 @@
-"""The one way out: every request that the control plane or telemetry makes goes through here, and every mail.
+"""Outgoing connections of the control plane and telemetry, HTTP and mail, protected against SSRF (S7).
 
-A URL may come from a person or a router, so each connection is guarded: the host is resolved once, every address it
-has is checked, and the connection is made to an address that was checked, with the host kept for ``Host`` and TLS.
-No redirect is followed, no proxy is taken from the environment, and no answer is longer than it may be.
+A URL may come from a user or a router. The host is resolved once, every address is checked, and the connection goes
+to a checked address, with the host name kept for ``Host`` and TLS. Redirects are not followed, proxies from the
+environment are ignored, and response sizes are limited.
 """
 
 from controlplane.egress.addresses import Rules, fleet_rules, mail_rules, provider_rules, webhook_rules
 from controlplane.egress.client import (
-    Answer,
-    AnswerTooLargeError,
+    FetchedResponse,
+    ResponseTooLargeError,
     fetch,
     fetch_async,
     guarded_async_client,
     guarded_client,
     guarded_session,
 )
-from controlplane.egress.transport import EgressRefusedError, guarded_socket, resolve, system_tls, written_addresses
+from controlplane.egress.transport import EgressDeniedError, guarded_socket, resolve, system_tls, written_addresses
 
 __all__ = [
-    "Answer",
-    "AnswerTooLargeError",
-    "EgressRefusedError",
+    "EgressDeniedError",
+    "FetchedResponse",
+    "ResponseTooLargeError",
     "Rules",
     "fetch",
     "fetch_async",

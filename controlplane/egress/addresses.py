@@ -1,8 +1,8 @@
-"""Which addresses may be connected to. Pure: it judges addresses, and resolves none.
+"""Rules for the addresses that connections of one purpose may go to. Pure: checks addresses, resolves none.
 
-Python's ``is_private`` and ``is_global`` are not asked: up to 3.11 they take 100.64.0.0/10, 192.0.0.8, NAT64, 6to4
-and multicast for public. The tables are IANA's special-purpose registries of November 2025, read the careful way
-round: for IPv6 only what is allocated as global unicast is public.
+Python's ``is_private`` and ``is_global`` are not used: up to 3.11 they report 100.64.0.0/10, 192.0.0.8, NAT64, 6to4 and
+multicast as public. The tables are IANA's special-purpose registries of November 2025; for IPv6, only addresses
+allocated as global unicast count as public.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _networks(*texts: str) -> tuple[IpNetwork, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-# Never, whatever is configured: unspecified, link-local, multicast, broadcast, and where clouds serve credentials.
+# Always denied: unspecified, link-local, multicast, broadcast and the metadata services of clouds.
 NEVER = _networks(*FORBIDDEN_NETWORKS)
 NOT_PUBLIC = _networks(
     "0.0.0.0/8",
@@ -53,19 +53,19 @@ PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where requests of one purpose may go."""
+    """Permitted destinations of one purpose."""
 
-    networks: tuple[IpNetwork, ...]  # allowed though private, at any port
+    networks: tuple[IpNetwork, ...]  # private networks that are allowed, at any port
     allow_public: bool
-    public_ports: frozenset[int] | None = None  # of public addresses; None: any
-    authorities: str | None = None  # a PEM file of those that certificates may be of besides the system's
+    public_ports: frozenset[int] | None = None  # allowed for public addresses; None: any
+    authorities: str | None = None  # PEM file of certificate authorities trusted besides the system's
 
     def refusal(self, text: str, port: int | None = None) -> str | None:
-        """Why an address is refused; None when it may be connected to, at this port where one is given."""
+        """Why an address, or this port of it, is denied; None if it is allowed."""
         try:
             faces = all_faces(ipaddress.ip_address(text))
         except ValueError:
-            return "it is no address"
+            return "not an IP address"
         for face in faces:
             if is_within(face, NEVER):
                 return f"{face} is link-local, multicast, unspecified or a metadata service"
@@ -73,24 +73,24 @@ class Rules:
         if is_within(innermost, self.networks):
             return None
         if not (self.allow_public and is_public(innermost)):
-            return f"{innermost} is in no network that is allowed"
+            return f"{innermost} is not in an allowed network"
         if port is not None and self.public_ports is not None and port not in self.public_ports:
-            return f"port {port} is none of {', '.join(map(str, sorted(self.public_ports)))}"
+            return f"port {port} is not one of {', '.join(map(str, sorted(self.public_ports)))}"
         return None
 
 
 def fleet_rules() -> Rules:
-    """Replicas and routers: within ``WARMPATH_FLEET_NETWORKS``, and believed by ``WARMPATH_FLEET_CA_FILE`` too."""
+    """Replicas and routers: ``WARMPATH_FLEET_NETWORKS`` only; ``WARMPATH_FLEET_CA_FILE`` is trusted too."""
     return Rules(tuple(settings.FLEET_NETWORKS), allow_public=False, authorities=settings.FLEET_CA_FILE or None)
 
 
 def webhook_rules() -> Rules:
-    """Webhooks: any public address at a port of the web, and ``WARMPATH_WEBHOOK_NETWORKS``."""
+    """Webhooks: public addresses at HTTP ports, and ``WARMPATH_WEBHOOK_NETWORKS``."""
     return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True, public_ports=WEB_PORTS)
 
 
 def mail_rules() -> Rules:
-    """Mail servers: any public address at a port of theirs, and ``WARMPATH_WEBHOOK_NETWORKS``."""
+    """Mail servers: public addresses at SMTP ports, and ``WARMPATH_WEBHOOK_NETWORKS``."""
     return Rules(tuple(settings.WEBHOOK_NETWORKS), allow_public=True, public_ports=MAIL_PORTS)
 
 
@@ -100,7 +100,7 @@ def provider_rules() -> Rules:
 
 
 def is_public(address: IpAddress) -> bool:
-    """Whether an address is one of the open internet."""
+    """Whether an address is on the public internet."""
     if isinstance(address, ipaddress.IPv6Address) and address not in PUBLIC_IPV6:
         return False
     return not is_within(address, NOT_PUBLIC)

@@ -1,11 +1,8 @@
-"""Connecting to addresses that were checked, and to no others.
+"""Connects only to addresses that the rules allow: transports for httpx, and sockets for other protocols.
 
-Theory of operation. httpx asks its connection pool, and the pool asks a network backend to connect to a host. Ours
-resolves that host once, judges every address, and hands the stock backend a bare address, so that nothing is
-resolved again between the check and the connection. The pool still knows the host by its name: a kept connection
-is reused for that name alone, and TLS verifies that name.
-
-The same way out for libraries that bring a protocol of their own and only need a connection.
+Theory of operation. httpx's connection pool asks a network backend to connect to a host. Our backend resolves the host
+once, checks every address, and gives the stock backend a bare address, so that nothing is resolved again between the
+check and the connection. The pool still identifies a connection by host name, and TLS verifies that name.
 """
 
 from __future__ import annotations
@@ -28,23 +25,23 @@ from controlplane.egress.addresses import Rules
 
 Resolver = Callable[[str, int], list[str]]
 
-# The system's resolver takes no deadline, so it waits in threads of its own, which nobody waits for.
+# The system resolver has no deadline, so it runs in threads that callers stop waiting for at theirs.
 _lookups = ThreadPoolExecutor(max_workers=32, thread_name_prefix="resolve")
-deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # time.monotonic() at which a request ends
+deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # of a request, by time.monotonic()
 
 
-class EgressRefusedError(httpx.ConnectError):
-    """The host has an address that requests of this purpose may not reach."""
+class EgressDeniedError(httpx.ConnectError):
+    """The host has an address that the rules deny."""
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Every address of a host, in the system's order; OSError or UnicodeError when there is none."""
+    """All addresses of a host, in the system's order; OSError or UnicodeError if there is none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def written_addresses(host: str) -> list[str]:
-    """The address that a host spells, in whichever form the system reads (0x7f000001, 127.1); [] for a name."""
+    """The address that a literal host denotes, in any form the system accepts (0x7f000001, 127.1); [] for a name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -53,29 +50,29 @@ def written_addresses(host: str) -> list[str]:
 
 
 def checked(host: str, addresses: Iterable[str], rules: Rules, port: int | None = None) -> list[str]:
-    """The addresses, if every one of them is allowed at this port; EgressRefusedError otherwise."""
+    """The addresses if all are allowed at this port; EgressDeniedError otherwise."""
     addresses = list(addresses)
     for address in addresses:
         if reason := rules.refusal(address.partition("%")[0], port):
-            raise EgressRefusedError(f"{host} may not be reached: {reason}")
+            raise EgressDeniedError(f"{host} is not an allowed destination: {reason}")
     if not addresses:
         raise httpcore.ConnectError(f"{host} has no address")
     return addresses
 
 
 def remaining(timeout: float | None) -> float | None:
-    """A timeout in seconds, cut to what is left of the request; ReadTimeout when nothing is."""
-    ends = deadline.get()
-    if ends is None:
+    """The timeout in seconds, at most the time left until the deadline; ReadTimeout if none is left."""
+    ends_at = deadline.get()
+    if ends_at is None:
         return timeout
-    left = ends - time.monotonic()
+    left = ends_at - time.monotonic()
     if left <= 0:
-        raise httpcore.ReadTimeout("the whole request took too long")
+        raise httpcore.ReadTimeout("the request exceeded its deadline")
     return left if timeout is None else min(timeout, left)
 
 
 class GuardedTransport(httpx.HTTPTransport):
-    """httpx's transport, connecting only where the rules allow."""
+    """httpx's transport with our network backend."""
 
     def __init__(
         self, rules: Rules, resolver: Resolver, limits: httpx.Limits, tls: ssl.SSLContext | None = None
@@ -91,28 +88,27 @@ class GuardedTransport(httpx.HTTPTransport):
 
 
 class GuardedAsyncTransport(httpx.AsyncHTTPTransport):
-    """The same for asyncio, a connection for each request.
+    """httpx's asyncio transport with our network backend and a new connection for each request.
 
-    What asks here asks hundreds of hosts for one thing each: a pool goes through all its connections for every
-    request and every answer. Nor would a kept connection live: vLLM closes one that is idle for 5 s.
+    Its callers send one request to each of hundreds of hosts: a pool would scan all its connections for every request
+    and response, and vLLM closes connections that are idle for 5 s anyway.
     """
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         super().__init__(verify=system_tls(), trust_env=False)
-        self._pool = _OneEach(rules, resolver)
+        self._pool = _ConnectionPerRequest(rules, resolver)
 
 
-class _OneEach(httpcore.AsyncConnectionPool):
-    """In the place of a pool: connects, asks that this be the only request, and is rid of the connection after it."""
+class _ConnectionPerRequest(httpcore.AsyncConnectionPool):
+    """Replaces the pool: opens a connection for one request, and closes it with the response."""
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         super().__init__()
         self.backend, self.tls = GuardedAsyncBackend(rules, resolver), verifying(rules.authorities)
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
-        """Answer one request; the connection goes when its answer is closed."""
         if request.url.scheme not in {b"http", b"https"}:
-            raise httpcore.UnsupportedProtocol("only http and https are spoken")
+            raise httpcore.UnsupportedProtocol("only http and https are supported")
         headers = [(name, value) for name, value in request.headers if name.lower() != b"connection"]
         request.headers = [*headers, (b"Connection", b"close")]
         connection = httpcore.AsyncHTTPConnection(
@@ -126,7 +122,7 @@ class _OneEach(httpcore.AsyncConnectionPool):
 
 
 class GuardedBackend(httpcore.NetworkBackend):
-    """Resolve once, check every address, connect to one of those."""
+    """Resolves a host once, checks every address, and connects to one of them."""
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         self.rules = rules
@@ -141,7 +137,7 @@ class GuardedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:
-        """Connect to the first of the host's addresses that answers."""
+        """Connect to the first address that accepts."""
         try:
             found = lookup(self.resolver, host, port).result(remaining(timeout))
         except FutureTimeoutError:
@@ -160,7 +156,7 @@ class GuardedBackend(httpcore.NetworkBackend):
 
 
 class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
-    """The same for asyncio; the whole request's deadline is the caller's ``asyncio.timeout``."""
+    """``GuardedBackend`` for asyncio; the caller's ``asyncio.timeout`` is the deadline."""
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         self.rules = rules
@@ -175,7 +171,7 @@ class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first of the host's addresses that answers."""
+        """Connect to the first address that accepts."""
         try:
             found = await asyncio.wait_for(asyncio.wrap_future(lookup(self.resolver, host, port)), timeout)
         except TimeoutError:
@@ -192,47 +188,42 @@ class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
 
 
 class TimedStream(httpcore.NetworkStream):
-    """A connection whose every wait ends with the request's deadline, so that a trickle of bytes cannot outlast it."""
+    """A connection on which every wait ends with the request's deadline, so that trickled bytes cannot extend it."""
 
     def __init__(self, inner: httpcore.NetworkStream) -> None:
         self.inner = inner
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Some bytes; none at the end."""
         return self.inner.read(max_bytes, remaining(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """All of the buffer."""
         self.inner.write(buffer, remaining(timeout))
 
     def close(self) -> None:
-        """Close the connection."""
         self.inner.close()
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        """The same connection with TLS on it."""
         return TimedStream(self.inner.start_tls(ssl_context, server_hostname, remaining(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
-        """What the pool asks of a socket, such as whether it is readable."""
         return self.inner.get_extra_info(info)
 
 
 def lookup(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
-    """Every address of a host, found in a thread that nobody has to wait for."""
+    """Resolve a host in a background thread."""
     return _lookups.submit(resolver, host, port)
 
 
 def system_tls() -> ssl.SSLContext:
-    """Verifies certificates; ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may name authorities of the operator's own."""
+    """The context that verifies by the system's authorities, or those of ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``."""
     return verifying(None)
 
 
 @cache
 def verifying(authorities: str | None) -> ssl.SSLContext:
-    """The same, with those of a file besides; read once, because a system has hundreds."""
+    """``system_tls`` plus the authorities of a PEM file; cached, because loading hundreds is slow."""
     context = httpx.create_ssl_context(trust_env=True)
     if authorities is not None:
         context.load_verify_locations(cafile=authorities)
@@ -242,25 +233,25 @@ def verifying(authorities: str | None) -> ssl.SSLContext:
 def guarded_socket(
     host: str, port: int, rules: Rules, *, timeout_s: float, resolver: Resolver = resolve
 ) -> socket.socket:
-    """A connection to an address of the host that was checked, within ``timeout_s``.
+    """A socket connected to a checked address of the host within ``timeout_s``.
 
-    EgressRefusedError where any of its addresses is not allowed, OSError for every other way to fail.
+    EgressDeniedError if the rules deny one of its addresses, OSError for every other failure.
     """
-    ends = time.monotonic() + timeout_s
+    ends_at = time.monotonic() + timeout_s
     try:
         found = checked(host, lookup(resolver, host, port).result(timeout_s), rules, port)
     except FutureTimeoutError:
         raise TimeoutError("resolving took too long") from None
     except UnicodeError:
-        raise OSError("it cannot be resolved") from None
-    except EgressRefusedError:
+        raise OSError("the host cannot be resolved") from None
+    except EgressDeniedError:
         raise
     except httpcore.ConnectError as error:
         raise OSError(str(error)) from None
-    failure = OSError("no address")
+    failure = OSError("the host has no address")
     for address in found:
         try:
-            return socket.create_connection((address, port), max(ends - time.monotonic(), 0.01))
+            return socket.create_connection((address, port), max(ends_at - time.monotonic(), 0.01))
         except OSError as error:
             failure = error
     raise failure

@@ -1,33 +1,45 @@
-"""Talking to a router's admin port. Every outcome is a value: a router that is away is nothing unusual.
+"""Client of a router's admin port, and the signatures of the configurations that it sends.
 
-Asking a router where it would place a request. What is asked holds a prompt: it is passed on, and kept nowhere.
+Theory of operation. A document is signed when it is sent, not when it is frozen. The signature holds for
+``WARMPATH_CONFIG_VALID_H`` hours, and the control plane renews it at half that time by sending the same number again
+to routers that check signatures. A recorded document is therefore useless after that time even against a router that
+knows no newer number, while a router whose control plane is down keeps its configuration.
+
+Every outcome is a value, because an unreachable router is normal.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import httpx
 import msgspec
 from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
 
-from controlplane.egress import AnswerTooLargeError, fetch, fleet_rules, guarded_client
+from controlplane import encryption
+from controlplane.egress import ResponseTooLargeError, fetch, fleet_rules, guarded_client
 from controlplane.errors import InvalidError, RouterAwayError
-from controlplane.models import Router
+from controlplane.models import ConfigSnapshot, Router
+from routing.schema import key_id, sign_document
 
-DEADLINE_S = 5.0  # a whole push or look
-LAST_MOMENT = 253_402_300_799  # of the year 9999, which is the last that a date can be of
-MAX_ANSWER_BYTES = 8 << 20  # GET /admin/config answers the configuration
+DEADLINE_S = 5.0  # of one whole request
+MAX_TIMESTAMP = 253_402_300_799  # end of the year 9999, the latest that a datetime can hold
+MAX_RESPONSE_BYTES = 8 << 20  # GET /admin/config returns the whole configuration
+MAX_EXPLANATION_BYTES = 4 << 20  # a candidate takes about 300 bytes
+CHECKED = ("verified", "expired", "unsigned")  # signature states reported by routers that check signatures
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a router says of the signature of what it runs."""
+    """State of the signature of the configuration that a router runs, as the router reports it."""
 
     state: Annotated[str, msgspec.Meta(max_length=20)]
     key: Annotated[str, msgspec.Meta(max_length=16)] | None = None
-    expires_at: Annotated[int, msgspec.Meta(ge=0, le=LAST_MOMENT)] | None = None  # seconds since 1970
+    expires_at: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP)] | None = None  # Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """The router refused a configuration, and runs on with ``running_number`` (None: with nothing)."""
+    """The router rejected a configuration and keeps running ``running_number`` (None: no configuration)."""
 
     path: str
     reason: str
@@ -50,13 +62,13 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No answer, none that a router would give, or one that the document may come again."""
+    """No response, an unexpected response, or a temporary failure; the push is retried."""
 
     reason: str
 
 
-class Running(msgspec.Struct, frozen=True):
-    """What ``GET /admin/config`` says of itself."""
+class RunningConfig(msgspec.Struct, frozen=True):
+    """Response of ``GET /admin/config``, as far as it is read."""
 
     revision: int | None = None
     sha256: str | None = None
@@ -75,88 +87,145 @@ class _Nacked(msgspec.Struct, frozen=True):
     running_revision: int | None = None
 
 
-class _NotNow(msgspec.Struct, frozen=True):
-    reason: str
+def deliver(
+    http: httpx.Client, router: Router, desired: ConfigSnapshot, document: bytes, token: str
+) -> Ack | Nack | Unreachable:
+    """Push a snapshot unless the router already runs it. Uses no database, so it may run in any thread.
+
+    A router that is only overdue, and last reported this snapshot, is read first: usually it still runs the snapshot,
+    and the response proves that it is up. A router whose signature needs renewal gets the document again.
+    """
+    if router.runs(desired.number, desired.sha256) and not needs_renewal(router, timezone.now()):
+        match read_running(http, router.admin_url, token=token):
+            case RunningConfig(desired.number, desired.sha256, signature):
+                return Ack(desired.number, desired.sha256, signature)
+            case Unreachable() as unreachable:
+                return unreachable
+    return push_document(http, router.admin_url, document, token=token)
 
 
 def push_document(http: httpx.Client, admin_url: str, document: bytes, *, token: str) -> Ack | Nack | Unreachable:
-    """Send a snapshot's document, and read the acknowledgement or the refusal."""
-    status, body = _asked(http, "PUT", admin_url, token, content=document)
-    if status == 200 and (acked := _read(body, _Acked)):
+    """Send a snapshot's document and read the acknowledgement or rejection."""
+    status, body = _request_config(http, "PUT", admin_url, token, content=document)
+    if status == 200 and (acked := _decode(body, _Acked)):
         return Ack(acked.revision, acked.sha256, acked.signature)
-    if status in {409, 422} and (nacked := _read(body, _Nacked)):
+    if status in {409, 422, 503} and (nacked := _decode(body, _Nacked)):
+        if status == 503:
+            return Unreachable(f"the router could not process it: {nacked.reason}")
         return Nack(nacked.path, nacked.reason, nacked.running_revision)
-    if status == 503 and (later := _read(body, _NotNow)):
-        return Unreachable(f"it could not look at it: {later.reason}")
     return _unexpected(status, body)
 
 
-def read_running(http: httpx.Client, admin_url: str, *, token: str) -> Running | Unreachable:
-    """Ask a router what it runs."""
-    status, body = _asked(http, "GET", admin_url, token)
-    if status == 200 and (running := _read(body, Running)):
+def read_running(http: httpx.Client, admin_url: str, *, token: str) -> RunningConfig | Unreachable:
+    """Read which configuration a router runs."""
+    status, body = _request_config(http, "GET", admin_url, token)
+    if status == 200 and (running := _decode(body, RunningConfig)):
         return running
     return _unexpected(status, body)
 
 
-def _asked(
+def explain_placement(router: Router, request: dict[str, Any]) -> dict[str, Any]:
+    """Ask a router for the placement decision that a request would get now.
+
+    The request holds a prompt: it is passed on and never stored. InvalidError if the router rejects the request,
+    RouterAwayError if the router does not respond.
+    """
+    url = f"{router.admin_url.rstrip('/')}/admin/explain"
+    content, headers = json.dumps(request).encode(), _headers(settings.ROUTER_ADMIN_TOKEN)
+    limits: dict[str, Any] = {"deadline_s": DEADLINE_S, "max_bytes": MAX_EXPLANATION_BYTES}
+    try:
+        with guarded_client(fleet_rules()) as http:
+            response = fetch(http, "POST", url, content=content, headers=headers, **limits)
+        decision = msgspec.json.decode(response.body)
+    except (httpx.HTTPError, ResponseTooLargeError, msgspec.DecodeError) as error:
+        raise RouterAwayError(router.name, f"no usable response ({type(error).__name__})") from None
+    if not isinstance(decision, dict):
+        decision = {}
+    elif response.status == 200:
+        return decision
+    reason = str(decision.get("error", ""))
+    if response.status in {400, 404, 413, 422} and reason:
+        raise InvalidError("$.body", reason)
+    raise RouterAwayError(router.name, reason or f"unexpected status {response.status}")
+
+
+def _request_config(
     http: httpx.Client, method: str, admin_url: str, token: str, content: bytes | None = None
 ) -> tuple[int | None, bytes]:
-    """Status and body; None and the reason where no answer came."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    """(status, body); (None, error text) if there was no response."""
     url = f"{admin_url.rstrip('/')}/admin/config"
+    limits: dict[str, Any] = {"deadline_s": DEADLINE_S, "max_bytes": MAX_RESPONSE_BYTES}
     try:
-        answer = fetch(
-            http, method, url, deadline_s=DEADLINE_S, max_bytes=MAX_ANSWER_BYTES, content=content, headers=headers
-        )
+        response = fetch(http, method, url, content=content, headers=_headers(token), **limits)
     except httpx.HTTPError as error:
         return None, f"{type(error).__name__}: {error}".encode()
-    return answer.status, answer.body
+    return response.status, response.body
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
 
 def _unexpected(status: int | None, body: bytes) -> Unreachable:
     if status is None:
         return Unreachable(body.decode())
     if status in {401, 403}:
-        return Unreachable(f"it answered {status}: its WARMPATH_ROUTER_ADMIN_TOKEN is not ours")
-    return Unreachable(f"it answered {status} with something that no router says")
+        return Unreachable(f"status {status}: the router has another WARMPATH_ROUTER_ADMIN_TOKEN")
+    return Unreachable(f"status {status} with an unexpected body")
 
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def _read(body: bytes, kind: type[T]) -> T | None:
+def _decode(body: bytes, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-EXPLAIN_DEADLINE_S = 5.0
-MAX_EXPLANATION_BYTES = 4 << 20  # a candidate takes some 300 bytes
+# --- signatures -------------------------------------------------------------------------------------------
 
 
-def ask_decision(router: Router, asked: dict[str, Any]) -> dict[str, Any]:
-    """The decision that a request would get now; InvalidError for one that the router refuses, RouterAwayError."""
-    headers = {"Authorization": f"Bearer {settings.ROUTER_ADMIN_TOKEN}", "Content-Type": "application/json"}
-    url, content = f"{router.admin_url.rstrip('/')}/admin/explain", json.dumps(asked).encode()
-    try:
-        with guarded_client(fleet_rules()) as http:
-            answer = fetch(
-                http,
-                "POST",
-                url,
-                deadline_s=EXPLAIN_DEADLINE_S,
-                max_bytes=MAX_EXPLANATION_BYTES,
-                content=content,
-                headers=headers,
-            )
-        told = msgspec.json.decode(answer.body)
-    except (httpx.HTTPError, AnswerTooLargeError, msgspec.DecodeError) as error:
-        raise RouterAwayError(router.name, f"it gave no answer ({type(error).__name__})") from None
-    if answer.status == 200 and isinstance(told, dict):
-        return told
-    reason = str(told.get("error", "")) if isinstance(told, dict) else ""
-    if answer.status in {400, 404, 413, 422} and reason:
-        raise InvalidError("$.body", reason)
-    raise RouterAwayError(router.name, reason or f"it answered {answer.status}")
+def sign(document: bytes, now: datetime) -> bytes:
+    """A snapshot's document with a signature that is valid from ``now`` on."""
+    private, issued_at = encryption.private_key(_signing_secret()), int(now.timestamp())
+    return sign_document(
+        document,
+        key=signing_key_id(),
+        issued_at=issued_at,
+        expires_at=issued_at + int(_validity().total_seconds()),
+        sign=private.sign,
+    )
+
+
+def public_key() -> str:
+    """Key with which routers check signatures: 64 hex digits."""
+    return encryption.public_key(_signing_secret())
+
+
+def signing_key_id() -> str:
+    """Id of the current key in documents."""
+    return key_id(public_key())
+
+
+def needs_renewal(router: Router, now: datetime) -> bool:
+    """Whether a router checks signatures, and its signature has another key or is past half of its validity."""
+    if router.signature_state not in CHECKED:
+        return False
+    expires_at = router.signature_expires_at
+    return router.signature_key != signing_key_id() or expires_at is None or expires_at < now + _validity() / 2
+
+
+def needing_renewal(now: datetime) -> Q:
+    """``needs_renewal`` as a condition on rows."""
+    fresh = Q(signature_key=signing_key_id(), signature_expires_at__gte=now + _validity() / 2)
+    return Q(signature_state__in=CHECKED) & ~fresh
+
+
+def _validity() -> timedelta:
+    return timedelta(hours=settings.CONFIG_VALID_H)
+
+
+def _signing_secret() -> str:
+    return settings.CONFIG_SIGNING_KEY or settings.SECRET_KEY

@@ -1,16 +1,13 @@
-"""Client keys as routers are told of them.
+"""Builds the configuration of routers from database rows. Equal rows give equal bytes: everything is sorted by name.
 
-A key is of one project: it is good for that project's models alone, its tenant is none of another project's, and
-routers know it as ``project.name``. What a key names and is there no longer is left out, and a key for nothing is not
-let in: nobody's change can be refused for what a key names.
-
-Rows to the configuration that routers run. Equal rows give equal bytes: everything is ordered by name.
+A client key belongs to one project. It permits only that project's models, its tenant is prefixed with the project, and
+routers know the key as ``project.name``. Models and task groups that a key names and that no longer exist are left out,
+and a key that would permit nothing is left out whole, so a key can never make the configuration invalid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -36,13 +33,13 @@ from routing import schema
 
 
 def access_of(keys: Iterable[ClientKey], pools: Sequence[Pool]) -> schema.Access:
-    """Those that are let in, by name; ``pools`` with their groups at hand."""
-    told = (_told(key, pools) for key in keys)
-    return schema.Access(tuple(sorted((key for key in told if key), key=lambda key: key.name)))
+    """The permitted keys, sorted by name; ``pools`` have their groups prefetched."""
+    restricted = (_restricted(key, pools) for key in keys)
+    return schema.Access(tuple(sorted((key for key in restricted if key), key=lambda key: key.name)))
 
 
 def api_key(key: ClientKey) -> schema.ApiKey:
-    """A key as its row says it."""
+    """A key exactly as its row defines it."""
     return schema.ApiKey(
         name=key.full_name,
         digest=key.digest,
@@ -57,49 +54,50 @@ def api_key(key: ClientKey) -> schema.ApiKey:
 
 
 def names_of(pools: Iterable[Pool]) -> set[str] | None:
-    """Every name of a model, alias or adapter of some pools; None where one of them takes any model."""
+    """Names of all models, aliases and adapters of some pools; None if a pool accepts any model."""
     names: set[str] = set()
     for pool in pools:
         if not pool.models:
             return None
-        named: list[dict[str, Any]] = [*pool.aliases, *pool.adapters]
-        names |= {*pool.models, *(one["name"] for one in named)}
+        names |= {*pool.models, *(named["name"] for named in (*pool.aliases, *pool.adapters))}
     return names
 
 
-def claiming(group: schema.TaskGroupConfig, project: str, keys: Collection[str]) -> schema.TaskGroupConfig:
-    """The group with the keys that it claims by their full names, those that are let in alone."""
+def _with_full_key_names(
+    group: schema.TaskGroupConfig, project: str, permitted: Collection[str]
+) -> schema.TaskGroupConfig:
+    """The group, matching by the full names of those of its keys that are permitted."""
     match = group.match
-    if not match.api_keys and not match.api_key_prefixes:
-        return group
-    names = tuple(name for name in (f"{project}.{short}" for short in match.api_keys) if name in keys)
+    names = tuple(name for name in (f"{project}.{short}" for short in match.api_keys) if name in permitted)
     prefixes = tuple(f"{project}.{prefix}" for prefix in match.api_key_prefixes)
-    told = msgspec.structs.replace(match, api_keys=names, api_key_prefixes=prefixes)
-    return msgspec.structs.replace(group, match=told)
+    match = msgspec.structs.replace(match, api_keys=names, api_key_prefixes=prefixes)
+    return msgspec.structs.replace(group, match=match)
 
 
-def _told(key: ClientKey, pools: Sequence[Pool]) -> schema.ApiKey | None:
-    """The key within what its project has; None where that is nothing."""
+def _restricted(key: ClientKey, pools: Sequence[Pool]) -> schema.ApiKey | None:
+    """The key restricted to what exists in its project; None if that is nothing."""
     own = [pool for pool in pools if pool.project_id == key.project_id]
-    said = api_key(key)
-    models = _models(said.models, names_of(own), is_alone=len(own) == len(pools))
-    groups = _those(said.groups, {group.name for pool in own for group in pool.groups.all()})
+    config = api_key(key)
+    models = _permitted_models(config.models, names_of(own), is_only_project=len(own) == len(pools))
+    groups = _existing(config.groups, {group.name for pool in own for group in pool.groups.all()})
     if not own or models == () or groups == ():
         return None
-    return msgspec.structs.replace(said, models=models, groups=groups)
+    return msgspec.structs.replace(config, models=models, groups=groups)
 
 
-def _models(said: tuple[str, ...] | None, known: Collection[str] | None, *, is_alone: bool) -> tuple[str, ...] | None:
-    """Its project's alone, unless there is no other project's; a project that takes any model cannot be told apart."""
-    if known is None:
-        return said
-    if said is None:
-        return None if is_alone else tuple(sorted(known))
-    return _those(said, known)
+def _permitted_models(
+    named: tuple[str, ...] | None, existing: Collection[str] | None, *, is_only_project: bool
+) -> tuple[str, ...] | None:
+    """None (any model) only if no other project has models, or the project itself accepts any model."""
+    if existing is None:
+        return named
+    if named is None:
+        return None if is_only_project else tuple(sorted(existing))
+    return _existing(named, existing)
 
 
-def _those(said: tuple[str, ...] | None, known: Collection[str]) -> tuple[str, ...] | None:
-    return None if said is None else tuple(name for name in said if name in known)
+def _existing(named: tuple[str, ...] | None, existing: Collection[str]) -> tuple[str, ...] | None:
+    return None if named is None else tuple(name for name in named if name in existing)
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -107,18 +105,17 @@ def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def build_config(hash_secret: str) -> schema.RouterConfig:
-    """The configuration that the rows say, in ten queries whatever the fleet's size."""
-    trials, rows, fleet = _trials(), list(_pools()), FleetSettings.objects.first()
-    access = _access(rows) if fleet and fleet.needs_key else None
-    keys = frozenset(key.name for key in access.keys) if access else frozenset()
-    pools = tuple(_pool(pool, trials, keys) for pool in rows)
-    said = revived(schema_fields.FLEET, fleet) if fleet else {}
+    """The configuration of the whole fleet; ten queries, however large the fleet is."""
+    canaries, rows, fleet = _canary_rollouts(), list(_pools()), FleetSettings.objects.first()
+    active_keys = ClientKey.objects.filter(revoked_at=None).select_related("project")
+    access = access_of(active_keys, rows) if fleet and fleet.needs_key else None
+    permitted = frozenset(key.name for key in access.keys) if access else frozenset()
+    pools = tuple(_pool(pool, canaries, permitted) for pool in rows)
+    fleet_wide = revived(schema_fields.FLEET, fleet) if fleet else {}
     networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
-    return schema.RouterConfig(hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **said)
-
-
-def _access(pools: Sequence[Pool]) -> schema.Access:
-    return access_of(ClientKey.objects.filter(revoked_at=None).select_related("project"), pools)
+    return schema.RouterConfig(
+        hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **fleet_wide
+    )
 
 
 def _pools() -> Iterable[Pool]:
@@ -137,19 +134,20 @@ def _pools() -> Iterable[Pool]:
     )
 
 
-def _trials() -> Mapping[int, Rollout]:
-    """The rollout of each policy that tries a revision, by the policy's id; what awaits approval is tried by nobody."""
-    open_ones = Rollout.objects.filter(revision__state=RevisionState.TRIAL, state__in=OPEN_ROLLOUTS)
-    begun = open_ones.exclude(state=RolloutState.AWAITING_APPROVAL).select_related("revision")
-    return {rollout.revision.policy_id: rollout for rollout in begun}
+def _canary_rollouts() -> Mapping[int, Rollout]:
+    """The rollout of each policy that runs a canary, by the policy's id; not those that await approval."""
+    rollouts = Rollout.objects.filter(revision__state=RevisionState.TRIAL, state__in=OPEN_ROLLOUTS)
+    started = rollouts.exclude(state=RolloutState.AWAITING_APPROVAL).select_related("revision")
+    return {rollout.revision.policy_id: rollout for rollout in started}
 
 
-def _pool(pool: Pool, trials: Mapping[int, Rollout], keys: Collection[str]) -> schema.PoolConfig:
-    groups = tuple(claiming(_group(group, trials), pool.project.name, keys) for group in pool.groups.all())
-    placed = [group.name for group in groups if group.policy is None]
-    policy = _policy(pool.own_policies[0], trials, placed)  # type: ignore[attr-defined]  # prefetched above
+def _pool(pool: Pool, canaries: Mapping[int, Rollout], permitted: Collection[str]) -> schema.PoolConfig:
+    own = (_group(group, canaries) for group in pool.groups.all())
+    groups = tuple(_with_full_key_names(group, pool.project.name, permitted) for group in own)
+    without_policy = [group.name for group in groups if group.policy is None]
+    policy = _policy(pool.own_policies[0], canaries, without_policy)  # type: ignore[attr-defined]  # prefetched above
     if policy is None:
-        raise AssertionError(f"pool {pool.name} has no live policy: create_pool gives it one and nothing takes it away")
+        raise AssertionError(f"pool {pool.name} has no live policy, though create_pool adds one and nothing removes it")
     return schema.PoolConfig(
         name=pool.name,
         policy=policy,
@@ -172,21 +170,21 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
     )
 
 
-def _group(group: TaskGroup, trials: Mapping[int, Rollout]) -> schema.TaskGroupConfig:
-    policy = getattr(group, "policy", None)  # a reverse one-to-one that is missing raises AttributeError's kind
+def _group(group: TaskGroup, canaries: Mapping[int, Rollout]) -> schema.TaskGroupConfig:
+    policy = getattr(group, "policy", None)  # a missing reverse one-to-one raises a subclass of AttributeError
     names = tuple(sorted(replica.name for replica in group.replicas.all()))
     return schema.TaskGroupConfig(
         name=group.name,
-        policy=_policy(policy, trials) if policy else None,
+        policy=_policy(policy, canaries) if policy else None,
         replicas=names or None,
         **revived(schema_fields.GROUP, group),
     )
 
 
 def _policy(
-    policy: RoutingPolicy, trials: Mapping[int, Rollout], placed: Collection[str] = ()
+    policy: RoutingPolicy, canaries: Mapping[int, Rollout], without_policy: Collection[str] = ()
 ) -> schema.PolicyConfig | None:
-    """The revision in force with the one on trial; ``placed`` are the task groups that a pool's policy places."""
+    """The active revision and its canary; ``without_policy`` are the task groups that a pool's policy places."""
     live: list[PolicyRevision] = policy.live_revisions  # type: ignore[attr-defined]  # prefetched above
     if not live:
         return None
@@ -194,14 +192,14 @@ def _policy(
         name=policy.name,
         revision=live[0].number,
         settings=_settings(live[0]),
-        trial=_trial(trials[policy.pk], placed) if policy.pk in trials else None,
+        trial=_canary(canaries[policy.pk], without_policy) if policy.pk in canaries else None,
     )
 
 
-def _trial(rollout: Rollout, placed: Collection[str]) -> schema.Trial | None:
-    """The requests of the rollout's present stage; None where its task groups are gone, or placed by others by now."""
+def _canary(rollout: Rollout, without_policy: Collection[str]) -> schema.Trial | None:
+    """The canary of the rollout's current stage; None if its task groups are gone or now have policies of their own."""
     scope = rollout.stages[rollout.stage]
-    groups = None if scope["groups"] is None else tuple(name for name in scope["groups"] if name in placed)
+    groups = None if scope["groups"] is None else tuple(name for name in scope["groups"] if name in without_policy)
     if groups == ():
         return None
     return schema.Trial(

@@ -27,8 +27,7 @@ from controlplane.errors import InUseError, InvalidError
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, EventKind, PeriodicTask, Replica, Router, RouterReport
 from controlplane.models.fleet import LONG_NAME
-from controlplane.push.client import Signature
-from controlplane.push.delivery import wanting_renewal
+from controlplane.push.client import Signature, needing_renewal
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
 from controlplane.services.rollouts.controller import advance_rollouts
@@ -312,7 +311,7 @@ def _wake_push(router: Router) -> None:
 def _needing(desired: ConfigSnapshot) -> Q:
     drifted = ~Q(running_number=desired.number, running_sha256=desired.sha256) | Q(running_number=None)
     silent = Q(last_seen_at__lt=timezone.now() - timedelta(seconds=PROBE_AFTER_S))
-    return drifted | silent | wanting_renewal(timezone.now())
+    return drifted | silent | needing_renewal(timezone.now())
 
 
 def _due(desired: ConfigSnapshot) -> Q:

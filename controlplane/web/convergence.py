@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.push.delivery import signing_key_id
+from controlplane.push.client import signing_key_id
 from controlplane.services.snapshots import newest_snapshot
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from django.conf import settings
 from django.template import Context, Engine
 
-from controlplane.egress import EgressRefusedError, Rules, guarded_socket, mail_rules, system_tls
+from controlplane.egress import EgressDeniedError, Rules, guarded_socket, mail_rules, system_tls
 from telemetry.channels.base import (
     ChannelKind,
     ConfigError,
@@ -170,7 +170,7 @@ class EmailChannel:
                 with suppress(smtplib.SMTPException, OSError):
                     server.quit()  # it has the mail: how it says goodbye is all one
                 return receipt
-        except EgressRefusedError:
+        except EgressDeniedError:
             raise DeliveryError("its address is one that channels may not reach", retryable=False) from None
         except smtplib.SMTPException as error:
             raise _refused(error) from None

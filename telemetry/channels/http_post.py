@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from controlplane.egress import AnswerTooLargeError, EgressRefusedError, fetch, guarded_client, webhook_rules
+from controlplane.egress import EgressDeniedError, ResponseTooLargeError, fetch, guarded_client, webhook_rules
 from telemetry.channels.base import DeliveryError, Receipt
 
 DEADLINE_S = 15.0
@@ -57,9 +57,9 @@ def beginning(body: bytes) -> str:
 
 
 def _unreached(error: httpx.HTTPError) -> DeliveryError:
-    if isinstance(error, EgressRefusedError):
+    if isinstance(error, EgressDeniedError):
         return DeliveryError("its address is one that channels may not reach", retryable=False)
-    if isinstance(error, AnswerTooLargeError):
+    if isinstance(error, ResponseTooLargeError):
         return DeliveryError("the answer was too long or packed", retryable=False)
     if isinstance(error, httpx.TimeoutException):
         return DeliveryError(f"no answer within {DEADLINE_S:g} s", retryable=True)

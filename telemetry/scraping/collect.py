@@ -20,7 +20,13 @@ from datetime import datetime
 import httpx
 from django.conf import settings
 
-from controlplane.egress import AnswerTooLargeError, EgressRefusedError, fetch_async, fleet_rules, guarded_async_client
+from controlplane.egress import (
+    EgressDeniedError,
+    ResponseTooLargeError,
+    fetch_async,
+    fleet_rules,
+    guarded_async_client,
+)
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import PeriodicTask, Router
 from telemetry.models import DecisionCursor
@@ -150,8 +156,8 @@ def _reason(error: httpx.HTTPError) -> str:
     """In words that name no URL."""
     if isinstance(error, httpx.TimeoutException):
         return f"no whole answer within {PAGE_S:g} s"
-    if isinstance(error, AnswerTooLargeError):
+    if isinstance(error, ResponseTooLargeError):
         return "the answer is too long, or packed"
-    if isinstance(error, EgressRefusedError):
-        return "its address is in no network that WARMPATH_FLEET_NETWORKS allows"
+    if isinstance(error, EgressDeniedError):
+        return "its address is not in WARMPATH_FLEET_NETWORKS"
     return f"no usable answer ({type(error).__name__})"

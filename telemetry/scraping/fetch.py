@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import httpx
 
-from controlplane.egress import Answer, AnswerTooLargeError, EgressRefusedError, fetch_async
+from controlplane.egress import EgressDeniedError, FetchedResponse, ResponseTooLargeError, fetch_async
 from telemetry.metrics.engine import ReplicaSample
 from telemetry.metrics.engines import tensorrt_llm
 from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
@@ -47,7 +47,7 @@ async def scrape(
         return Failure(f"its /metrics is not to be trusted: {reason}")
 
 
-async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float, most_bytes: int) -> Answer:
+async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float, most_bytes: int) -> FetchedResponse:
     """What is at the URL; where that is JSON, what is at the place that TensorRT-LLM has. One deadline for both."""
     elsewhere = url.removesuffix("/metrics") + tensorrt_llm.PATH
     begun_s = time.monotonic()
@@ -67,10 +67,10 @@ def _failure(error: httpx.HTTPError, deadline_s: float) -> Failure:
     """The reason in words that name no URL."""
     if isinstance(error, httpx.TimeoutException):
         return Failure(f"no whole answer within {deadline_s:g} s")
-    if isinstance(error, AnswerTooLargeError):
+    if isinstance(error, ResponseTooLargeError):
         return Failure("the answer is too long, or packed")
-    if isinstance(error, EgressRefusedError):
-        return Failure("its address is in no network that WARMPATH_FLEET_NETWORKS allows")
+    if isinstance(error, EgressDeniedError):
+        return Failure("its address is not in WARMPATH_FLEET_NETWORKS")
     if isinstance(error, httpx.ConnectError):
         return Failure("nobody listens there", refused=True) if _refused(error) else Failure("it cannot be reached")
     return Failure(f"no usable answer ({type(error).__name__})")

@@ -16,7 +16,7 @@ from rest_framework import serializers
 from controlplane.api.fields import ByName, by_username
 from controlplane.models import ApiToken, AuditEntry, ConfigSnapshot, Event, Router, Scope
 from controlplane.models.audit import SAID
-from controlplane.push.client import LAST_MOMENT
+from controlplane.push.client import MAX_TIMESTAMP
 
 OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
     "admin_url",
@@ -94,7 +94,7 @@ class SignatureSerializer(serializers.Serializer[Any]):
     state = serializers.CharField(max_length=20, help_text="verified, expired, unsigned or unchecked.")
     key = serializers.RegexField(r"^[0-9a-f]{16}$", allow_null=True, required=False, help_text="Id of the public key.")
     expires_at = serializers.IntegerField(
-        min_value=0, max_value=LAST_MOMENT, allow_null=True, required=False, help_text="Unix time."
+        min_value=0, max_value=MAX_TIMESTAMP, allow_null=True, required=False, help_text="Unix time."
     )
 
 

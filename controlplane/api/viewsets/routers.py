@@ -31,7 +31,7 @@ from controlplane.api.permissions import IsRouter, route_of, signed_in_user
 from controlplane.api.serializers import routers as s
 from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, heard, parsed
 from controlplane.models import ApiToken, AuditEntry, Event, Router
-from controlplane.push.client import Signature, ask_decision
+from controlplane.push.client import Signature, explain_placement
 from controlplane.services import events, routers
 from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.snapshots import newest_snapshot
@@ -59,7 +59,7 @@ class RouterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSe
     @action(detail=True, methods=["post"])
     def explain(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Where it would place a request now, among which candidates, and why. Nothing is sent to a replica."""
-        return Response(ask_decision(self.get_object(), parsed(s.ExplainInput, request)))
+        return Response(explain_placement(self.get_object(), parsed(s.ExplainInput, request)))
 
 
 class AnnounceView(Exchange):

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from controlplane.push.delivery import public_key, signing_key_id
+from controlplane.push.client import public_key, signing_key_id
 
 
 class Command(BaseCommand):

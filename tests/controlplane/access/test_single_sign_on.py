@@ -229,7 +229,7 @@ def test_an_issuer_that_leads_inside_is_not_asked(client, provider, settings, ho
     app["settings"] = app["settings"] | {"server_url": f"http://{host}"}
     answer = client.post(f"/accounts/oidc/{provider.name}/")
     assert answer.status_code == 502
-    assert "may not be reached" in caplog.text, "refused, and not merely out of reach"
+    assert "not an allowed destination" in caplog.text, "refused, and not merely out of reach"
 
 
 def test_a_fresh_proof_is_as_old_as_the_provider_says(client, here, provider, settings):

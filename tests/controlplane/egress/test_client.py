@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from controlplane.egress import (
-    AnswerTooLargeError,
-    EgressRefusedError,
+    EgressDeniedError,
+    ResponseTooLargeError,
     Rules,
     fetch,
     fetch_async,
@@ -155,14 +155,14 @@ def test_a_host_that_resolves_anew_after_the_check_is_connected_to_where_it_was_
     "found", [["169.254.169.254"], ["127.0.0.1", "10.0.0.1"], ["::ffff:10.0.0.1"], ["fe80::1%eth0"]]
 )
 def test_nothing_is_sent_to_a_host_with_an_address_that_is_not_allowed(get, server, found):
-    with pytest.raises(EgressRefusedError):
+    with pytest.raises(EgressDeniedError):
         get(f"http://evil.example:{server.server_port}/plain", resolver=lambda *_: found)
     assert server.hosts == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "localhost", "[::ffff:127.0.0.1]", "0"])
 def test_loopback_is_no_webhook_however_it_is_written(get, server, host):
-    with pytest.raises(EgressRefusedError):
+    with pytest.raises(EgressDeniedError):
         get(f"http://{host}:{server.server_port}/plain", rules=PUBLIC_ONLY)
     assert server.hosts == []
 
@@ -180,7 +180,7 @@ def test_no_proxy_is_taken_from_the_environment(get, server, monkeypatch):
 
 @pytest.mark.parametrize("path", ["long", "endless", "packed"])
 def test_an_answer_that_is_too_long_or_packed_is_refused(get, server, path):
-    with pytest.raises(AnswerTooLargeError):
+    with pytest.raises(ResponseTooLargeError):
         get(f"http://127.0.0.1:{server.server_port}/{path}")
 
 

@@ -126,7 +126,7 @@ def test_a_router_at_an_address_outside_the_fleets_networks_is_never_connected_t
     router = announce(name="router-1", boot="b", admin_url="http://169.254.169.254")
     reconcile_routers()
     router.refresh_from_db()
-    assert "may not be reached" in router.last_error
+    assert "not an allowed destination" in router.last_error
 
 
 def test_a_lost_acknowledgement_is_made_good_by_the_next_try(start_router, pool):

@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.push.delivery import public_key, sign, signing_key_id
+from controlplane.push.client import public_key, sign, signing_key_id
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from controlplane.tasks import reconcile_routers
