@@ -185,7 +185,7 @@ class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     """Rollouts. Publishing starts one; each of its moves is an action, 409 where its state has no such move."""
 
     queryset = Rollout.objects.select_related("revision__policy__pool", "snapshot", "started_by", "approved_by").defer(
-        "snapshot__sealed", "snapshot__document"
+        "snapshot__encrypted", "snapshot__document"
     )
     filterset_class = RolloutFilter
     pagination_class = RolloutPages

@@ -242,7 +242,7 @@ def locked_rollouts(**which: Any) -> list[Rollout]:
     rows = Rollout.objects.select_for_update(of=("self",), no_key=True).filter(**which).order_by("pk")
     held = list(rows.values_list("pk", flat=True))
     joined = Rollout.objects.select_related("revision__policy__pool__project", "snapshot").filter(pk__in=held)
-    return list(joined.defer("snapshot__sealed", "snapshot__document").order_by("pk")) if held else []
+    return list(joined.defer("snapshot__encrypted", "snapshot__document").order_by("pk")) if held else []
 
 
 def locked_rollout(rollout_id: int) -> Rollout:

@@ -243,7 +243,7 @@ def _judged(policy: RoutingPolicy, live: PolicyRevision | None, settings: dict[s
 def _rollout(policy: RoutingPolicy) -> dict[str, Any]:
     state: Convergence = convergence()
     rollouts = Rollout.objects.filter(revision__policy=policy).select_related("revision", "snapshot", "started_by")
-    return {"policy": policy, "convergence": state, "rollout": rollouts.defer("snapshot__sealed").first()}
+    return {"policy": policy, "convergence": state, "rollout": rollouts.defer("snapshot__encrypted").first()}
 
 
 def _shown_settings(revision: PolicyRevision) -> list[dict[str, Any]]:

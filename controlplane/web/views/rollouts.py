@@ -121,7 +121,7 @@ def _rows() -> QuerySet[Rollout]:
     rows = Rollout.objects.select_related(
         "revision__policy__pool__project", "revision__policy__group", "snapshot", "started_by", "approved_by"
     )
-    return rows.defer("snapshot__sealed", "snapshot__document")
+    return rows.defer("snapshot__encrypted", "snapshot__document")
 
 
 def _line(rollout: Rollout) -> dict[str, Any]:
