@@ -16,7 +16,7 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.discovery import Found, PollError, look_at
+from controlplane.discovery import PollError, PollResult, poll
 from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
@@ -125,15 +125,15 @@ def look_at_sources() -> None:
     if not claimed:
         return
     with isolated_items(PeriodicTask.REPLICA_SOURCES) as item, ThreadPoolExecutor(len(claimed)) as threads:
-        looks: dict[Future[Found | PollError], ReplicaSource] = {
-            threads.submit(look_at, source): source for source in claimed
+        looks: dict[Future[PollResult | PollError], ReplicaSource] = {
+            threads.submit(poll, source): source for source in claimed
         }
         for done in as_completed(looks):
             with item(looks[done].name):
                 _note(looks[done], done.result())
 
 
-def _note(source: ReplicaSource, outcome: Found | PollError) -> None:
+def _note(source: ReplicaSource, outcome: PollResult | PollError) -> None:
     if isinstance(outcome, PollError):
         record_failure(source, str(outcome))
     elif record_found(source, outcome):

@@ -1,17 +1,15 @@
-"""Where replicas may be found: DNS, Kubernetes, a file. Each kind asks the outside world and answers targets; which of
-them become replicas is for the services to say.
-"""
+"""Service discovery of replicas by DNS, Kubernetes and files. A poll returns targets; services make them replicas."""
 
-from controlplane.discovery.poll import KINDS, SourceKind, canonical_settings, kind_named, look_at
-from controlplane.discovery.targets import Found, PollError, Target
+from controlplane.discovery.poll import KINDS, SourceKind, canonical_settings, kind_named, poll
+from controlplane.discovery.targets import PollError, PollResult, Target
 
 __all__ = [
     "KINDS",
-    "Found",
     "PollError",
+    "PollResult",
     "SourceKind",
     "Target",
     "canonical_settings",
     "kind_named",
-    "look_at",
+    "poll",
 ]

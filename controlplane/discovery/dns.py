@@ -1,4 +1,4 @@
-"""Replicas by the addresses, or the SRV records, of one name."""
+"""DNS discovery: the A, AAAA or SRV records of one name."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import dns.resolver
 from msgspec import Meta
 
 from controlplane.discovery.targets import (
-    Bounds,
-    Found,
     PollError,
+    PollLimits,
+    PollResult,
     Port,
     Scheme,
     SchemeChoice,
     SourceSettings,
     Target,
     base_url,
-    gather,
+    collect,
     shown,
 )
 
 
 class Record(StrEnum):
-    """What is asked for. Not both kinds of addresses at once: an engine with two would be two replicas."""
+    """Record type. A and AAAA are not combined: an engine with both addresses would become two replicas."""
 
     A = "A"
     AAAA = "AAAA"
@@ -37,17 +37,20 @@ class Record(StrEnum):
 
 
 class DnsSettings(SourceSettings, frozen=True):
-    """A name, and where its answers come from."""
+    """Name, record type and name server."""
 
     host: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?\Z",
-            description="The name that is asked for, such as vllm.prod.svc.cluster.local.",
+            description="The name to resolve, such as vllm.prod.svc.cluster.local.",
         ),
     ]
     record: Annotated[
-        Record, Meta(description="A and AAAA answer addresses; SRV answers names, which survive a new address.")
+        Record,
+        Meta(
+            description="A and AAAA give addresses; SRV gives host names, which stay the same when an address changes."
+        ),
     ] = Record.A
     port: Port = 8000
     scheme: SchemeChoice = Scheme.HTTP
@@ -55,63 +58,61 @@ class DnsSettings(SourceSettings, frozen=True):
         str,
         Meta(
             max_length=60,
-            description="The name server's address, such as 10.0.0.2 or 10.0.0.2:5353; empty: the system's own.",
+            description="Address of the name server, such as 10.0.0.2 or 10.0.0.2:5353; empty: the system's resolver.",
         ),
     ] = ""
 
 
 class DnsKind:
-    """A name in DNS."""
-
     name = "dns"
     label = "DNS"
-    help = "The addresses of one name, or its SRV records: for a headless service, or names that you keep yourself."
+    help = "The addresses or SRV records of one name, for a headless service or DNS records of your own."
     settings: type[SourceSettings] = DnsSettings
     secret = ""
 
-    def look(self, settings: Any, secret: str, bounds: Bounds) -> Found:  # noqa: ARG002 - it has none
-        """Ask once, within the deadline."""
-        return gather(targets(_ask(settings, bounds), settings), bounds)
+    def poll(self, settings: Any, secret: str, limits: PollLimits) -> PollResult:  # noqa: ARG002 - DNS needs none
+        """Resolve the name once, within the deadline."""
+        return collect(targets(_resolve(settings, limits), settings), limits)
 
 
-def targets(answer: Iterable[Any], settings: DnsSettings) -> Iterator[Target]:
-    """The records of an answer as targets. SRV records say their port themselves; a bare dot is nobody."""
-    for record in answer:
+def targets(records: Iterable[Any], settings: DnsSettings) -> Iterator[Target]:
+    """Records as targets. SRV records carry the port; their target "." means that there is no service."""
+    for record in records:
         if settings.record is not Record.SRV:
-            yield _at(str(record.address), settings.port, settings)
+            yield _target(str(record.address), settings.port, settings)
         elif host := record.target.to_text(omit_final_dot=True).lower().rstrip("."):
-            yield _at(host, record.port, settings)
+            yield _target(host, record.port, settings)
 
 
-def _at(host: str, port: int, settings: DnsSettings) -> Target:
+def _target(host: str, port: int, settings: DnsSettings) -> Target:
     url = base_url(settings.scheme, host, port)
     return Target(key=url.partition("://")[2], url=url)
 
 
-def _ask(settings: DnsSettings, bounds: Bounds) -> Iterable[dns.rdata.Rdata]:
+def _resolve(settings: DnsSettings, limits: PollLimits) -> Iterable[dns.rdata.Rdata]:
     host, record = settings.host, settings.record.value
     try:
-        resolver = _resolver(settings, bounds)
-        return list(resolver.resolve(host, record, lifetime=bounds.deadline_s, search=not settings.server))
+        resolver = _resolver(settings, limits)
+        return list(resolver.resolve(host, record, lifetime=limits.deadline_s, search=not settings.server))
     except dns.resolver.NXDOMAIN:
-        raise PollError(f"There is no name {host} in DNS.") from None
+        raise PollError(f"DNS name {host} does not exist (NXDOMAIN).") from None
     except dns.resolver.NoAnswer:
         raise PollError(f"{host} has no {record} record.") from None
     except dns.exception.Timeout:
-        raise PollError(f"No name server answered within {bounds.deadline_s:g} s.") from None
+        raise PollError(f"No name server answered within {limits.deadline_s:g} s.") from None
     except dns.resolver.NoNameservers as error:
-        raise PollError(f"The name server could not answer: {shown(error, 200)}") from None
+        raise PollError(f"The name server failed: {shown(error, 200)}") from None
     except (dns.exception.DNSException, OSError, UnicodeError, ValueError) as error:
         raise PollError(f"DNS: {shown(error, 200) or type(error).__name__}") from None
 
 
-def _resolver(settings: DnsSettings, bounds: Bounds) -> dns.resolver.Resolver:
-    """The system's, or one that asks the server that is set; that one is judged like everything connected to."""
+def _resolver(settings: DnsSettings, limits: PollLimits) -> dns.resolver.Resolver:
+    """The system's resolver, or one for the configured server if the egress rules allow its address."""
     if not settings.server:
         return dns.resolver.Resolver()
     address, port = _server(settings.server)
-    if refusal := bounds.rules.refusal(address):
-        raise PollError(f"The name server may not be asked: {refusal}.")
+    if refusal := limits.rules.refusal(address):
+        raise PollError(f"The name server is not an allowed destination: {refusal}.")
     resolver = dns.resolver.Resolver(configure=False)
     resolver.nameservers = [dns.nameserver.Do53Nameserver(address, port)]
     return resolver
@@ -124,4 +125,4 @@ def _server(text: str) -> tuple[str, int]:
         ipaddress.ip_address(address)
         return address, int(port)
     except ValueError:
-        raise PollError(f"{shown(text)} is no address of a name server.") from None
+        raise PollError(f"Invalid name server {shown(text)}: expected an IP address, or address:port.") from None

@@ -1,8 +1,8 @@
-"""Replicas by the EndpointSlices of a Kubernetes service.
+"""Kubernetes discovery: the EndpointSlices of one service.
 
-A pod's name is the identity, so a replica keeps its name when its pod gets another address. What Kubernetes leaves
-unsaid is read as its documents say: an unknown ``ready`` counts as ready, an unknown ``terminating`` as not. During a
-change an endpoint may stand in two slices; ``gather`` takes the one that is most ready.
+A target is identified by its pod's name, so a replica keeps its name when its pod gets another address. Missing
+conditions have Kubernetes' documented meaning: unknown ``ready`` counts as ready, unknown ``terminating`` as not
+terminating. An endpoint can be in two slices during an update; ``collect`` keeps the most ready one.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from controlplane.discovery.targets import (
-    Bounds,
-    Found,
     PollError,
+    PollLimits,
+    PollResult,
     Scheme,
     SchemeChoice,
     SourceSettings,
     Target,
     base_url,
-    gather,
+    collect,
     shown,
 )
 from controlplane.egress import FetchedResponse, fetch, guarded_client
 from controlplane.models import TargetCondition
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PAGE = 250  # slices asked for at once; each holds at most 100 endpoints unless somebody set more
-MOST_PAGES = 40
-LONGEST_PAGE = 16 << 20  # bytes
+PAGE_SLICES = 250  # a slice has at most 100 endpoints by default
+MAX_PAGES = 40
+MAX_PAGE_BYTES = 16 << 20
 DnsLabel = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")]
 
 
 class KubernetesSettings(SourceSettings, frozen=True):
-    """A service, and the API server that knows its pods."""
+    """Service and API server."""
 
-    service: Annotated[DnsLabel, Meta(description="The service whose pods are the replicas.")]
-    namespace: Annotated[DnsLabel, Meta(description="The namespace that the service is in.")] = "default"
+    service: Annotated[DnsLabel, Meta(description="Service whose pods are the replicas.")]
+    namespace: Annotated[DnsLabel, Meta(description="Namespace of the service.")] = "default"
     port: Annotated[
         str,
         Meta(
             pattern=r"^([1-9][0-9]{0,4}|[a-z]([a-z0-9-]{0,13}[a-z0-9])?)?\Z",
-            description="The port's number, or its name in the service; empty: the only one that there is.",
+            description="Number or name of the service's port; may be empty if the service has one port.",
         ),
     ] = ""
     scheme: SchemeChoice = Scheme.HTTP
@@ -59,39 +59,36 @@ class KubernetesSettings(SourceSettings, frozen=True):
         str,
         Meta(
             max_length=500,
-            description="The API server, such as https://10.0.0.1:6443; empty: that of the cluster that this runs in, "
-            "with the pod's own service account.",
+            description="URL of the API server, such as https://10.0.0.1:6443; empty: the cluster that Warmpath "
+            "runs in, with the pod's service account.",
         ),
     ] = ""
     ca: Annotated[
         str,
         Meta(
             max_length=20_000,
-            description="The authority that signed the API server's certificate, as PEM; empty: the system's.",
+            description="Certificate authority of the API server, PEM; empty: the system's authorities.",
         ),
     ] = ""
 
 
 class KubernetesKind:
-    """The pods of a Kubernetes service."""
-
     name = "kubernetes"
     label = "Kubernetes"
-    help = "The pods of a service, with their readiness: replicas keep their pod's name, and drain as it terminates."
+    help = "The pods of a service. A replica keeps its pod's name and drains when the pod terminates."
     settings: type[SourceSettings] = KubernetesSettings
-    secret = "token"  # noqa: S105 - what it is called
+    secret = "token"  # noqa: S105 - its name
 
-    def look(self, settings: Any, secret: str, bounds: Bounds) -> Found:
+    def poll(self, settings: Any, secret: str, limits: PollLimits) -> PollResult:
         """List the service's slices, page by page."""
-        access = _access(settings, secret)
-        return gather(targets(_slices(access, settings, bounds), settings), bounds)
+        return collect(targets(_slices(_api_server(settings, secret), settings, limits), settings), limits)
 
 
-# --- what the API server answers ------------------------------------------------------------------------
+# --- responses of the API server -----------------------------------------------------------------------
 
 
 class Conditions(Struct):
-    """None where the server does not say."""
+    """State of an endpoint; None: not reported."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -99,14 +96,14 @@ class Conditions(Struct):
 
 
 class Reference(Struct):
-    """What an endpoint belongs to."""
+    """The object, most often a pod, behind an endpoint."""
 
     kind: str = ""
     name: str = ""
 
 
 class Endpoint(Struct, rename="camel"):
-    """One pod's addresses; they stand for each other, and the first is to be used."""
+    """Equivalent addresses of one pod; the first is used."""
 
     addresses: list[str]
     conditions: Conditions | None = None
@@ -117,14 +114,12 @@ class Endpoint(Struct, rename="camel"):
 
 
 class SlicePort(Struct):
-    """A port that every endpoint of a slice has."""
-
     name: str | None = None
     port: int | None = None
 
 
 class Slice(Struct, rename="camel"):
-    """Endpoints of one kind of address."""
+    """Endpoints of one address family."""
 
     address_type: str
     endpoints: list[Endpoint] | None = None
@@ -148,13 +143,13 @@ class _Status(Struct):
 
 
 def targets(slices: Sequence[Slice], settings: KubernetesSettings) -> Iterator[Target]:
-    """The endpoints of one kind of address, IPv4 where there is any: a pod with both is one replica."""
-    filled = [one for one in slices if one.endpoints]
-    family = "IPv4" if any(one.address_type == "IPv4" for one in filled) else "IPv6"
-    for one in filled:
-        if one.address_type == family:
-            port = _port(one.ports or [], settings)
-            for endpoint in one.endpoints or []:
+    """The endpoints of one address family, IPv4 if there are any: a dual-stack pod is one replica."""
+    filled = [piece for piece in slices if piece.endpoints]
+    family = "IPv4" if any(piece.address_type == "IPv4" for piece in filled) else "IPv6"
+    for piece in filled:
+        if piece.address_type == family:
+            port = _port(piece.ports or [], settings)
+            for endpoint in piece.endpoints or []:
                 yield _target(endpoint, port, settings)
 
 
@@ -171,65 +166,65 @@ def _target(endpoint: Endpoint, port: int, settings: KubernetesSettings) -> Targ
     )
 
 
-def _condition(said: Conditions) -> TargetCondition:
-    if said.terminating:
+def _condition(conditions: Conditions) -> TargetCondition:
+    if conditions.terminating:
         return TargetCondition.TERMINATING
-    return TargetCondition.NOT_READY if said.ready is False else TargetCondition.READY
+    return TargetCondition.NOT_READY if conditions.ready is False else TargetCondition.READY
 
 
 def _port(ports: Sequence[SlicePort], settings: KubernetesSettings) -> int:
-    """The port that is set, or the only one; PollError where that cannot be said."""
+    """The configured port, or the only one; PollError if it is missing or ambiguous."""
     if settings.port.isdigit():
         return int(settings.port)
-    numbered = {one.name or "": one.port for one in ports if one.port}
+    numbered = {port.name or "": port.port for port in ports if port.port}
     if settings.port:
         found = numbered.get(settings.port)
     else:
         found = next(iter(numbered.values())) if len(numbered) == 1 else None
     if found is None:
         names = ", ".join(shown(name or number, 20) for name, number in sorted(numbered.items())) or "none"
-        wanted = f"no port named {settings.port}" if settings.port else "not exactly one port"
-        raise PollError(f"The service has {wanted}; it has {shown(names, 200)}. Set the port.")
+        problem = f"no port named {settings.port}" if settings.port else "more or fewer than one port"
+        raise PollError(f"The service has {problem} (it has: {shown(names, 200)}). Set the port.")
     return found
 
 
-# --- asking the API server --------------------------------------------------------------------------------
+# --- requests to the API server --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
+class _ApiServer:
     url: str
     token: str
     tls: ssl.SSLContext | None
 
 
-def _access(settings: KubernetesSettings, token: str) -> _Access:
-    """The API server that is set, or the cluster's own; a service account's token goes to its own server alone."""
-    if not token.isascii() or not token.isprintable() or " " in token:  # no error may ever quote it
-        raise PollError("The token holds blanks or characters that no token has.")
+def _api_server(settings: KubernetesSettings, token: str) -> _ApiServer:
+    """The configured API server, or the cluster's own; a service account's token goes only to its own server."""
+    if not token.isascii() or not token.isprintable() or " " in token:  # checked here, so that no later error quotes it
+        raise PollError("The token has spaces or invalid characters.")
     if settings.api_url:
-        return _Access(_checked(settings.api_url, token), token, _authority(settings.ca))
+        return _ApiServer(_checked_url(settings.api_url, token), token, _authority(settings.ca))
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise PollError("This runs in no Kubernetes cluster: name the API server and give a token.")
+        raise PollError("Warmpath does not run in a Kubernetes cluster: set the API server and its token.")
     try:
-        own = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # anew each time: the cluster changes it
+        own = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # read every time: the cluster rotates it
         authority = (ACCOUNT / "ca.crt").read_text(encoding="ascii")
     except (OSError, UnicodeError) as error:
         raise PollError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
-    return _Access(base_url("https", host, int(port)), own, _authority(authority))
+    return _ApiServer(base_url("https", host, int(port)), own, _authority(authority))
 
 
-def _checked(url: str, token: str) -> str:
+def _checked_url(url: str, token: str) -> str:
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
         host = None
     if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise PollError("The API server's address is no URL such as https://10.0.0.1:6443.")
+        raise PollError("Invalid API server: expected a URL such as https://10.0.0.1:6443.")
     if token and parts.scheme == "http" and host not in {"127.0.0.1", "::1", "localhost"}:
-        raise PollError("A token is sent over https only.")
+        raise PollError("A token is sent over HTTPS only.")
     return url.rstrip("/")
 
 
@@ -239,16 +234,16 @@ def _authority(pem: str) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cadata=pem)
     except (ssl.SSLError, ValueError):
-        raise PollError("The authority is no certificate in PEM form.") from None
+        raise PollError("Invalid certificate authority: expected a certificate in PEM format.") from None
 
 
-def _slices(access: _Access, settings: KubernetesSettings, bounds: Bounds) -> list[Slice]:
-    """Every slice; a list that expired between two pages (410) is asked for once more from its beginning."""
-    ends = time.monotonic() + bounds.deadline_s
-    with guarded_client(bounds.rules, tls=access.tls) as http:
+def _slices(server: _ApiServer, settings: KubernetesSettings, limits: PollLimits) -> list[Slice]:
+    """All slices; a list that expires between two pages (410) is read once more from its beginning."""
+    ends_at = time.monotonic() + limits.deadline_s
+    with guarded_client(limits.rules, tls=server.tls) as http:
         for attempt in (1, 2):
             try:
-                return list(_pages(http, access, settings, ends, bounds))
+                return list(_pages(http, server, settings, ends_at, limits))
             except _ExpiredError:
                 if attempt == 2:
                     raise PollError("The API server's list expired twice while it was read.") from None
@@ -256,60 +251,60 @@ def _slices(access: _Access, settings: KubernetesSettings, bounds: Bounds) -> li
 
 
 class _ExpiredError(Exception):
-    """The server forgot the list that a page continues."""
+    """The server dropped the list that a page continues (410)."""
 
 
 def _pages(
-    http: httpx.Client, access: _Access, settings: KubernetesSettings, ends: float, bounds: Bounds
+    http: httpx.Client, server: _ApiServer, settings: KubernetesSettings, ends_at: float, limits: PollLimits
 ) -> Iterator[Slice]:
-    onward, endpoints = "", 0
-    for _ in range(MOST_PAGES):
-        page = _read(_get(http, access, settings, onward, ends - time.monotonic()), settings)
-        endpoints += sum(len(one.endpoints or ()) for one in page.items)
-        if endpoints > 4 * bounds.max_targets:
-            raise PollError(f"The service has {endpoints} endpoints or more; this source takes {bounds.max_targets}.")
+    token, endpoints = "", 0
+    for _ in range(MAX_PAGES):
+        page = _decoded(_get(http, server, settings, token, ends_at - time.monotonic()), settings)
+        endpoints += sum(len(piece.endpoints or ()) for piece in page.items)
+        if endpoints > 4 * limits.max_targets:
+            raise PollError(f"The service has at least {endpoints} endpoints; the limit is {limits.max_targets}.")
         yield from page.items
-        onward = page.metadata.next or ""
-        if not onward:
+        token = page.metadata.next or ""
+        if not token:
             return
-    raise PollError(f"The API server's list has more than {MOST_PAGES} pages.")
+    raise PollError(f"The API server's list has more than {MAX_PAGES} pages.")
 
 
 def _get(
-    http: httpx.Client, access: _Access, settings: KubernetesSettings, onward: str, left_s: float
+    http: httpx.Client, server: _ApiServer, settings: KubernetesSettings, continue_token: str, left_s: float
 ) -> FetchedResponse:
-    query = {"labelSelector": f"kubernetes.io/service-name={settings.service}", "limit": str(PAGE)}
+    query = {"labelSelector": f"kubernetes.io/service-name={settings.service}", "limit": str(PAGE_SLICES)}
     path = f"/apis/discovery.k8s.io/v1/namespaces/{settings.namespace}/endpointslices"
-    url = f"{access.url}{path}?{urlencode(query | ({'continue': onward} if onward else {}))}"
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {access.token}"} if access.token else {})
+    url = f"{server.url}{path}?{urlencode(query | ({'continue': continue_token} if continue_token else {}))}"
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {server.token}"} if server.token else {})
     if left_s <= 0:
-        raise PollError("The API server took too long.")
+        raise PollError("The API server did not respond in time.")
     try:
-        return fetch(http, "GET", url, deadline_s=left_s, max_bytes=LONGEST_PAGE, headers=headers)
+        return fetch(http, "GET", url, deadline_s=left_s, max_bytes=MAX_PAGE_BYTES, headers=headers)
     except httpx.TimeoutException:
-        raise PollError("The API server took too long.") from None
+        raise PollError("The API server did not respond in time.") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise PollError(f"The API server cannot be reached: {shown(error, 200)}") from None
 
 
-def _read(answer: FetchedResponse, settings: KubernetesSettings) -> _SliceList:
-    if answer.status == 410:
+def _decoded(response: FetchedResponse, settings: KubernetesSettings) -> _SliceList:
+    if response.status == 410:
         raise _ExpiredError
-    if answer.status != 200:
-        raise PollError(_refusal(answer, settings))
+    if response.status != 200:
+        raise PollError(_error_text(response, settings))
     try:
-        return msgspec.json.decode(answer.body, type=_SliceList)
+        return msgspec.json.decode(response.body, type=_SliceList)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise PollError(f"The API server's answer is no list of EndpointSlices: {shown(error, 200)}") from None
+        raise PollError(f"The API server did not return a list of EndpointSlices: {shown(error, 200)}") from None
 
 
-def _refusal(answer: FetchedResponse, settings: KubernetesSettings) -> str:
-    if answer.status == 401:
-        return "The API server does not know this token (401)."
-    if answer.status == 403:
+def _error_text(response: FetchedResponse, settings: KubernetesSettings) -> str:
+    if response.status == 401:
+        return "The API server rejected the token (401)."
+    if response.status == 403:
         return f"The token may not list endpointslices in namespace {settings.namespace} (403)."
     try:
-        said = msgspec.json.decode(answer.body, type=_Status).message
+        message = msgspec.json.decode(response.body, type=_Status).message
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        said = ""
-    return f"The API server answered {answer.status}{': ' + shown(said, 200) if said else ''}."
+        message = ""
+    return f"The API server returned status {response.status}{': ' + shown(message, 200) if message else ''}."

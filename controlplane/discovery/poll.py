@@ -1,7 +1,4 @@
-"""The kinds of sources that there are.
-
-One look at one source.
-"""
+"""Kinds of discovery sources, and one poll of one source."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import msgspec
 from controlplane.discovery.dns import DnsKind
 from controlplane.discovery.file import FileKind
 from controlplane.discovery.kubernetes import KubernetesKind
-from controlplane.discovery.targets import Bounds, Found, PollError, SourceSettings
+from controlplane.discovery.targets import PollError, PollLimits, PollResult, SourceSettings
 from controlplane.egress import fleet_rules
 from controlplane.encryption import decrypt
 from controlplane.errors import ControlPlaneError, InvalidError
@@ -23,67 +20,64 @@ from controlplane.schema_fields import settings_of
 
 
 class SourceKind(Protocol):
-    """One way to find replicas."""
+    """A discovery mechanism."""
 
     name: str
     label: str
     help: str
     settings: type[SourceSettings]
-    secret: str  # what its secret is called; "" where it has none
+    secret: str  # name of its secret setting; "": none
 
-    def look(self, settings: Any, secret: str, bounds: Bounds) -> Found:
-        """Find out what is there now, within the bounds; PollError. ``settings`` is the kind's own struct."""
+    def poll(self, settings: Any, secret: str, limits: PollLimits) -> PollResult:
+        """The current targets; PollError. ``settings`` is of the kind's own struct."""
 
 
 KINDS: Mapping[str, SourceKind] = {kind.name: kind for kind in (DnsKind(), KubernetesKind(), FileKind())}
 
 
 def kind_named(name: str) -> SourceKind:
-    """The kind of that name; InvalidError where there is none."""
+    """The kind with this name; InvalidError if there is none."""
     if name not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def canonical_settings(kind: SourceKind, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with every default written out; InvalidError names the path, ``$.settings...``, of what is wrong."""
+    """The settings with every default written out; InvalidError names the path (``$.settings...``) of the problem."""
     try:
         return dict(msgspec.to_builtins(msgspec.convert(dict(settings), kind.settings)))
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        path = place.rstrip("`") or _missing(reason)
-        raise InvalidError(f"$.settings{path}", _meant(kind, path, reason)) from None
+        reason, _, path = str(error).partition(" - at `$")
+        if "field `" in reason:  # a missing or unknown field is named in the text only
+            path = "." + reason.split("`")[1]
+        path = path.rstrip("`")
+        raise InvalidError(f"$.settings{path}", _readable(kind, path, reason)) from None
 
 
-def _missing(reason: str) -> str:
-    """The field that msgspec misses, or does not know: it names those in words only."""
-    return "." + reason.split("`")[1] if "field `" in reason else ""
-
-
-def _meant(kind: SourceKind, path: str, reason: str) -> str:
-    """A reason in words: nobody reads a pattern."""
+def _readable(kind: SourceKind, path: str, reason: str) -> str:
+    """The reason, with the setting's help text in place of a regular expression."""
     if "missing required field" in reason:
-        return "this is needed"
+        return "this field is required"
     if "matching regex" not in reason:
         return reason
     help_text = next((info.help for info in settings_of(kind.settings) if f".{info.field}" == path), "")
-    return f"this has another form. Expected: {help_text}"
+    return f"invalid format. Expected: {help_text}"
 
 
 log = logging.getLogger(__name__)
 
 
-def look_at(source: ReplicaSource) -> Found | PollError:
-    """What is there now, or why that could not be found out; touches no database, so it may run in any thread."""
+def poll(source: ReplicaSource) -> PollResult | PollError:
+    """Poll a source; the error if that fails. Uses no database, so it may run in any thread."""
     try:
         kind = kind_named(source.kind)
         settings = msgspec.convert(source.settings, kind.settings)
         secret = decrypt(source.encrypted).decode() if source.encrypted else ""
-        return kind.look(settings, secret, Bounds(fleet_rules(), source.deadline_s, source.max_targets))
+        return kind.poll(settings, secret, PollLimits(fleet_rules(), source.deadline_s, source.max_targets))
     except PollError as error:
         return error
     except (ControlPlaneError, msgspec.ValidationError) as error:
         return PollError(str(error))
-    except Exception as error:  # what a hostile answer may still break is this look, never the others
-        log.exception("looking at source %s failed", source.name)
-        return PollError(f"The look failed: {type(error).__name__}. The worker's log says more.")
+    except Exception as error:  # a hostile response may break this poll, but not those of other sources
+        log.exception("polling source %s failed", source.name)
+        return PollError(f"The poll failed: {type(error).__name__}. The worker's log has details.")

@@ -1,6 +1,6 @@
-"""What the settings of every kind share.
+"""Targets of a poll: validated, without duplicates, sorted and limited in number; and what all kinds of sources share.
 
-What a look finds: targets that were checked, in a fixed order, no engine twice, and never too many. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,147 +17,146 @@ from controlplane.egress import Rules, written_addresses
 from controlplane.models import TargetCondition
 from routing.schema import ConfigError, check_base_url
 
-Port = Annotated[int, Meta(ge=1, le=65_535, description="The port at which every engine listens.")]
+Port = Annotated[int, Meta(ge=1, le=65_535, description="Port of every engine.")]
 
 
 class Scheme(StrEnum):
-    """How engines are spoken to."""
+    """URL scheme of engines."""
 
     HTTP = "http"
     HTTPS = "https"
 
 
-SchemeChoice = Annotated[Scheme, Meta(description="How engines are spoken to.")]
+SchemeChoice = Annotated[Scheme, Meta(description="URL scheme of the engines.")]
 
 
 class SourceSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of a kind's settings: a field nobody knows is an error rather than a silent no-op."""
+    """Base of each kind's settings."""
 
 
-LONGEST_KEY = 253  # characters: the longest name that DNS and Kubernetes know
-MOST_LABELS = 32
-LONGEST_LABEL = 200  # characters
-MOST_REFUSALS = 20  # that are told; the others are counted
+MAX_KEY_CHARS = 253  # of the longest name in DNS and Kubernetes
+MAX_LABELS = 32
+MAX_LABEL_CHARS = 200
+MAX_LISTED_REJECTIONS = 20
 
 
 class PollError(Exception):
-    """A look that found out nothing: nothing changes. The text is for an operator, and holds no secret."""
+    """A poll failed, so nothing changes. The text is for operators and holds no secret."""
 
 
-_ORDER = {TargetCondition.READY: 0, TargetCondition.NOT_READY: 1, TargetCondition.TERMINATING: 2}
+_READINESS = (TargetCondition.READY, TargetCondition.NOT_READY, TargetCondition.TERMINATING)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine, as a source names it."""
+    """One engine as a source reports it."""
 
-    key: str  # its identity within the source: a pod's name survives a new address
+    key: str  # its identity within the source: a pod's name stays the same when the address changes
     url: str  # http(s)://host:port
     condition: TargetCondition = TargetCondition.READY
     labels: Mapping[str, str] = field(default_factory=dict)
-    fault: str = ""  # why its kind can make nothing of it
+    error: str = ""  # why the source cannot use it
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How far a look may go."""
+class PollLimits:
+    """Limits of one poll."""
 
-    rules: Rules  # where it may connect, and where targets may be
+    rules: Rules  # egress rules, for the poll's own connections and for targets
     deadline_s: float
     max_targets: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A look's answer. What was refused is left out, but whoever has its key is not taken for gone."""
+class PollResult:
+    """Valid targets, sorted by key. A rejected target is left out, but its replica does not count as missing."""
 
     targets: tuple[Target, ...]
-    refused: tuple[str, ...] = ()  # in words, at most 20
-    refused_keys: frozenset[str] = frozenset()
+    rejections: tuple[str, ...] = ()  # "target: reason.", at most 20
+    rejected_keys: frozenset[str] = frozenset()
 
 
 def base_url(scheme: str, host: str, port: int) -> str:
-    """A replica's base URL; an IPv6 address gets its brackets."""
+    """Base URL of a replica, with brackets around an IPv6 address."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def gather(candidates: Iterable[Target], bounds: Bounds) -> Found:
-    """Check what a source names: each target by itself, and that no two are one engine.
+def collect(candidates: Iterable[Target], limits: PollLimits) -> PollResult:
+    """Validate each target and reject duplicates of one engine.
 
-    PollError for an answer that is too long, or in which nothing can be used.
+    PollError if there are too many targets, or none is valid.
     """
-    named = _bounded(candidates, bounds.max_targets)
-    refusals: list[tuple[str, str]] = []
-    kept: dict[str, Target] = {}
-    urls: dict[str, str] = {}
-    for target in sorted(named, key=lambda one: (_ORDER[one.condition], one.key, one.url)):
-        reason = _unusable(target, bounds.rules) or _twice(target, kept, urls)
-        if reason:
-            refusals.append((target.key, reason))
-        elif target.key not in kept:
-            kept[target.key] = _trimmed(target)
-            urls[target.url] = target.key
-    if len(kept) > bounds.max_targets:
-        raise PollError(_too_many(len(kept), bounds.max_targets))
-    if refusals and not kept:
-        raise PollError(f"Nothing in the answer can be used. {_said(*refusals[0])}")
-    keys = frozenset(key for key, _ in refusals) - frozenset(kept)
-    targets = tuple(sorted(kept.values(), key=lambda one: one.key))
-    return Found(targets, tuple(_said(*refusal) for refusal in refusals[:MOST_REFUSALS]), keys)
+    rejections: list[tuple[str, str]] = []
+    accepted: dict[str, Target] = {}
+    keys: dict[str, str] = {}  # of accepted targets, by URL
+    for target in sorted(_limited(candidates, limits.max_targets), key=_sort_key):
+        if reason := _invalid(target, limits.rules) or _duplicate(target, accepted, keys):
+            rejections.append((target.key, reason))
+        elif target.key not in accepted:
+            accepted[target.key] = _trimmed(target)
+            keys[target.url] = target.key
+    if len(accepted) > limits.max_targets:
+        raise _too_many(len(accepted), limits.max_targets)
+    texts = [f"{shown(key) or 'A target without a name'}: {reason}." for key, reason in rejections]
+    if rejections and not accepted:
+        raise PollError(f"No target is valid. {texts[0]}")
+    rejected_keys = frozenset(key for key, _ in rejections) - frozenset(accepted)
+    targets = tuple(sorted(accepted.values(), key=lambda target: target.key))
+    return PollResult(targets, tuple(texts[:MAX_LISTED_REJECTIONS]), rejected_keys)
 
 
-def shown(text: object, longest: int = 80) -> str:
-    """Somebody else's words, as they may stand in a message: one line, printable, short."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: longest + 1])
-    return plain if len(plain) <= longest else f"{plain[:longest]}..."
+def shown(text: object, max_chars: int = 80) -> str:
+    """Untrusted text for a message: one line, printable, cut to ``max_chars``."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: max_chars + 1])
+    return plain if len(plain) <= max_chars else f"{plain[:max_chars]}..."
 
 
-def _bounded(candidates: Iterable[Target], max_targets: int) -> list[Target]:
-    """One engine may be named several times, but not without end."""
-    named: list[Target] = []
+def _sort_key(target: Target) -> tuple[int, str, str]:
+    return (_READINESS.index(target.condition), target.key, target.url)
+
+
+def _limited(candidates: Iterable[Target], max_targets: int) -> list[Target]:
+    """All candidates: a source may report an engine several times, but not without limit."""
+    reported: list[Target] = []
     for target in candidates:
-        named.append(target)
-        if len(named) > 4 * max_targets:
-            raise PollError(_too_many(len(named), max_targets))
-    return named
+        reported.append(target)
+        if len(reported) > 4 * max_targets:
+            raise _too_many(len(reported), max_targets)
+    return reported
 
 
-def _unusable(target: Target, rules: Rules) -> str | None:
+def _invalid(target: Target, rules: Rules) -> str | None:
     """Why a target cannot be a replica."""
-    if not 0 < len(target.key) <= LONGEST_KEY or not target.key.isprintable():
-        return f"its name is empty, longer than {LONGEST_KEY} characters, or holds control characters"
-    if target.fault:
-        return target.fault
+    if not 0 < len(target.key) <= MAX_KEY_CHARS or not target.key.isprintable():
+        return f"its name is empty, longer than {MAX_KEY_CHARS} characters, or has control characters"
+    if target.error:
+        return target.error
     try:
         check_base_url(target.url)
     except ConfigError as error:
         return f"{shown(target.url)}: {error.reason}"
     for address in written_addresses(urlsplit(target.url).hostname or ""):
         if refusal := rules.refusal(address):
-            return f"{refusal}; WARMPATH_FLEET_NETWORKS says where replicas may be"
+            return f"{refusal}; WARMPATH_FLEET_NETWORKS lists the networks of replicas"
     return None
 
 
-def _twice(target: Target, kept: Mapping[str, Target], urls: Mapping[str, str]) -> str | None:
-    known = kept.get(target.key)
-    if known and known.url != target.url:
-        return f"it is named at {known.url} and at {target.url}; the first is taken"
-    other = urls.get(target.url)
-    if other not in (None, target.key):
-        return f"{target.url} is {shown(other)} already"
+def _duplicate(target: Target, accepted: Mapping[str, Target], keys: Mapping[str, str]) -> str | None:
+    same_key = accepted.get(target.key)
+    if same_key and same_key.url != target.url:
+        return f"reported at {same_key.url} and at {target.url}; the first is used"
+    same_url = keys.get(target.url)
+    if same_url not in (None, target.key):
+        return f"{target.url} is already target {shown(same_url)}"
     return None
 
 
 def _trimmed(target: Target) -> Target:
-    usable = [(str(name), str(value)) for name, value in target.labels.items()]
-    usable = [(name, value) for name, value in usable if (name + value).isprintable() and len(name) <= LONGEST_LABEL]
-    labels = {name: value[:LONGEST_LABEL] for name, value in sorted(usable)[:MOST_LABELS]}
-    return Target(target.key, target.url, target.condition, labels)
+    labels = [(str(name), str(value)) for name, value in target.labels.items()]
+    labels = [(name, value) for name, value in labels if (name + value).isprintable() and len(name) <= MAX_LABEL_CHARS]
+    kept = {name: value[:MAX_LABEL_CHARS] for name, value in sorted(labels)[:MAX_LABELS]}
+    return Target(target.key, target.url, target.condition, kept)
 
 
-def _said(key: str, reason: str) -> str:
-    return f"{shown(key) or 'A target without a name'}: {reason}."
-
-
-def _too_many(seen: int, most: int) -> str:
-    return f"The answer names {seen} targets or more; this source takes at most {most}."
+def _too_many(reported: int, limit: int) -> PollError:
+    return PollError(f"The source reports at least {reported} targets; its limit is {limit}.")

@@ -20,7 +20,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.discovery import Found, Target
+from controlplane.discovery import PollResult, Target
 from controlplane.errors import ConflictError, NameTakenError, NotUsableError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, ReplicaSource, TargetCondition
 from controlplane.services.checks import hold
@@ -54,7 +54,7 @@ def record_failure(claimed: ReplicaSource, reason: str) -> None:
 
 
 @transaction.atomic
-def record_found(claimed: ReplicaSource, found: Found) -> bool:
+def record_found(claimed: ReplicaSource, found: PollResult) -> bool:
     """Note who is there and who is missing; whether the answer counted. An empty one is a failure."""
     source = _still_claimed(claimed)
     if source is None:
@@ -64,7 +64,7 @@ def record_found(claimed: ReplicaSource, found: Found) -> bool:
         return False
     rows = list(source.discovered.select_for_update(of=("self",)))
     new = _merge(source, rows, found)
-    source.found, source.new, source.refused = len(found.targets), len(new), list(found.refused)
+    source.found, source.new, source.refused = len(found.targets), len(new), list(found.rejections)
     source.vanished = sum(row.missing_since is not None for row in rows if row.state != DiscoveredState.DISMISSED)
     _succeed(source)
     if new:
@@ -89,7 +89,7 @@ def replica_name(key: str, *, apart_from: str = "") -> str:
     return f"{plain[:54].rstrip('._-')}-{mark}"
 
 
-def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: Found) -> list[DiscoveredReplica]:
+def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: PollResult) -> list[DiscoveredReplica]:
     """Bring the rows in line with an answer; those that are new."""
     now = timezone.now()
     named = {target.key: target for target in found.targets}
@@ -100,7 +100,7 @@ def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: Foun
             row.key, row.url, row.condition, row.labels = key, target.url, target.condition, dict(target.labels)
             row.missing_since = None
             row.name = row.name if row.replica_id else replica_name(key)
-        elif row.key not in named and row.key not in found.refused_keys:
+        elif row.key not in named and row.key not in found.rejected_keys:
             row.missing_since = row.missing_since or now
     for row in rows:
         if row.state == DiscoveredState.ADOPTED and row.replica_id is None:  # somebody removed it, and so it stays
@@ -111,9 +111,9 @@ def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: Foun
     return DiscoveredReplica.objects.bulk_create(fresh)
 
 
-def _handed_over(rows: Sequence[DiscoveredReplica], found: Found) -> dict[str, DiscoveredReplica]:
+def _handed_over(rows: Sequence[DiscoveredReplica], found: PollResult) -> dict[str, DiscoveredReplica]:
     """Rows by the new key of their engine's address: an address that changed hands is still one engine, one replica."""
-    known, present = {row.key for row in rows}, {target.key for target in found.targets} | found.refused_keys
+    known, present = {row.key for row in rows}, {target.key for target in found.targets} | found.rejected_keys
     left = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
     return {target.key: left[target.url] for target in found.targets if target.key not in known and target.url in left}
 

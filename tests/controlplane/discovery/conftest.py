@@ -1,4 +1,4 @@
-"""A source whose answers tests write: an API server's, as that can say most."""
+"""A Kubernetes source whose API server is scripted by tests."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tests.fakes.fake_kubernetes import TOKEN, FakeKubernetes, endpoint_slice, p
 
 @dataclass
 class Cluster:
-    """An API server, a source that looks at it, and a clock."""
+    """A fake API server, a source that polls it, and a clock."""
 
     api: FakeKubernetes
     row: ReplicaSource
     travel: object
 
-    def answers(self, *pods, mode="answer", after_s=30.0):
-        """Let time pass, and have the source look at these pods: ``name`` or ``(name, address)`` or an endpoint."""
+    def report(self, *pods, mode="answer", after_s=30.0):
+        """Advance the clock and poll while these pods exist: ``name``, ``(name, address)`` or an endpoint."""
         self.api.mode = mode
-        self.api.slices = [endpoint_slice(*[self.endpoint(one) for one in pods])]
+        self.api.slices = [endpoint_slice(*[self.endpoint(named) for named in pods])]
         self.travel.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
         look_at_sources()
         self.row.refresh_from_db()
 
-    def endpoint(self, one):
-        if isinstance(one, dict):
-            return one
-        name, address = one if isinstance(one, tuple) else (one, f"10.0.0.{one.rpartition('-')[2]}")
+    def endpoint(self, named):
+        if isinstance(named, dict):
+            return named
+        name, address = named if isinstance(named, tuple) else (named, f"10.0.0.{named.rpartition('-')[2]}")
         return pod(name, address)
 
     @property
     def replicas(self):
-        """What the pool holds, by name."""
+        """States of the pool's replicas, by name."""
         return {replica.name: str(replica.state) for replica in self.row.pool.replicas.all()}
 
     @property
@@ -55,7 +55,7 @@ def api():
 
 @pytest.fixture
 def cluster(pool, api, time_machine):
-    """Adopts by itself; drains after a minute, removes after five."""
+    """A source that adopts automatically, drains after one minute and removes after five."""
     time_machine.move_to(timezone.now(), tick=False)
     source = create_source(
         pool,

@@ -1,4 +1,4 @@
-"""For any sequence of answers: replicas come to what the last one says, and get there gently."""
+"""For any sequence of polls: replicas converge to the last result, within the limits on removal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane.discovery import Found, PollError, Target
+from controlplane.discovery import PollError, PollResult, Target
 from controlplane.models import (
     ConfigSnapshot,
     DiscoveredReplica,
@@ -43,9 +43,11 @@ last_answers = st.lists(st.integers(1, 8), min_size=1, max_size=6, unique=True).
 
 
 def found(answer):
-    """An answer as ``gather`` leaves it: no address twice."""
+    """A result as ``collect`` leaves it: no address twice."""
     urls = {f"http://10.0.0.{address}:8000": (key, said) for key, (address, said) in sorted(answer.items())}
-    return Found(tuple(Target(key, url, said) for url, (key, said) in sorted(urls.items(), key=lambda kv: kv[1][0])))
+    return PollResult(
+        tuple(Target(key, url, said) for url, (key, said) in sorted(urls.items(), key=lambda kv: kv[1][0]))
+    )
 
 
 class Looking:
@@ -65,7 +67,7 @@ class Looking:
             remove_after_s=REMOVE_S,
         )
 
-    def look(self, answer, after_s):
+    def poll(self, answer, after_s):
         before = dict(Replica.objects.values_list("name", "state"))
         drained = self.drained()
         self.traveller.shift(timedelta(seconds=after_s))
@@ -114,12 +116,12 @@ def test_replicas_come_to_the_last_steady_answer(pool, steps, last):
     with transaction.atomic(), time_machine.travel(timezone.now(), tick=False) as traveller:
         looking = Looking(pool, traveller)
         for answer, after_s in steps:
-            looking.look(answer, after_s)
+            looking.poll(answer, after_s)
         for _ in range(24):
-            looking.look(last, REMOVE_S)
+            looking.poll(last, REMOVE_S)
             if looking.has_become(last):
                 break
-        looking.look(last, REMOVE_S)
+        looking.poll(last, REMOVE_S)
         assert looking.has_become(last)
         transaction.set_rollback(True)
 

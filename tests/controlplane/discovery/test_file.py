@@ -1,4 +1,4 @@
-"""Replicas by a file in the form that Prometheus reads."""
+"""File discovery."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.discovery.file import FileKind, FileSettings
-from controlplane.discovery.targets import Bounds, PollError
+from controlplane.discovery.targets import PollError, PollLimits
 from controlplane.egress import fleet_rules
 
 GROUPS = [
@@ -35,9 +35,9 @@ def folder(tmp_path, settings):
     return inside
 
 
-def look(path="fleet.json", *, max_targets=100, **settings):
+def poll(path="fleet.json", *, max_targets=100, **settings):
     settings = msgspec.convert({"path": path, **settings}, FileSettings)
-    return FileKind().look(settings, "", Bounds(fleet_rules(), 5.0, max_targets))
+    return FileKind().poll(settings, "", PollLimits(fleet_rules(), 5.0, max_targets))
 
 
 def write(path, content):
@@ -47,7 +47,7 @@ def write(path, content):
 @pytest.mark.parametrize(("name", "content"), [("fleet.json", GROUPS), ("fleet.yml", YAML), ("fleet.yaml", YAML)])
 def test_targets_are_read_with_their_labels(folder, name, content):
     write(folder / name, content)
-    found = look(name)
+    found = poll(name)
     assert [(target.key, target.url) for target in found.targets] == [
         ("10.0.0.1:8000", "http://10.0.0.1:8000"),
         ("10.0.0.2:8000", "http://10.0.0.2:8000"),
@@ -73,7 +73,7 @@ def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
     writer.start()
     try:
         for _ in range(200):
-            keys = {target.key for target in look().targets}
+            keys = {target.key for target in poll().targets}
             assert len(keys) == 59
             assert len({key.rpartition(".")[0] for key in keys}) == 1
     finally:
@@ -84,39 +84,39 @@ def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("fleet.json", json.dumps(GROUPS)[:-20], "cannot be read"),  # torn
-        ("fleet.json", "", "cannot be read"),
-        ("fleet.yml", "- targets: [", "cannot be read"),
+        ("fleet.json", json.dumps(GROUPS)[:-20], "cannot be parsed"),  # torn
+        ("fleet.json", "", "cannot be parsed"),
+        ("fleet.yml", "- targets: [", "cannot be parsed"),
         ("fleet.yml", "a: &a [*a, *a]", "Expected a list of groups"),
-        ("fleet.yml", "!!python/object/apply:os.system ['true']", "cannot be read"),
-        ("fleet.json", "[" * 100_000, "cannot be read"),
+        ("fleet.yml", "!!python/object/apply:os.system ['true']", "cannot be parsed"),
+        ("fleet.json", "[" * 100_000, "cannot be parsed"),
         ("fleet.json", '{"targets": []}', "Expected a list of groups"),
-        ("fleet.json", '["10.0.0.1:8000"]', "Group 1 is no object"),
-        ("fleet.json", '[{"targets": "10.0.0.1:8000"}]', "Group 1 is no object"),
-        ("fleet.json", '[{"targets": [], "labels": 3}]', "labels of group 1"),
-        ("fleet.json", '[{"targets": ["10.0.0.1:8000/metrics?x", 7, null]}]', "Nothing in the answer can be used"),
+        ("fleet.json", '["10.0.0.1:8000"]', "Group 1: expected an object"),
+        ("fleet.json", '[{"targets": "10.0.0.1:8000"}]', "Group 1: expected an object"),
+        ("fleet.json", '[{"targets": [], "labels": 3}]', "Group 1: expected labels"),
+        ("fleet.json", '[{"targets": ["10.0.0.1:8000/metrics?x", 7, null]}]', "No target is valid"),
         ("fleet.json", '[{"targets": ["169.254.169.254:80"]}]', "link-local"),
         ("fleet.json", "x" * (1 << 20) + "x", "longer than"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_a_failed_look_that_says_why(folder, name, content, says):
+def test_a_file_that_makes_no_sense_is_a_failed_poll_that_says_why(folder, name, content, says):
     write(folder / name, content)
     with pytest.raises(PollError, match=says) as failed:
-        look(name)
+        poll(name)
     assert str(failed.value).isprintable()
 
 
 def test_a_billion_laughs_end_at_the_bound(folder):
     group = "- &g {targets: [" + ",".join(f"10.0.0.{n}:8000" for n in range(50)) + "]}\n"
     write(folder / "fleet.yml", group + "- *g\n" * 5000)
-    with pytest.raises(PollError, match="at most 100"):
-        look("fleet.yml")
+    with pytest.raises(PollError, match="limit is 100"):
+        poll("fleet.yml")
 
 
 def test_ten_thousand_targets_are_refused(folder):
     write(folder / "fleet.json", [{"targets": [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]}])
-    with pytest.raises(PollError, match="at most 100"):
-        look()
+    with pytest.raises(PollError, match="limit is 100"):
+        poll()
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_no_path_leads_out_of_the_folder(folder, path):
     (folder / "a").mkdir()
     (folder / "link.json").symlink_to(folder.parent / "secret.json")
     (folder / "out").symlink_to(folder.parent)
-    with pytest.raises(PollError, match=r"out of the folder|no such file"):
-        look(path)
+    with pytest.raises(PollError, match=r"outside WARMPATH_DISCOVERY_DIR|no such file"):
+        poll(path)
 
 
 def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folder):
@@ -136,19 +136,19 @@ def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folde
     write(folder / "..2026" / "fleet.json", GROUPS)
     (folder / "..data").symlink_to("..2026")
     (folder / "fleet.json").symlink_to("..data/fleet.json")
-    assert len(look().targets) == 3
+    assert len(poll().targets) == 3
 
 
 def test_a_pipe_keeps_nobody_waiting(folder):
     os.mkfifo(folder / "fleet.json")
-    with pytest.raises(PollError, match="no plain file"):
-        look()
+    with pytest.raises(PollError, match="not a regular file"):
+        poll()
 
 
 def test_without_a_folder_no_file_is_read(settings):
     settings.DISCOVERY_DIR = ""
     with pytest.raises(PollError, match="WARMPATH_DISCOVERY_DIR"):
-        look()
+        poll()
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/etc/x.json", "fleet.txt", "a\nb.json", ""])

@@ -1,4 +1,4 @@
-"""Replicas by EndpointSlices, asked of an API server over real HTTP and TLS."""
+"""Kubernetes discovery against an API server over HTTP and TLS."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.discovery import kubernetes
 from controlplane.discovery.kubernetes import KubernetesKind, KubernetesSettings
-from controlplane.discovery.targets import Bounds, PollError
+from controlplane.discovery.targets import PollError, PollLimits
 from controlplane.egress import fleet_rules
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_kubernetes import TOKEN, endpoint_slice, pod, serving_kubernetes
@@ -21,10 +21,10 @@ def server():
         yield server
 
 
-def look(server, *, token=TOKEN, deadline_s=5.0, max_targets=100, **settings):
+def poll(server, *, token=TOKEN, deadline_s=5.0, max_targets=100, **settings):
     given = {"service": "vllm", "namespace": "prod", "api_url": server.url, **settings}
-    bounds = Bounds(fleet_rules(), deadline_s, max_targets)
-    return KubernetesKind().look(msgspec.convert(given, KubernetesSettings), token, bounds)
+    bounds = PollLimits(fleet_rules(), deadline_s, max_targets)
+    return KubernetesKind().poll(msgspec.convert(given, KubernetesSettings), token, bounds)
 
 
 def seen(found):
@@ -32,7 +32,7 @@ def seen(found):
 
 
 def test_a_pods_name_is_the_identity(server):
-    found = look(server)
+    found = poll(server)
     assert seen(found) == [("vllm-0", "http://10.0.0.1:8000", "ready"), ("vllm-1", "http://10.0.0.2:8000", "ready")]
     assert found.targets[0].labels == {"node": "gpu-node-1", "zone": "eu-central-1a"}
     path, query, authorization = server.asked[0]
@@ -53,43 +53,43 @@ def test_a_pods_name_is_the_identity(server):
 )
 def test_conditions_are_read_as_kubernetes_means_them(server, said, condition):
     server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1", **said))]
-    assert seen(look(server))[0][2] == condition
+    assert seen(poll(server))[0][2] == condition
 
 
 def test_pages_are_followed_to_the_last(server):
     server.page = 2
     server.slices = [endpoint_slice(pod(f"vllm-{n}", f"10.0.0.{n}"), name=f"vllm-{n}") for n in range(1, 8)]
-    assert len(look(server).targets) == 7
+    assert len(poll(server).targets) == 7
     assert len(server.asked) == 4
 
 
 def test_a_list_that_expires_while_it_is_read_is_read_again(server):
     server.page, server.expire = 1, 1
     server.slices = [endpoint_slice(pod(f"vllm-{n}", f"10.0.0.{n}")) for n in range(1, 4)]
-    assert len(look(server).targets) == 3
+    assert len(poll(server).targets) == 3
     server.expire = 2
     with pytest.raises(PollError, match="expired twice"):
-        look(server)
+        poll(server)
 
 
 def test_an_endpoint_in_two_slices_is_one_and_counts_as_ready_as_it_is(server):
     stale = pod("vllm-0", "10.0.0.1", ready=False, serving=False)
     server.slices = [endpoint_slice(stale), endpoint_slice(pod("vllm-0", "10.0.0.1"))]
-    assert seen(look(server)) == [("vllm-0", "http://10.0.0.1:8000", "ready")]
+    assert seen(poll(server)) == [("vllm-0", "http://10.0.0.1:8000", "ready")]
 
 
 def test_a_pod_with_addresses_of_both_kinds_is_one_replica(server):
     server.slices.append(endpoint_slice(pod("vllm-0", "fd00::1"), pod("vllm-1", "fd00::2"), family="IPv6"))
-    assert [url for _, url, _ in seen(look(server))] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert [url for _, url, _ in seen(poll(server))] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     server.slices = server.slices[1:]
-    assert seen(look(server))[0][1] == "http://[fd00::1]:8000"
+    assert seen(poll(server))[0][1] == "http://[fd00::1]:8000"
 
 
 def test_an_address_that_two_pods_claim_is_the_one_that_is_ready(server):
     server.slices = [endpoint_slice(pod("old", "10.0.0.1", terminating=True), pod("young", "10.0.0.1"))]
-    found = look(server)
+    found = poll(server)
     assert [key for key, _, _ in seen(found)] == ["young"]
-    assert "http://10.0.0.1:8000 is young already" in found.refused[0]
+    assert "http://10.0.0.1:8000 is already target young" in found.rejections[0]
 
 
 PORTS = [{"name": "http", "port": 8000}, {"name": "metrics", "port": 9400}]
@@ -97,40 +97,40 @@ PORTS = [{"name": "http", "port": 8000}, {"name": "metrics", "port": 9400}]
 
 def test_the_port_is_the_only_one_or_the_one_that_is_set(server):
     server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"), ports=PORTS)]
-    assert seen(look(server, port="metrics"))[0][1] == "http://10.0.0.1:9400"
-    assert seen(look(server, port="8080"))[0][1] == "http://10.0.0.1:8080"
-    with pytest.raises(PollError, match="not exactly one port; it has http, metrics"):
-        look(server)
+    assert seen(poll(server, port="metrics"))[0][1] == "http://10.0.0.1:9400"
+    assert seen(poll(server, port="8080"))[0][1] == "http://10.0.0.1:8080"
+    with pytest.raises(PollError, match=r"more or fewer than one port .it has: http, metrics"):
+        poll(server)
     with pytest.raises(PollError, match="no port named grpc"):
-        look(server, port="grpc")
+        poll(server, port="grpc")
 
 
 def test_an_endpoint_that_is_no_pod_is_named_by_its_address(server):
     server.slices = [endpoint_slice({"addresses": ["10.0.0.9"]})]
-    assert seen(look(server)) == [("10.0.0.9:8000", "http://10.0.0.9:8000", "ready")]
+    assert seen(poll(server)) == [("10.0.0.9:8000", "http://10.0.0.9:8000", "ready")]
 
 
 def test_a_service_without_pods_is_an_answer_that_names_nobody(server):
     server.slices = [endpoint_slice()]
-    assert look(server).targets == ()
-    assert look(server, service="other").targets == ()
+    assert poll(server).targets == ()
+    assert poll(server, service="other").targets == ()
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"token": "wrong"}, "does not know this token"),
+        ({"token": "wrong"}, "rejected the token"),
         ({"namespace": "other"}, "may not list endpointslices in namespace other"),
-        ({"mode": "500"}, r"answered 500: etcdserver: request timed out\?\?Set-Cookie: x\."),
-        ({"mode": "garbage"}, "no list of EndpointSlices"),
-        ({"mode": "hang", "deadline_s": 0.5}, "took too long"),
+        ({"mode": "500"}, r"status 500: etcdserver: request timed out\?\?Set-Cookie: x\."),
+        ({"mode": "garbage"}, "not return a list of EndpointSlices"),
+        ({"mode": "hang", "deadline_s": 0.5}, "did not respond in time"),
     ],
 )
-def test_a_server_that_refuses_or_fails_is_a_failed_look_that_says_why(server, change, says):
+def test_a_server_that_refuses_or_fails_is_a_failed_poll_that_says_why(server, change, says):
     server.mode = change.pop("mode", "answer")
     begun = time.monotonic()
     with pytest.raises(PollError, match=says) as failed:
-        look(server, **change)
+        poll(server, **change)
     assert is_within(time.monotonic() - begun, 4)
     assert TOKEN not in str(failed.value)
 
@@ -148,24 +148,24 @@ def test_a_server_that_refuses_or_fails_is_a_failed_look_that_says_why(server, c
         b"\xff\xfe",
     ],
 )
-def test_an_answer_of_another_form_is_a_failed_look(server, monkeypatch, body):
+def test_an_answer_of_another_form_is_a_failed_poll(server, monkeypatch, body):
     monkeypatch.setattr("tests.fakes.fake_kubernetes.Handler._page", lambda handler, _: handler._send(200, body))
-    with pytest.raises(PollError, match="no list of EndpointSlices"):
-        look(server)
+    with pytest.raises(PollError, match="not return a list of EndpointSlices"):
+        poll(server)
 
 
 def test_ten_thousand_endpoints_are_refused_before_they_are_all_read(server):
     server.page = 1
     server.slices = [endpoint_slice(*[pod(f"p{n}-{m}", f"10.{n}.0.{m}") for m in range(100)]) for n in range(100)]
-    with pytest.raises(PollError, match="this source takes 100"):
-        look(server)
+    with pytest.raises(PollError, match="the limit is 100"):
+        poll(server)
     assert len(server.asked) < 10
 
 
 def test_a_list_without_end_is_left(server):
     server.page, server.slices = 1, [endpoint_slice() for _ in range(100)]
     with pytest.raises(PollError, match="more than 40 pages"):
-        look(server)
+        poll(server)
 
 
 @pytest.mark.parametrize(
@@ -182,44 +182,44 @@ def test_a_list_without_end_is_left(server):
 )
 def test_a_pod_that_nobody_may_use_is_left_out_and_said_on_one_line(server, endpoint, says):
     server.slices[0]["endpoints"].append(endpoint)
-    found = look(server)
+    found = poll(server)
     assert len(found.targets) == 2
-    assert says in found.refused[0]
-    assert found.refused[0].isprintable()
+    assert says in found.rejections[0]
+    assert found.rejections[0].isprintable()
 
 
 def test_the_server_is_believed_by_the_authority_that_is_given_and_by_no_other(tmp_path):
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     with serving_kubernetes(authority.issue("api").server()) as server:
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
-        assert len(look(server, ca=authority.path.read_text()).targets) == 1
+        assert len(poll(server, ca=authority.path.read_text()).targets) == 1
         asked = len(server.asked)
         for ca in ("", other.path.read_text()):
             with pytest.raises(PollError, match=r"(?i)certificate verify failed"):
-                look(server, ca=ca)
-        with pytest.raises(PollError, match="no certificate in PEM form"):
-            look(server, ca="nonsense")
+                poll(server, ca=ca)
+        with pytest.raises(PollError, match="Invalid certificate authority"):
+            poll(server, ca="nonsense")
         assert len(server.asked) == asked  # nobody got the token
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("http://10.255.255.1:6443", "over https only"),
+        ("http://10.255.255.1:6443", "over HTTPS only"),
         ("https://169.254.169.254", "link-local"),
         ("https://8.8.8.8", "not in an allowed network"),
-        ("ftp://10.0.0.1", "no URL such as"),
-        ("https://user:secret@10.0.0.1", "no URL such as"),
+        ("ftp://10.0.0.1", "Invalid API server"),
+        ("https://user:secret@10.0.0.1", "Invalid API server"),
     ],
 )
 def test_a_token_goes_nowhere_that_it_should_not(server, url, says):
     with pytest.raises(PollError, match=says):
-        look(server, api_url=url)
+        poll(server, api_url=url)
 
 
 def test_a_token_that_cannot_be_a_header_is_refused_without_being_shown(server):
     with pytest.raises(PollError) as failed:
-        look(server, token="abc\r\nX-Evil: 1")
+        poll(server, token="abc\r\nX-Evil: 1")
     assert "abc" not in str(failed.value)
 
 
@@ -234,13 +234,13 @@ def test_in_a_cluster_the_pods_own_account_is_used_and_read_anew_each_time(tmp_p
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
-        with pytest.raises(PollError, match="does not know this token"):
-            look(server, api_url="", token="")
+        with pytest.raises(PollError, match="rejected the token"):
+            poll(server, api_url="", token="")
         (account / "token").write_text(f"{TOKEN}\n")
-        assert len(look(server, api_url="", token="").targets) == 1
+        assert len(poll(server, api_url="", token="").targets) == 1
 
 
 def test_outside_a_cluster_the_server_has_to_be_named(server, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(PollError, match="runs in no Kubernetes cluster"):
-        look(server, api_url="")
+    with pytest.raises(PollError, match="does not run in a Kubernetes cluster"):
+        poll(server, api_url="")

@@ -95,7 +95,7 @@ def test_no_answer_that_a_router_gives_is_a_try_that_failed(start_router, pool, 
     assert known.push_after > timezone.now()
 
 
-def test_a_router_that_cannot_look_at_it_now_has_refused_nothing_and_says_why(start_router, policy):
+def test_a_503_of_a_router_is_retried_and_is_no_rejection(start_router, policy):
     router = start_router()
     reconcile_routers()
     router.fault = lambda: "not_now"
@@ -103,7 +103,7 @@ def test_a_router_that_cannot_look_at_it_now_has_refused_nothing_and_says_why(st
     reconcile_routers()
     known = row(router)
     assert (known.last_nack, known.push_failures) == (None, 1)
-    assert known.last_error == "it could not look at it: no worker is running"
+    assert known.last_error == "the router could not process it: no worker is running"
     rollout.refresh_from_db()
     assert rollout.state == RolloutState.PENDING
     router.fault = lambda: None
