@@ -48,9 +48,9 @@ def read_metrics_servers() -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def ask_versions() -> None:
+def check_versions() -> None:
     """Ask replicas which version of their engine they run."""
-    versions.ask_versions(timezone.now())
+    versions.check_versions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -67,7 +67,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "controlplane.web.navigation.navigation",
-                "telemetry.web.context.telemetry_pulse",
+                "telemetry.web.context.telemetry_status_context",
             ],
             "builtins": ["controlplane.web.tags", "telemetry.web.tags", "telemetry.web.decision_tags"],
         },
@@ -169,7 +169,7 @@ def _every(task: str, seconds: float) -> dict[str, object]:
 CELERY_BEAT_SCHEDULE = {
     "scrape": _every("telemetry.tasks.scrape_fleet", SCRAPE_INTERVAL_S),
     "metrics-servers": _every("telemetry.tasks.read_metrics_servers", SCRAPE_INTERVAL_S),
-    "versions": _every("telemetry.tasks.ask_versions", 30),
+    "versions": _every("telemetry.tasks.check_versions", 30),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "ladders": _every("telemetry.tasks.compute_ladders", 60),

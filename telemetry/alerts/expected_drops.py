@@ -146,10 +146,10 @@ Sides = tuple[Sequence[Prefix], Sequence[Prefix]]
 def _openings(watched: Watched, spans: Spans, queries: float) -> Sides | None:
     """What became of each opening, before and now; None where routers told of too little. Two queries."""
     pool, group = watched.pool.name, watched.asked.group or None
-    now = rule_sums.prefixes(pool, group, *spans[1])
+    now = rule_sums.prefix_totals(pool, group, *spans[1])
     if sum(part.sums.prompt for part in now) < COVERED * queries:
         return None
-    return rule_sums.prefixes(pool, group, *spans[0]), now
+    return rule_sums.prefix_totals(pool, group, *spans[0]), now
 
 
 def _replicas(watched: Watched, spans: Spans) -> Sides | None:
@@ -160,7 +160,7 @@ def _replicas(watched: Watched, spans: Spans) -> Sides | None:
     before, now = (
         [
             Prefix("", None, it.replica, Sums(prompt=it.queries, cached=it.hits))
-            for it in rule_sums.engines(names, *span)
+            for it in rule_sums.engine_totals(names, *span)
             if it.queries and it.hits is not None
         ]
         for span in spans

@@ -33,8 +33,8 @@ from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import STARTING_S, ScrapeState
-from telemetry.storage.replica_facts import COLD_S, cold_bands, rated
-from telemetry.storage.responses import answers_by_step
+from telemetry.storage.replica_facts import COLD_S, cold_bands, hit_rate_replicas
+from telemetry.storage.responses import router_counts_by_step
 from telemetry.storage.rule_sums import pressure_sums
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
 
@@ -132,7 +132,7 @@ class _Loaded:
     def __post_init__(self) -> None:
         sources, window = self.wanted.sources, self.wanted.window
         self.ids = [replica.pk for replica in self.fleet]
-        self.rated = {replica.pk for replica in rated(self.fleet)}
+        self.rated = {replica.pk for replica in hit_rate_replicas(self.fleet)}
         self.names = [pool.name for pool in self.pools]
         self.places = {start: place for place, start in enumerate(window.starts())}
         counted = engine_sums(self.ids, window) if Source.ENGINES in sources else []
@@ -147,7 +147,7 @@ class _Loaded:
             lambda row: row.replica_id,
             lambda row: PressureStep(row.kv_usage_ratio, row.preemptions, row.waiting),
         )
-        answered = answers_by_step(self.names, window) if Source.ANSWERS in sources else []
+        answered = router_counts_by_step(self.names, window) if Source.ANSWERS in sources else []
         self.answers = self._lists(answered, lambda row: (row.pool, row.replica), lambda row: row.answers)
         routed = router_sums(self.names, window)[0] if {Source.GROUPS, Source.FAILURES} & sources else []
         self.groups = self._lists(routed, lambda row: (row.pool, row.group), _group_window)

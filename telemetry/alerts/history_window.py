@@ -20,7 +20,7 @@ from typing import TypeVar
 from controlplane.models import ConfigSnapshot, Router
 from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets
-from telemetry.metrics.rates import AnswerSide
+from telemetry.metrics.rates import RouterCounts
 
 Step = TypeVar("Step")
 
@@ -133,7 +133,7 @@ class Past:
     starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas that were never read
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
-    answers: Mapping[str, Sequence[AnswerSide | None]] = field(default_factory=dict)
+    answers: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
     failures: Mapping[str | None, Sequence[FailureStep | None]] = field(default_factory=dict)  # by group; None: of all
     ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "" is the pool, by engines; else groups
@@ -222,7 +222,7 @@ class Seen:
         ]
         return [(one, seconds) for one, seconds in lasted if seconds > 0]
 
-    def answers(self, replica: str) -> AnswerSide | None:
+    def answers(self, replica: str) -> RouterCounts | None:
         """A replica's newest step."""
         return self._newest(self.past.answers.get(replica))
 

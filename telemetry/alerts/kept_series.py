@@ -16,7 +16,7 @@ from datetime import datetime
 from controlplane.models import Event, EventKind, Pool
 from telemetry.alerts.detection import Bin, GroupBin
 from telemetry.alerts.series import HitRateSeries, grid_floor
-from telemetry.storage.sums import rows_of
+from telemetry.storage.sums import fetch_rows
 
 LEAST_REPORTED = 0.5  # of a pool's requests: with less the engines' counters serve
 CHANGES = (
@@ -58,7 +58,7 @@ def _routed(
     pools: list[str], start: datetime, end: datetime, bin_s: float
 ) -> tuple[dict[str, dict[datetime, Groups]], set[str]]:
     """By pool and end of the bin; and the pools most of whose responses did not report their usage."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select pool, "group", {_END}, sum(prompt_tokens) filter (where usage_reported > 0)::float8,
             sum(cached_tokens) filter (where usage_reported > 0)::float8, coalesce(sum(usage_reported), 0)::float8,
@@ -84,7 +84,7 @@ def _counted(
     pool_of: Mapping[int, int], start: datetime, end: datetime, bin_s: float
 ) -> dict[int, dict[datetime, Groups]]:
     """What the engines of some replicas counted, as one task group, by pool id and end of the bin."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select pool_id, {_END}, sum(queries)::float8, sum(hits + coalesce(external_hits, 0))::float8,
             sum(coalesce(first_tokens, finished))::float8

@@ -22,7 +22,14 @@ from telemetry.guards.confidence import LEAST_REQUESTS, weights
 from telemetry.guards.judge import Bin, Measured, Side
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
-from telemetry.storage.rule_sums import Placed, Timed, Waited, placed, requests_by_replica, waited
+from telemetry.storage.rule_sums import (
+    LatencyKind,
+    RevisionLatency,
+    RevisionSums,
+    requests_by_replica,
+    revision_latencies,
+    revision_sums,
+)
 
 HISTORY_S = 3600.0  # how far back before a trial is looked
 SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0
@@ -36,7 +43,7 @@ class Reach:
     routers: frozenset[int] | None
     groups: frozenset[str] | None
 
-    def takes(self, row: Placed | Waited) -> bool:
+    def takes(self, row: RevisionSums | RevisionLatency) -> bool:
         """Whether a row is of a router and a group that are taken in."""
         of_router = self.routers is None or row.router_id in self.routers
         return of_router and (self.groups is None or row.group in self.groups)
@@ -78,15 +85,15 @@ def bin_length_s(observe_s: float) -> float:
 
 def _counts(pool: str, policy: str, waits_of: str, window: Window) -> _Counts:
     """What a policy placed, and what of ``waits_of`` was timed; "": of all that the pool served. Five queries."""
-    timed = (waited(pool, waits_of, window, of) for of in Timed)
-    return _Counts(placed(policy, window), *timed)
+    timed = (revision_latencies(pool, waits_of, window, of) for of in LatencyKind)
+    return _Counts(revision_sums(policy, window), *timed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    placed: Sequence[Placed]
-    first_tokens: Sequence[Waited]  # of streamed responses
-    plain: Sequence[Waited]  # latency of the others
+    placed: Sequence[RevisionSums]
+    first_tokens: Sequence[RevisionLatency]  # of streamed responses
+    plain: Sequence[RevisionLatency]  # latency of the others
 
     def placed_by(self, revision: PolicyRevision | None) -> _Counts:
         """Those of one revision; of times that are not told apart, those of the groups where it placed anything."""
@@ -95,7 +102,7 @@ class _Counts:
         of_groups = ([row for row in rows if row.group in groups] for rows in (self.first_tokens, self.plain))
         return _Counts(kept, *of_groups)
 
-    def only(self, belongs: Callable[[Placed | Waited], bool]) -> _Counts:
+    def only(self, belongs: Callable[[RevisionSums | RevisionLatency], bool]) -> _Counts:
         """What belongs to one side."""
         times = (list(filter(belongs, rows)) for rows in (self.first_tokens, self.plain))
         return _Counts(list(filter(belongs, self.placed)), *times)
@@ -127,14 +134,14 @@ class _Counts:
         )
 
 
-def _by_start(rows: Sequence[Waited]) -> dict[datetime, Buckets]:
+def _by_start(rows: Sequence[RevisionLatency]) -> dict[datetime, Buckets]:
     waits: dict[datetime, list[Buckets]] = defaultdict(list)
     for row in rows:
         waits[row.start].append(row.waits)
     return {start: merged.buckets for start, parts in waits.items() if (merged := merge(parts)) is not None}
 
 
-def _weighed(row: Placed, answers: float, tokens: float) -> Placed:
+def _weighed(row: RevisionSums, answers: float, tokens: float) -> RevisionSums:
     return replace(
         row,
         answered=row.answered * answers,

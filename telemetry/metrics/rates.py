@@ -66,7 +66,7 @@ def advance(before: Mark | None, now: Mark, *, interval_s: float, absent_is_zero
     )
 
 
-def total_known(values: Iterable[float | None]) -> int | None:
+def sum_known(values: Iterable[float | None]) -> int | None:
     """The sum of those that are known, a whole number; None where none is."""
     known = [value for value in values if value is not None]
     return int(sum(known)) if known else None
@@ -108,7 +108,7 @@ class Agreement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSide:
+class EngineCounts:
     """What an engine counted; None is unknown."""
 
     queries: float | None = None  # tokens
@@ -133,7 +133,7 @@ class EngineSide:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSide:
+class RouterCounts:
     """What routers were told by answers, and what they had predicted of some of them."""
 
     requests: int | None = None
@@ -184,7 +184,7 @@ class _Pair:
         return None if self.rates is None else abs(self.rates[0] - self.rates[1]) * 100
 
 
-def compare(engine: EngineSide, answers: AnswerSide, *, least_requests: float = LEAST_REQUESTS) -> Comparison:
+def compare(engine: EngineCounts, answers: RouterCounts, *, least_requests: float = LEAST_REQUESTS) -> Comparison:
     """Hold the three against each other. A pair that disagrees counts most, then one that agrees."""
     pairs = [_counters(engine, answers, least_requests), _prediction(answers, least_requests)]
     known = [pair for pair in pairs if pair.points is not None]
@@ -196,7 +196,7 @@ def compare(engine: EngineSide, answers: AnswerSide, *, least_requests: float = 
     return Comparison(worst.agreement, worst.reason + missing, worst.points, worst.rates, worst.is_of_prediction)
 
 
-def _counters(engine: EngineSide, answers: AnswerSide, least_requests: float) -> _Pair:
+def _counters(engine: EngineCounts, answers: RouterCounts, least_requests: float) -> _Pair:
     if engine.decodes:
         return _missing("A decode replica's own counters tell of transfers.")
     if not engine.reports:
@@ -214,7 +214,7 @@ def _counters(engine: EngineSide, answers: AnswerSide, least_requests: float) ->
     return _judged((engine.ratio, answers.ratio), "engine's counters")
 
 
-def _prediction(answers: AnswerSide, least_requests: float) -> _Pair:
+def _prediction(answers: RouterCounts, least_requests: float) -> _Pair:
     if answers.predicted_answers is None:
         return _missing("The strategy predicts no hits.")
     if (answers.predicted_answers or 0) < least_requests:

@@ -56,13 +56,13 @@ class ScrapeState(models.Model):
     reason = models.CharField(max_length=200, blank=True)  # why the last one failed
     restarted_at = models.DateTimeField(null=True)  # when a restart was last noticed
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
-    lag_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
+    duration_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # whose metrics it has
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
     lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last said
     version_at = models.DateTimeField(null=True)  # when that was last asked (H13)
-    marks = models.JSONField(default=dict)  # raw counters by source; telemetry.scraping.merge reads and writes it
+    raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge
 
     class Meta:
         constraints = (

@@ -37,11 +37,11 @@ async def scrape(
         return _failure(error, deadline_s)
     except httpx.InvalidURL:
         return Failure("its address is not a valid URL")
-    taken_s, lag_s = time.time(), time.monotonic() - begun_s
+    taken_s, duration_s = time.time(), time.monotonic() - begun_s
     if answer.status != httpx.codes.OK:
         return Failure(f"its /metrics answers with status {answer.status}")
     try:
-        return Taken(taken_s, read(answer.body.decode("utf-8")), lag_s)
+        return Taken(taken_s, read(answer.body.decode("utf-8")), duration_s)
     except (ExpositionError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, ExpositionError) else "the text is not UTF-8"
         return Failure(f"its /metrics is not to be trusted: {reason}")

@@ -41,7 +41,7 @@ class Taken(Generic[Sample]):
 
     taken_s: float  # Unix time
     sample: Sample
-    lag_s: float = 0.0  # from the beginning of the scrape to the answer
+    duration_s: float = 0.0  # from the beginning of the scrape to the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Condition:
     restarted_at: datetime | None = None
     reason: str = ""
     asleep: bool = False
-    lag_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
+    duration_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
     engine: str = ""  # "vllm", "sglang" ...: whose names its metrics have
     role: str = ""  # "prefill" or "decode", where its metrics say so (H19)
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
@@ -98,7 +98,7 @@ def fold_failure(before: Condition, failure: Failure) -> tuple[Condition, list[s
     health = "down" if is_down else before.health
     happened = ["replica_down"] if is_down and before.health == "up" else []
     condition = replace(before, health=health, failures=failures, reason=failure.reason[:200])
-    return replace(condition, lag_s=None, lora_adapters=None), happened
+    return replace(condition, duration_s=None, lora_adapters=None), happened
 
 
 def fold_replica(
@@ -123,7 +123,7 @@ def fold_replica(
     ]
     restarted = any(reading.addition.state == ReadingState.RESET for reading in readings)
     asleep = all(engine.asleep for engine in sample.engines.values())
-    condition, happened = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
+    condition, happened = _succeeded(before, outcome.duration_s, due_s, restarted=restarted)
     return Folded(
         replace(condition, asleep=asleep, engine=sample.engine, role=sample.role, lora_adapters=sample.lora_adapters),
         engines=readings,
@@ -163,7 +163,7 @@ def fold_router(
         if addition is not None and (key == ROUTER_ITSELF or _counted(addition)):
             readings.append(RouteReading(key, addition))
     restarted = any(r.key == ROUTER_ITSELF and r.addition.state == ReadingState.RESET for r in readings)
-    condition, _ = _succeeded(before, outcome.lag_s, due_s, restarted=restarted)
+    condition, _ = _succeeded(before, outcome.duration_s, due_s, restarted=restarted)
     return Folded(condition, routes=readings, route_marks=now)
 
 
@@ -187,12 +187,12 @@ def _counted(addition: Addition) -> bool:
     return any(addition.counters.values()) or any(buckets.counts for buckets in addition.histograms.values())
 
 
-def _succeeded(before: Condition, lag_s: float, due_s: float, *, restarted: bool) -> tuple[Condition, list[str]]:
+def _succeeded(before: Condition, duration_s: float, due_s: float, *, restarted: bool) -> tuple[Condition, list[str]]:
     due = datetime.fromtimestamp(due_s, UTC)
     came_back = before.health == "down" and before.ok_at is not None
     happened = [*(["replica_up"] if came_back else []), *(["replica_restarted"] if restarted else [])]
     restarted_at = due if restarted else before.restarted_at
-    return Condition("up", 0, due, restarted_at, lag_s=round(lag_s, 3)), happened
+    return Condition("up", 0, due, restarted_at, duration_s=round(duration_s, 3)), happened
 
 
 ROUTER_LAYOUT = "router"  # stands for the router's 275 edges

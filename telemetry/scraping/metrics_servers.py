@@ -108,7 +108,9 @@ def _taken(outcome: Outcome) -> Taken[ReplicaSample] | Failure:
     if not isinstance(outcome, Snapshot):
         return Failure(outcome.reason)
     try:
-        return Taken(outcome.taken_s, replica_sample(outcome.samples), lag_s=max(time.time() - outcome.taken_s, 0.0))
+        return Taken(
+            outcome.taken_s, replica_sample(outcome.samples), duration_s=max(time.time() - outcome.taken_s, 0.0)
+        )
     except ExpositionError as error:
         return Failure(f"what the metrics server has of it is not to be trusted: {error}")
 

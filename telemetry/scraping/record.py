@@ -165,11 +165,11 @@ KEPT = (
     "reason",
     "restarted_at",
     "asleep",
-    "lag_s",
+    "duration_s",
     "engine",
     "role",
     "lora_adapters",
-    "marks",
+    "raw_counters",
 )
 SUMMARIES = {
     EventKind.REPLICA_DOWN: "Replica {} is down: {}.",
@@ -258,14 +258,14 @@ def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> Facts:
             scrape.replica.pk, ScrapeState(replica=scrape.replica, at=datetime.min.replace(tzinfo=UTC))
         )
         if not _is_late(state, due):
-            marks = load_engine_marks(state.marks)
+            marks = load_engine_marks(state.raw_counters)
             folded[scrape.replica.pk] = fold_replica(_condition(state), marks, scrape.outcome, **_timing(due))
     layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.engines))
     rows = [engine_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.engines]
     store_rows(ENGINE_TABLE, rows)
     for pk, fold in folded.items():
         _keep(states[pk], fold.condition, due)
-        states[pk].marks = dump_marks(fold.engine_marks)
+        states[pk].raw_counters = dump_marks(fold.engine_marks)
     _save([states[pk] for pk in folded], "replica")
     _tell([(scrape.replica, folded[scrape.replica.pk]) for scrape in scrapes if scrape.replica.pk in folded])
     return [(scrape.replica, folded[scrape.replica.pk].facts) for scrape in scrapes if _news(scrape.replica, folded)]
@@ -285,14 +285,14 @@ def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> Facts:
             scrape.router.pk, ScrapeState(router=scrape.router, at=datetime.min.replace(tzinfo=UTC))
         )
         if not _is_late(state, due):
-            marks = load_route_marks(state.marks)
+            marks = load_route_marks(state.raw_counters)
             folded[scrape.router.pk] = fold_router(_condition(state), marks, scrape.outcome, **_timing(due))
     layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.routes))
     rows = [route_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.routes]
     store_rows(ROUTE_TABLE, rows)
     for pk, fold in folded.items():
         _keep(states[pk], fold.condition, due)
-        states[pk].marks = dump_marks(fold.route_marks)
+        states[pk].raw_counters = dump_marks(fold.route_marks)
     _save([states[pk] for pk in folded], "router")
     return []
 
@@ -314,7 +314,7 @@ def _condition(state: ScrapeState) -> Condition:
         restarted_at=state.restarted_at,
         reason=state.reason,
         asleep=state.asleep,
-        lag_s=state.lag_s,
+        duration_s=state.duration_s,
         engine=state.engine,
         role=state.role,
         lora_adapters=None if state.lora_adapters is None else tuple(state.lora_adapters),
@@ -329,7 +329,7 @@ def _keep(state: ScrapeState, condition: Condition, due: datetime) -> None:
     state.reason = condition.reason
     state.restarted_at = condition.restarted_at
     state.asleep = condition.asleep
-    state.lag_s = condition.lag_s
+    state.duration_s = condition.duration_s
     state.engine = condition.engine
     state.role = condition.role
     state.lora_adapters = None if condition.lora_adapters is None else list(condition.lora_adapters)

@@ -21,7 +21,7 @@ MOST_BYTES = 4096
 _version = re.compile(r"[0-9A-Za-z.+_-]{1,40}").fullmatch
 
 
-def ask_versions(now: datetime) -> int:
+def check_versions(now: datetime) -> int:
     """Ask replicas that were not asked since they last started, or for an hour; how many told. 2 queries and more."""
     stale = Q(version_at=None) | Q(version_at__lt=F("restarted_at")) | Q(version_at__lt=now - ASK_AGAIN)
     due = list(

@@ -80,7 +80,7 @@ class Figure:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def own_figures(now: datetime) -> list[Figure]:
+def own_metrics(now: datetime) -> list[Figure]:
     """All of them, those of one name beside each other."""
     desired = newest_snapshot()
     outbox = Notification.objects.filter(state=NotificationState.PENDING).aggregate(
@@ -172,7 +172,7 @@ WORKER = "worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class TelemetryStatus:
     """What every page says of telemetry."""
 
     firing: int  # alerts, of those that were asked for
@@ -181,7 +181,7 @@ class Pulse:
     failing: list[str]  # periodic tasks some of whose items fail, and how many; [] where none does
 
 
-def pulse(firing: QuerySet[Alert], now: datetime) -> Pulse:
+def telemetry_status(firing: QuerySet[Alert], now: datetime) -> TelemetryStatus:
     """How many of these alerts there are, and what is late. One query."""
     every_s = settings.SCRAPE_INTERVAL_S
     found = {what: (at, figure) for what, at, figure in _asked(firing, now) if figure is not None}
@@ -195,16 +195,16 @@ def pulse(firing: QuerySet[Alert], now: datetime) -> Pulse:
     )
     lags = [(what, each, _lag_s(*found.get(what, (None, 0.0)), now, grace)) for what, each, grace in work]
     late = [f"{what} is {lag:.0f} s late" for what, each, lag in lags if lag > INTERVALS * each]
-    return Pulse(alerts, late, silence_s if is_late(silence_s) else None, failing)
+    return TelemetryStatus(alerts, late, silence_s if is_late(silence_s) else None, failing)
 
 
 def _lag_s(at: datetime | None, known_s: float, now: datetime, grace_s: float) -> float:
     return known_s if at is None else max(known_s, (now - at).total_seconds() - grace_s)
 
 
-def falling_behind(now: datetime) -> list[str]:
+def overdue_work(now: datetime) -> list[str]:
     """What is more than ``INTERVALS`` intervals late, in words; [] where all is well. One query."""
-    return pulse(Alert.objects.none(), now).late
+    return telemetry_status(Alert.objects.none(), now).late
 
 
 def _asked(firing: QuerySet[Alert], now: datetime) -> Any:

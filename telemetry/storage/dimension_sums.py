@@ -16,14 +16,14 @@ from telemetry.metrics.engines.names import COUNTERS, OPTIONAL_COUNTERS, WAITING
 from telemetry.metrics.windows import Window
 from telemetry.storage.rollup_columns import ENGINES, ROUTERS
 from telemetry.storage.rollup_source import readings_of, sums_in
-from telemetry.storage.sums import STEP, Coverage, during, rows_of
+from telemetry.storage.sums import STEP, Coverage, during, fetch_rows
 
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
 GAUGES = ("running", "waiting", "kv_usage_ratio")
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class KeyedSums:
     """What was counted under one key over one step; None is unknown."""
 
     key: tuple[str, ...]
@@ -37,11 +37,11 @@ class Added:
         return self.counts[name]
 
 
-def engine_additions(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[Added]:
+def rank_sums(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[KeyedSums]:
     """Of each rank (key: model, engine) of a replica, per step, ascending. One query."""
     source = sums_in(ENGINES, window, ("covered_s", "stale_scrapes", *names), whole=whole)
     summed = ", ".join(f"sum({name})::bigint" for name in names)
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select array[model, engine], {STEP} as start, sum(covered_s), bool_or(stale_scrapes > 0), {summed}
         from {source.sql} readings where replica_id = %(id)s
@@ -52,7 +52,7 @@ def engine_additions(replica_id: int, window: Window, names: Sequence[str], *, w
     return [_added(row, names) for row in rows if any(row[0])]
 
 
-def route_additions(
+def route_sums(
     pools: Sequence[str] | None,
     window: Window,
     names: Sequence[str],
@@ -61,7 +61,7 @@ def route_additions(
     group: str | None = None,
     replica: str | None = None,
     whole: bool = False,
-) -> list[Added]:
+) -> list[KeyedSums]:
     """What routers counted for some pools (None: all), narrowed to a group or replica, per ``by`` and step. One query.
 
     ``by`` names some of ``KEYS``.
@@ -72,7 +72,7 @@ def route_additions(
     source = (
         readings_of(ROUTERS, window, names) if narrow else sums_in(ROUTERS, window, ("requests", *names), whole=whole)
     )
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select array[{key}], {STEP} as start, null, false, {sums}
         from {source.sql} readings
@@ -92,7 +92,7 @@ def route_additions(
 def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
     """How well routers were scraped, per step. One query."""
     source = sums_in(ROUTERS, window, ("scrapes", "covered_s", "stale_scrapes"), whole=whole)
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select {STEP} as start, count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0),
             bool_or(stale_scrapes > 0)
@@ -110,7 +110,7 @@ def engine_gauges(
     if column not in GAUGES:
         raise ValueError(f"{column!r} is no gauge of a reading")
     source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select array[model, engine], {STEP} as start, sum({column}_sum) / nullif(sum({column}_n), 0),
             bool_or(stale_scrapes > 0)
@@ -122,15 +122,15 @@ def engine_gauges(
     return [(tuple(row[0]), row[1], row[2], row[3]) for row in rows]
 
 
-def total(rows: Iterable[Added], name: str) -> int | None:
+def total(rows: Iterable[KeyedSums], name: str) -> int | None:
     """The sum of what is known of a count; None where nothing is."""
     known = [value for row in rows if (value := row.get(name)) is not None]
     return sum(known) if known else None
 
 
-def _added(row: tuple[object, ...], names: Sequence[str]) -> Added:
+def _added(row: tuple[object, ...], names: Sequence[str]) -> KeyedSums:
     key, start, covered_s, stale, *values = row
-    return Added(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))  # type: ignore[arg-type]  # as selected
+    return KeyedSums(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))  # type: ignore[arg-type]  # as selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def counted(replica_ids: Sequence[int], window: Window, names: Sequence[str]) ->
     _check(names, OPTIONAL_COUNTERS)
     sums = ", ".join(f"sum({name})::bigint" for name in names)
     source = sums_in(ENGINES, window, (*names, "stale_scrapes"))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select {STEP} as start, bool_or(stale_scrapes > 0), {sums}
         from {source.sql} readings where replica_id = any(%(ids)s::bigint[]) group by start order by start
@@ -166,7 +166,7 @@ class ReplicaTotals:
     totals: EngineTotals
 
 
-def counted_by_replica(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[ReplicaTotals]:
+def counter_sums_by_replica(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[ReplicaTotals]:
     """Sums of some of COUNTERS and OPTIONAL_COUNTERS, per replica and step, ascending. Two queries at most.
 
     Raises:
@@ -176,7 +176,7 @@ def counted_by_replica(replica_ids: Sequence[int], window: Window, names: Sequen
     of_engine = ", ".join(f"sum({name}) as {name}" for name in names)
     sums = ", ".join(f"sum({name})::bigint" for name in names)
     source = sums_in(ENGINES, window, (*names, "covered_s", "stale_scrapes"))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         with by_engine as (
             select replica_id, {STEP} as start, sum(covered_s) as covered_s, bool_or(stale_scrapes > 0) as stale,
@@ -196,7 +196,7 @@ def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[Engine
     """Mean of WAITING_REASONS of each engine, summed over the engines, per step. Two queries at most."""
     source = sums_in(ENGINES, window, [f"{name}_{part}" for name in WAITING_REASONS for part in ("sum", "n")])
     means = ", ".join(f"sum({name}_sum) / nullif(sum({name}_n), 0) as {name}" for name in WAITING_REASONS)
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         with by_engine as (
             select {STEP} as start, {means}

@@ -64,7 +64,7 @@ def is_decode(replica: Replica, told: str = "") -> bool:
     return next((replica.labels[name] for name in LABELS if name in replica.labels), told) == DECODE
 
 
-def rated(replicas: Sequence[Replica]) -> list[Replica]:
+def hit_rate_replicas(replicas: Sequence[Replica]) -> list[Replica]:
     """Those whose counters make the hit rate of their pool. One query."""
     states = ScrapeState.objects.filter(replica__in=replicas).exclude(role="").only("replica_id", "role")
     told = {state.replica_id: state.role for state in states}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from telemetry.metrics.rates import AnswerSide, accounted_ratio
+from telemetry.metrics.rates import RouterCounts, accounted_ratio
 from telemetry.metrics.windows import Window
-from telemetry.storage.sums import STEP, during, rows_of
+from telemetry.storage.sums import STEP, during, fetch_rows
 
 _SUMS = """sum(requests)::bigint, sum(usage_reported)::bigint,
     sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
@@ -25,13 +25,13 @@ _FROM = """from telemetry_routerreading
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerStep:
+class RouterCountsStep:
     """One replica's answers over one step."""
 
     pool: str
     replica: str
     start: datetime
-    answers: AnswerSide
+    answers: RouterCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class UsageReports:
 
 def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
     """Of one replica, from readings. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select sum(ok_requests)::bigint, sum(usage_reported)::bigint, sum(usage_without_details)::bigint
         from telemetry_routerreading
@@ -66,29 +66,29 @@ def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
     return UsageReports(*rows[0])
 
 
-def answers_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], AnswerSide]:
+def router_counts_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], RouterCounts]:
     """By pool and replica, of some pools by name or of all. One query."""
     asked = during(window, whole=True) | {"pools": None if pools is None else list(pools)}
-    rows = rows_of(f"select pool, replica, {_SUMS} {_FROM} group by pool, replica", asked)
-    return {(row[0], row[1]): AnswerSide(*row[2:]) for row in rows}
+    rows = fetch_rows(f"select pool, replica, {_SUMS} {_FROM} group by pool, replica", asked)
+    return {(row[0], row[1]): RouterCounts(*row[2:]) for row in rows}
 
 
-def answers_by_step(pools: Sequence[str], window: Window) -> list[AnswerStep]:
+def router_counts_by_step(pools: Sequence[str], window: Window) -> list[RouterCountsStep]:
     """Per pool, replica and step, ascending; steps without a request are left out. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"select pool, replica, {STEP} as start, {_SUMS} {_FROM} group by pool, replica, start order by pool, replica, start",  # noqa: E501 - constants
         during(window) | {"pools": list(pools)},
     )
-    return [AnswerStep(pool, replica, start, AnswerSide(*sums)) for pool, replica, start, *sums in rows]
+    return [RouterCountsStep(pool, replica, start, RouterCounts(*sums)) for pool, replica, start, *sums in rows]
 
 
-def newest_openings(
+def newest_prompt_structures(
     pools: Sequence[str] | None, window: Window, *, most: int, group: str | None = None
 ) -> list[tuple[str, str, Any]]:
     """(pool, task group, opening as JSON text) of each group's newest ``most``, in order of time. One query."""
     return [
         (row[0], row[1], row[2])
-        for row in rows_of(
+        for row in fetch_rows(
             """
             select pool, "group", opening::text from (
                 select pool, "group", at, opening,

@@ -200,7 +200,7 @@ def cover(
     ]
 
 
-def readable(window: Window, now: datetime, kept_s: Mapping[int, float], readings_kept_s: float) -> Window:
+def fit_to_retention(window: Window, now: datetime, kept_s: Mapping[int, float], readings_kept_s: float) -> Window:
     """The window in steps that what is still kept of its beginning can fill; ``kept_s`` by resolution."""
     age_s = (now - window.start).total_seconds()
     if age_s <= readings_kept_s:

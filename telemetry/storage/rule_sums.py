@@ -21,7 +21,7 @@ from typing import Any
 from telemetry.causes.evidence import Bin, EngineSums, Prefix, Route, Sums
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
-from telemetry.storage.sums import STEP, during, merged_layouts, rows_of
+from telemetry.storage.sums import STEP, during, fetch_rows, merged_layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PressureSums:
 
 def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSums]:
     """Per replica and step, ascending. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select replica_id, {STEP} as start, avg(kv_usage_ratio), sum(preemptions)::bigint,
             sum(waiting) / count(distinct at) filter (where waiting is not null)
@@ -55,9 +55,9 @@ MOST_OPENINGS = 400  # the newest
 _SILENT = 0.5  # of a replica's readings without hits
 
 
-def routes(pool: str, group: str | None, start: datetime, end: datetime) -> list[Route]:
+def route_totals(pool: str, group: str | None, start: datetime, end: datetime) -> list[Route]:
     """What routers counted of a pool. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select "group", replica, policy, revision, coalesce(sum(requests), 0)::float8,
             coalesce(sum(prompt_tokens) filter (where usage_reported > 0), 0)::float8,
@@ -74,9 +74,9 @@ def routes(pool: str, group: str | None, start: datetime, end: datetime) -> list
     return [Route(name, replica, policy, revision, Sums(*sums)) for name, replica, policy, revision, *sums in rows]
 
 
-def engines(replicas: dict[int, str], start: datetime, end: datetime) -> list[EngineSums]:
+def engine_totals(replicas: dict[int, str], start: datetime, end: datetime) -> list[EngineSums]:
     """What engines counted. A replica is silent whose readings come and mostly know no hits. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select replica_id, sum(queries) filter (where hits is not null)::float8,
             sum(hits + coalesce(external_hits, 0)) filter (where queries is not null)::float8,
@@ -95,9 +95,9 @@ def engines(replicas: dict[int, str], start: datetime, end: datetime) -> list[En
     ]
 
 
-def prefixes(pool: str, group: str | None, start: datetime, end: datetime) -> list[Prefix]:
+def prefix_totals(pool: str, group: str | None, start: datetime, end: datetime) -> list[Prefix]:
     """What became of each opening at each replica, by collected decisions. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select "group", prefix, replica, count(*)::float8, sum(prompt_tokens)::float8, sum(cached_tokens)::float8,
             bool_or(at < %(start)s + (%(end)s - %(start)s) / 2)
@@ -111,9 +111,9 @@ def prefixes(pool: str, group: str | None, start: datetime, end: datetime) -> li
     return [Prefix(name, prefix, replica, Sums(*sums), early) for name, prefix, replica, *sums, early in rows]
 
 
-def described(pool: str, group: str | None, start: datetime, end: datetime) -> list[tuple[str, datetime, Any]]:
+def described_prompts(pool: str, group: str | None, start: datetime, end: datetime) -> list[tuple[str, datetime, Any]]:
     """(task group, time, opening) of the newest decisions with one. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select "group", at, opening::text from telemetry_decision
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and (%(group)s::text is null or "group" = %(group)s)
@@ -125,9 +125,9 @@ def described(pool: str, group: str | None, start: datetime, end: datetime) -> l
     return [(row[0], row[1], row[2]) for row in rows]
 
 
-def bins(pool: str, group: str | None, start: datetime, end: datetime, step_s: float) -> list[Bin]:
+def router_bins(pool: str, group: str | None, start: datetime, end: datetime, step_s: float) -> list[Bin]:
     """Tokens of answers by routers, in steps, ascending. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s) as bin,
             sum(prompt_tokens)::float8, sum(cached_tokens)::float8
@@ -143,7 +143,7 @@ def bins(pool: str, group: str | None, start: datetime, end: datetime, step_s: f
 
 def engine_bins(replicas: dict[int, str], start: datetime, end: datetime, step_s: float) -> list[Bin]:
     """The same by engines. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s) as bin,
             sum(queries)::float8, sum(hits + coalesce(external_hits, 0))::float8
@@ -161,7 +161,7 @@ def _asked(pool: str, group: str | None, start: datetime, end: datetime) -> dict
     return {"pool": pool, "group": group, "start": start, "end": end}
 
 
-class Timed(StrEnum):
+class LatencyKind(StrEnum):
     """What routers time: columns of their readings. Streamed responses have the one, plain ones the other (T1b)."""
 
     TTFT = "ttft"
@@ -169,7 +169,7 @@ class Timed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RevisionSums:
     """Additions of one router for one task group and revision over one step; whole numbers until they are weighed."""
 
     start: datetime
@@ -184,7 +184,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class RevisionLatency:
     """What one router timed for one task group over one step; ``revision`` is None where it was not told apart."""
 
     start: datetime
@@ -194,9 +194,9 @@ class Waited:
     waits: Buckets  # seconds
 
 
-def placed(policy: str, window: Window) -> list[Placed]:
+def revision_sums(policy: str, window: Window) -> list[RevisionSums]:
     """What the revisions of a policy placed, ascending by step. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select {STEP} as start, router_id, "group", revision, sum(requests)::bigint,
             sum(coalesce(ok_requests, 0) + coalesce(replica_error_requests, 0)
@@ -210,12 +210,12 @@ def placed(policy: str, window: Window) -> list[Placed]:
         """,  # noqa: S608 - no part of it comes from outside
         during(window) | {"policy": policy},
     )
-    return [Placed(*row) for row in rows]
+    return [RevisionSums(*row) for row in rows]
 
 
-def waited(pool: str, policy: str, window: Window, of: Timed) -> list[Waited]:
+def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) -> list[RevisionLatency]:
     """A histogram of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select {STEP} as start, router_id, "group", revision, {of}_layout_id, position, sum(n)::bigint
         from telemetry_routerreading, unnest({of}_at, {of}_counts) as bucket(position, n)
@@ -227,14 +227,14 @@ def waited(pool: str, policy: str, window: Window, of: Timed) -> list[Waited]:
     )
     merged = merged_layouts(((*key,), layout, position, count) for *key, layout, position, count in rows)
     return [
-        Waited(start, router_id, group, revision if policy else None, histogram.buckets)
+        RevisionLatency(start, router_id, group, revision if policy else None, histogram.buckets)
         for (start, router_id, group, revision), histogram in merged.items()
     ]
 
 
 def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
     """Requests that a pool's replicas were given. One query."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         select replica, sum(requests)::bigint from telemetry_routerreading
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica <> '' and requests is not null

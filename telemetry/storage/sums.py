@@ -114,7 +114,7 @@ def point_state(asked: float | None, *, stale: bool, not_reported: bool = False)
     return PointState.OK if asked > 0 else PointState.NO_TRAFFIC
 
 
-def state_together(rows: Sequence[EngineSums]) -> PointState:
+def combined_state(rows: Sequence[EngineSums]) -> PointState:
     """What a hit rate of several replicas is worth: not reported if nobody that was read reports it."""
     known = [row.queries for row in rows if row.queries is not None]
     told = [row.not_reported for row in rows if row.not_reported is not None]
@@ -131,7 +131,7 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
     counts = ("external_hits", "finished", "first_tokens", "prompt_tokens", "admitted_tokens", "preemptions")
     tiers = ("device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens")
     summed = ", ".join(f"sum({name})::bigint as {name}" for name in ("queries", "hits", *counts, *tiers))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         with by_engine as (
             select replica_id, model, engine, {STEP} as start, {summed}, sum(covered_s) as covered_s,
@@ -178,7 +178,7 @@ def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
     )
 
 
-def hit_sums_together(several: Sequence[Sequence[int]], window: Window) -> list[Hits]:
+def hit_sums_by_set(several: Sequence[Sequence[int]], window: Window) -> list[Hits]:
     """Per step and number of a list of replicas, in no order; who does not know the queries adds nothing (H3)."""
     replicas = [(pk, number) for number, ids in enumerate(several) for pk in ids]
     return _hits(
@@ -197,7 +197,7 @@ def hit_sums_together(several: Sequence[Sequence[int]], window: Window) -> list[
 
 def _hits(select: str, replica_ids: Sequence[int], window: Window, **parameters: list[int]) -> list[Hits]:
     source = sums_in(ENGINES, window, ("queries", "hits", "external_hits", "stale_scrapes", "not_reported"))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         with by_step as (
             select replica_id, {STEP} as start, sum(queries)::bigint as queries, sum(hits)::bigint as hits,
@@ -217,7 +217,7 @@ def router_sums(
 ) -> tuple[list[RouterSums], list[Coverage]]:
     """Of some pools by name, or all: per pool, task group and step, ascending, and how well a step is covered."""
     source = sums_in(ROUTERS, window, whole=whole)
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         select pool, "group", {STEP} as start, sum(requests)::bigint,
             sum(case when requests is not null then
@@ -247,7 +247,7 @@ class Gauges:
 
 def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:
     """Of each replica's newest scrape in a span of time; replicas whose newest scrape failed are left out (H12)."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         with newest as (
             select distinct on (replica_id) replica_id, at from telemetry_reading
@@ -269,7 +269,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
         raise ValueError(f"{column!r} is no gauge of a reading")
     together = "avg" if column == "kv_usage_ratio" else "sum"
     source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
-    rows = rows_of(
+    rows = fetch_rows(
         f"""
         with by_engine as (
             select replica_id, {STEP} as start, sum({column}_sum) / nullif(sum({column}_n), 0) as value,
@@ -360,7 +360,7 @@ def _by_replica(of: Histogram) -> str:
     ) rows"""  # noqa: S608 - our own names
 
 
-def merged_over_keys(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
+def merged_by_start(parts: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
     """The same per step alone: buckets of all keys added up (T4)."""
     return merged_by_step((start, part) for (_, start), part in parts.items())
 
@@ -370,10 +370,10 @@ def merged_by_step(parts: Iterable[tuple[datetime, Merged]]) -> dict[datetime, M
     by_start: dict[datetime, list[Merged]] = defaultdict(list)
     for start, part in parts:
         by_start[start].append(part)
-    return {start: merged for start, of_step in by_start.items() if (merged := remerged(of_step)) is not None}
+    return {start: merged for start, of_step in by_start.items() if (merged := merge_histograms(of_step)) is not None}
 
 
-def remerged(parts: Iterable[Merged]) -> Merged | None:
+def merge_histograms(parts: Iterable[Merged]) -> Merged | None:
     """Merge what was merged before; inexact if any part is."""
     known = list(parts)
     merged = merge([part.buckets for part in known])
@@ -385,7 +385,7 @@ def _merged(select: str, parameters: dict[str, Any]) -> dict[tuple[Any, datetime
     sql = "select " + select.format(f"{STEP} as start, layout_id, position, sum(n)::bigint") + " group by 1, 2, 3, 4"
     return merged_layouts(
         ((tuple(key) if isinstance(key, list) else key, start), layout, position, count)
-        for key, start, layout, position, count in rows_of(sql, parameters)
+        for key, start, layout, position, count in fetch_rows(sql, parameters)
     )
 
 
@@ -411,7 +411,7 @@ def during(window: Window, *, whole: bool = False) -> dict[str, Any]:
     return {"start": window.start, "end": window.end, "step": float(step)}
 
 
-def rows_of(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+def fetch_rows(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Ask the database."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)

@@ -15,7 +15,7 @@ from django.utils import timezone
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.exposition import PREFIX
 from routing.observability.metrics import PREDICTION_LINES
-from telemetry.services.self_monitoring import own_figures
+from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas, streaming
@@ -90,7 +90,7 @@ def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
 def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
     now = timezone.now()
     ladder_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
-    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_figures(now)}
+    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_metrics(now)}
     exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_of_a_router()) | of_the_control_plane
 
     named = {name for expression in expressions().values() for name in NAME.findall(expression)}

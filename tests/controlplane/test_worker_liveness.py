@@ -10,7 +10,7 @@ from controlplane.models import WorkerLiveness
 from controlplane.services.worker_liveness import record_worker_seen, worker_silence_s
 from controlplane.tasks import reconcile_routers
 from telemetry.models import Alert
-from telemetry.services.self_monitoring import pulse
+from telemetry.services.self_monitoring import telemetry_status
 
 pytestmark = pytest.mark.django_db
 
@@ -61,7 +61,7 @@ def test_prometheus_learns_for_how_long_no_worker_ran():
 @pytest.mark.parametrize(("seconds_ago", "late"), [(5, False), (95, True)])
 def test_every_page_knows_of_a_worker_that_is_gone(seconds_ago, late):
     seen(seconds_ago)
-    assert (pulse(Alert.objects.none(), timezone.now()).worker_silence_s is not None) is late
+    assert (telemetry_status(Alert.objects.none(), timezone.now()).worker_silence_s is not None) is late
 
 
 def test_pages_that_publish_say_that_nothing_is_pushed(pool, admin_client):

@@ -21,7 +21,7 @@ TASKS = (
     tasks.roll_up_readings,
     tasks.scrape_fleet,
     tasks.read_metrics_servers,
-    tasks.ask_versions,
+    tasks.check_versions,
     tasks.collect_decisions,
     tasks.compute_ladders,
     tasks.evaluate_alerts,

@@ -27,7 +27,7 @@ from telemetry.alerts.kinds.base import (
     percent,
 )
 from telemetry.alerts.verdict import Reason, Verdict, Verdicts, no_data, over
-from telemetry.metrics.rates import Agreement, AnswerSide, EngineSide, compare
+from telemetry.metrics.rates import Agreement, EngineCounts, RouterCounts, compare
 
 _REASONS = {Agreement.TOO_FEW: Reason.LITTLE_TRAFFIC, Agreement.NOT_REPORTED: Reason.NOT_REPORTED}
 
@@ -53,15 +53,15 @@ def judge(settings: PredictionGapSettings, seen: Seen, asked: Asked) -> Verdicts
     }
 
 
-def _engine(step: ReplicaStep | None, *, decodes: bool) -> EngineSide:
+def _engine(step: ReplicaStep | None, *, decodes: bool) -> EngineCounts:
     if step is None:
-        return EngineSide(decodes=decodes)
+        return EngineCounts(decodes=decodes)
     reports = step.hits is not None or not step.requests
-    return EngineSide(step.queries, step.hits, requests=step.requests, reports=reports, decodes=decodes)
+    return EngineCounts(step.queries, step.hits, requests=step.requests, reports=reports, decodes=decodes)
 
 
-def _replica(settings: PredictionGapSettings, answers: AnswerSide | None, engine: EngineSide) -> Verdict:
-    found = compare(engine, answers or AnswerSide(), least_requests=max(settings.min_requests, 1.0))
+def _replica(settings: PredictionGapSettings, answers: RouterCounts | None, engine: EngineCounts) -> Verdict:
+    found = compare(engine, answers or RouterCounts(), least_requests=max(settings.min_requests, 1.0))
     requests = answers.requests if answers else None
     if found.points is None or found.rates is None:
         return no_data(_REASONS[found.agreement], requests=requests)

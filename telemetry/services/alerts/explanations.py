@@ -55,7 +55,7 @@ def evidence_of(
     """Everything stored of two spans of time, and of what happened between them."""
     replicas = dict(pool.replicas.values_list("pk", "name"))
     step_s = max((now[1] - before[0]).total_seconds() / STEPS, LEAST_STEP_S)
-    series = rule_sums.bins(pool.name, group, before[0], now[1], step_s)
+    series = rule_sums.router_bins(pool.name, group, before[0], now[1], step_s)
     if not series and group is None:
         series = rule_sums.engine_bins(replicas, before[0], now[1], step_s)
     return Evidence(
@@ -97,15 +97,15 @@ def _side(
 ) -> Side:
     seen = [
         Seen(name, at, opening)
-        for name, at, document in rule_sums.described(pool.name, group, start, end)
+        for name, at, document in rule_sums.described_prompts(pool.name, group, start, end)
         if (opening := Opening.read(json.loads(document))) is not None
     ]
     return Side(
         start,
         end,
-        routes=rule_sums.routes(pool.name, group, start, end),
-        prefixes=rule_sums.prefixes(pool.name, group, start, end),
-        engines=rule_sums.engines(replicas, start, end) if group is None else [],
+        routes=rule_sums.route_totals(pool.name, group, start, end),
+        prefixes=rule_sums.prefix_totals(pool.name, group, start, end),
+        engines=rule_sums.engine_totals(replicas, start, end) if group is None else [],
         openings=seen,
         ladder=_ladder(pool, group, start, end, until),
     )

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from telemetry.metrics.histograms import Merged, share_at_most
-from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, total_known
+from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import groups, series
 from telemetry.services.figures.overview import Kind, Subject, share_of_responses, timed_note
 from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import (
-    Added,
+    KeyedSums,
     coverage,
-    engine_additions,
     engine_gauges,
-    route_additions,
+    rank_sums,
+    route_sums,
     total,
 )
 from telemetry.storage.reachable import reachable_over_time
@@ -40,7 +40,7 @@ QUANTILES = (0.5, 0.95)
 REUSES = {"hit": "cached", "miss": "computed"}
 NO_REPLICA = "none chosen"
 ACCOUNTED_OF = ("ok_requests", "usage_reported")  # what the share of responses comes from that a hit rate rests on
-Steps = dict[datetime, list[Added]]
+Steps = dict[datetime, list[KeyedSums]]
 
 
 # --- hit rate ---------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
     starts = window.starts()
-    rows = {starts[row.step]: row for row in sums.hit_sums_together([_ids(subject)], window)}
+    rows = {starts[row.step]: row for row in sums.hit_sums_by_set([_ids(subject)], window)}
     reachable = _reachable(subject, window)
     note = _reachable_note(subject, reachable)
     lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
@@ -127,7 +127,7 @@ def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
     """A line a data-parallel rank of a replica (H15)."""
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     for replica in subject.replicas():
-        for row in engine_additions(replica.pk, window, ("queries", "hits", "external_hits")):
+        for row in rank_sums(replica.pk, window, ("queries", "hits", "external_hits")):
             queries = row.get("queries")
             value = hit_rate_ratio(queries, row.get("hits"), row.get("external_hits"))
             points[rank_name(*row.key)][row.start] = (value, sums.point_state(queries, stale=row.stale))
@@ -161,8 +161,8 @@ def _of_tier(row: sums.EngineSums, tier: str) -> int | None:
 
 
 def _share(rows: list[sums.EngineSums], tier: str) -> Point:
-    cached, queries = total_known(_of_tier(row, tier) for row in rows), total_known(row.queries for row in rows)
-    return ratio(cached, queries), sums.state_together(rows)
+    cached, queries = sum_known(_of_tier(row, tier) for row in rows), sum_known(row.queries for row in rows)
+    return ratio(cached, queries), sums.combined_state(rows)
 
 
 # --- time to first token ----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def outcomes(subject: Subject, window: Window) -> list[Series]:
     return lines
 
 
-def _per_second(rows: list[Added], name: str, step: sums.Coverage) -> Point:
+def _per_second(rows: list[KeyedSums], name: str, step: sums.Coverage) -> Point:
     """0 where routers were read and counted nothing."""
     if not step.covered_s:
         return _absent(step)
@@ -295,7 +295,7 @@ def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
     return lines
 
 
-def _share_of(rows: list[Added] | None, asked: int | None) -> Point:
+def _share_of(rows: list[KeyedSums] | None, asked: int | None) -> Point:
     """0 where others got requests and this one did not."""
     if not asked:
         return NOTHING
@@ -309,7 +309,7 @@ def _ids(subject: Subject) -> list[int]:
     return [replica.pk for replica in subject.replicas()]
 
 
-def _by_start(rows: Iterable[Added]) -> Steps:
+def _by_start(rows: Iterable[KeyedSums]) -> Steps:
     found: Steps = defaultdict(list)
     for row in rows:
         found[row.start].append(row)
@@ -318,12 +318,12 @@ def _by_start(rows: Iterable[Added]) -> Steps:
 
 def _routed(subject: Subject, window: Window, *names: str) -> Steps:
     replica = subject.replica.name if subject.replica is not None else None
-    return _by_start(route_additions(subject.pool_names(), window, names, group=subject.group, replica=replica))
+    return _by_start(route_sums(subject.pool_names(), window, names, group=subject.group, replica=replica))
 
 
 def _per_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
     found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
-    for row in route_additions(subject.pool_names(), window, names, by=("replica",), group=subject.group):
+    for row in route_sums(subject.pool_names(), window, names, by=("replica",), group=subject.group):
         found[row.key[0]][row.start].append(row)
     return found
 

@@ -15,16 +15,16 @@ from datetime import datetime
 from controlplane.models import Replica
 from telemetry.metrics.engines.names import OURS, PROMPT_SOURCES, WAITING_REASONS
 from telemetry.metrics.engines.vllm import may_count_twice
-from telemetry.metrics.rates import AnswerSide, Comparison, EngineSide, compare, ratio, total_known
+from telemetry.metrics.rates import Comparison, EngineCounts, RouterCounts, compare, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
 from telemetry.services.figures.overview import Pools, Subject, names_of, replicas_of
 from telemetry.services.figures.series import Point, line_of
-from telemetry.storage.dimension_sums import EngineTotals, ReplicaTotals, counted, counted_by_replica
+from telemetry.storage.dimension_sums import EngineTotals, ReplicaTotals, counted, counter_sums_by_replica
 from telemetry.storage.dimension_sums import waiting_by_reason as waiting_sums
 from telemetry.storage.replica_facts import is_decode
-from telemetry.storage.responses import answers_by_replica
-from telemetry.storage.sums import EngineSums, engine_sums, point_state, rows_of
+from telemetry.storage.responses import router_counts_by_replica
+from telemetry.storage.sums import EngineSums, engine_sums, fetch_rows, point_state
 
 PHASES = {"queue": "in queue", "prefill": "in prefill"}
 SOURCES = dict(zip(PROMPT_SOURCES, ("computed", "cached", "transferred"), strict=True))
@@ -104,7 +104,7 @@ def _by_replica(
     """A line for each replica whose rate is known at some time."""
     replicas = {replica.pk: replica for replica in subject.replicas()}
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
-    for row in counted_by_replica(list(replicas), window, names):
+    for row in counter_sums_by_replica(list(replicas), window, names):
         value = rate_of(replicas[row.replica_id], row)
         absent = PointState.STALE if row.totals.stale else PointState.UNKNOWN
         points[row.replica_id][row.totals.start] = (value, absent if value is None else PointState.OK)
@@ -124,7 +124,7 @@ def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
     """By the capacity as the engine reports it now."""
     if row.totals.values["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
         return None
-    written = total_known(row.totals.values[name] for name in WRITTEN)
+    written = sum_known(row.totals.values[name] for name in WRITTEN)
     rate = ratio(written, row.covered_s)
     return None if rate is None else HOUR_S * rate / (replica.capacity_blocks * replica.block_tokens)
 
@@ -192,14 +192,14 @@ class EngineNotes:
 def engine_notes(replicas: Sequence[Replica], window: Window) -> dict[int, EngineNotes]:
     """Of each replica, by id, as of the end of a window. 2 queries."""
     ids = [replica.pk for replica in replicas]
-    states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids).defer("marks")}
+    states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids).defer("raw_counters")}
     missing = _not_reported(ids, window)
     return {replica.pk: _notes(replica, states.get(replica.pk), missing.get(replica.pk, ())) for replica in replicas}
 
 
 def _not_reported(replica_ids: Sequence[int], window: Window) -> dict[int, tuple[str, ...]]:
     """Of each replica's newest scrape of the window that succeeded: what none of its engines has."""
-    rows = rows_of(
+    rows = fetch_rows(
         """
         with newest as (
             select distinct on (replica_id) replica_id, at from telemetry_reading
@@ -236,8 +236,8 @@ class Reconciled:
 
     pool: str
     replica: str
-    engine: EngineSide
-    answers: AnswerSide
+    engine: EngineCounts
+    answers: RouterCounts
     comparison: Comparison
     notes: EngineNotes
 
@@ -255,22 +255,22 @@ def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> l
     replicas = replicas_of(pools) if only is None else [only]
     ids = [replica.pk for replica in replicas]
     counted = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
-    answered = answers_by_replica(names_of(pools), window)
+    answered = router_counts_by_replica(names_of(pools), window)
     notes = engine_notes(replicas, window)
     rows = []
     for replica in replicas:
         of_replica = notes[replica.pk]
         engine = _engine_side(counted.get(replica.pk), decodes=of_replica.decodes)
-        answers = answered.get((replica.pool.name, replica.name), AnswerSide())
+        answers = answered.get((replica.pool.name, replica.name), RouterCounts())
         compared = compare(engine, answers)
         rows.append(Reconciled(replica.pool.name, replica.name, engine, answers, compared, of_replica))
     return rows
 
 
-def _engine_side(row: EngineSums | None, *, decodes: bool) -> EngineSide:
+def _engine_side(row: EngineSums | None, *, decodes: bool) -> EngineCounts:
     if row is None:
-        return EngineSide(decodes=decodes)
-    return EngineSide(
+        return EngineCounts(decodes=decodes)
+    return EngineCounts(
         queries=row.queries,
         hits=row.hits,
         external_hits=row.external_hits,

@@ -20,7 +20,7 @@ from telemetry.metrics.rates import accounted_ratio, ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures.overview import Kind, Subject, quantile_s, timed_ratio
 from telemetry.storage import sums
-from telemetry.storage.dimension_sums import Added, coverage, route_additions, total
+from telemetry.storage.dimension_sums import KeyedSums, coverage, route_sums, total
 from telemetry.storage.reachable import ReachableShare, reachable_share
 
 
@@ -53,7 +53,7 @@ def _of(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[dat
     if subject.kind in _BY and subject.pool is not None:
         name = subject.group if subject.replica is None else subject.replica.name
         found = {key: part for key, part in found.items() if key[0] == (subject.pool.name, name)}
-    return sums.merged_over_keys(found)
+    return sums.merged_by_start(found)
 
 
 def by_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Merged]:
@@ -64,7 +64,7 @@ def by_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Mer
         for key, part in found.items()
         if key[0][2] == reuse and (subject.group is None or key[0][1] == subject.group)
     }
-    return sums.merged_over_keys(wanted)
+    return sums.merged_by_start(wanted)
 
 
 def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
@@ -72,8 +72,8 @@ def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[
     if subject.kind is Kind.GROUP:
         return {}
     if subject.replica is None:
-        return sums.merged_over_keys(sums.pools_engine_ttft(subject.pool_names(), window, whole=whole))
-    return sums.merged_over_keys(sums.engine_ttft([subject.replica.pk], window, whole=whole))
+        return sums.merged_by_start(sums.pools_engine_ttft(subject.pool_names(), window, whole=whole))
+    return sums.merged_by_start(sums.engine_ttft([subject.replica.pk], window, whole=whole))
 
 
 def by_any(subject: Subject, window: Window, *, whole: bool = False) -> tuple[str, dict[datetime, Merged]]:
@@ -92,7 +92,7 @@ def edge_up_to(objective_s: float, parts: Iterable[Merged]) -> float | None:
 def in_time(subject: Subject, window: Window, objective_s: float) -> InTime:
     """The share of a window's requests within the last bucket edge up to an objective."""
     source, merged = by_any(subject, window, whole=True)
-    together = sums.remerged(merged.values())
+    together = sums.merge_histograms(merged.values())
     edge = edge_up_to(objective_s, merged.values())
     if together is None or edge is None:
         return InTime()
@@ -142,10 +142,10 @@ class ReplicaShare:
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     """6 queries."""
-    rows = route_additions(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
+    rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
-    ttft = sums.remerged(by_router(subject, window, whole=True).values())
-    plain = sums.remerged(plain_latency(subject, window, whole=True).values())
+    ttft = sums.merge_histograms(by_router(subject, window, whole=True).values())
+    plain = sums.merge_histograms(plain_latency(subject, window, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
@@ -165,12 +165,12 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
 
 def was_seen(subject: Subject, window: Window) -> bool:
     """Whether a router counted anything of a group. One query."""
-    return bool(route_additions(subject.pool_names(), window, ("requests",), group=subject.group, whole=True))
+    return bool(route_sums(subject.pool_names(), window, ("requests",), group=subject.group, whole=True))
 
 
 def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
     """Where a group's requests went, the largest share first. One query."""
-    rows = route_additions(subject.pool_names(), window, COUNTED, by=("replica",), group=subject.group, whole=True)
+    rows = route_sums(subject.pool_names(), window, COUNTED, by=("replica",), group=subject.group, whole=True)
     asked = total(rows, "requests")
     shares = [
         ReplicaShare(
@@ -205,12 +205,12 @@ def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | No
     return PointState.NO_TRAFFIC if covered.covered_s else PointState.STALE if covered.stale else PointState.UNKNOWN
 
 
-def _failed(rows: list[Added]) -> float | None:
+def _failed(rows: list[KeyedSums]) -> float | None:
     failed = (total(rows, "replica_error_requests") or 0) + (total(rows, "router_error_requests") or 0)
     return ratio(failed, total(rows, "requests"))
 
 
-def _accounted(rows: list[Added]) -> float | None:
+def _accounted(rows: list[KeyedSums]) -> float | None:
     return accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests"))
 
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import hit_rate_ratio, ratio, total_known
+from telemetry.metrics.rates import hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
 from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage import sums
@@ -72,13 +72,13 @@ def timed_ratio(ttft: Merged | None, plain: Merged | None) -> float | None:
 
 def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
     """What a TTFT of routers rests on, in words; "" where that is every response, or none."""
-    ratio = timed_ratio(sums.remerged(ttft), sums.remerged(plain))
+    ratio = timed_ratio(sums.merge_histograms(ttft), sums.merge_histograms(plain))
     return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
 
 
 def share_of_responses(some: Iterable[Merged], every: Iterable[Merged]) -> float | None:
     """Responses counted in some histograms / in all of them, at most 1; None where there are none."""
-    part, whole = sums.remerged(some), sums.remerged(every)
+    part, whole = sums.merge_histograms(some), sums.merge_histograms(every)
     total = whole.buckets.total if whole else 0
     return min(1.0, (part.buckets.total if part else 0) / total) if total else None
 
@@ -108,18 +108,18 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
-    plain = sums.remerged(sums.router_latency(names_of(pools), window, streamed=False, whole=True).values())
+    plain = sums.merge_histograms(sums.router_latency(names_of(pools), window, streamed=False, whole=True).values())
     told = {pk: state.role for pk, state in states.items()}
     decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
     rated = [row for row in engine if row.replica_id not in decodes]  # H19
-    queries = total_known(row.queries for row in rated)
+    queries = sum_known(row.queries for row in rated)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
     return FleetTiles(
         hit_rate_ratio=hit_rate_ratio(
-            queries, total_known(row.hits for row in rated), total_known(row.external_hits for row in rated)
+            queries, sum_known(row.hits for row in rated), sum_known(row.external_hits for row in rated)
         ),
-        hit_rate_state=sums.state_together(rated),
+        hit_rate_state=sums.combined_state(rated),
         reachable=reachable_share(names_of(pools), window),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
@@ -128,8 +128,8 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         plain_p50_s=quantile_s(plain, 0.5),
         plain_p95_s=quantile_s(plain, 0.95),
         requests_per_s=_requests_per_s(routed, coverage, engine),
-        running=total_known(gauge.running for gauge in gauges),
-        waiting=total_known(gauge.waiting for gauge in gauges),
+        running=sum_known(gauge.running for gauge in gauges),
+        waiting=sum_known(gauge.waiting for gauge in gauges),
         replicas_up=sum(health.answers for health in healths) if states else None,
         replicas_total=len(replicas),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
@@ -256,7 +256,7 @@ def names_of(pools: Pools) -> list[str] | None:
 
 
 def _states(replica_ids: list[int]) -> dict[int, ScrapeState]:
-    states = ScrapeState.objects.filter(replica_id__in=replica_ids).defer("marks")
+    states = ScrapeState.objects.filter(replica_id__in=replica_ids).defer("raw_counters")
     return {state.replica_id: state for state in states if state.replica_id is not None}
 
 
@@ -267,10 +267,10 @@ def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
 
 def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
     """(whose clock, histogram): the routers' where they observed anything, else the engines' (T1)."""
-    routed = sums.remerged(sums.router_ttft(names_of(pools), window, whole=True).values())
+    routed = sums.merge_histograms(sums.router_ttft(names_of(pools), window, whole=True).values())
     if routed is not None:
         return "router", routed
-    engine = sums.remerged(sums.engine_ttft(replica_ids, window, whole=True).values())
+    engine = sums.merge_histograms(sums.engine_ttft(replica_ids, window, whole=True).values())
     return ("engine", engine) if engine is not None else (None, None)
 
 
@@ -279,7 +279,7 @@ def _requests_per_s(
 ) -> float | None:
     """By the routers where they were read, else by the engines' finished requests."""
     if any(step.covered_s for step in coverage):
-        return _per_s(total_known(row.requests for row in routed), coverage)
+        return _per_s(sum_known(row.requests for row in routed), coverage)
     rates = [rate for row in engine if (rate := ratio(row.finished, row.covered_s)) is not None]
     return sum(rates) if rates else None
 

@@ -22,7 +22,7 @@ from telemetry.metrics.windows import PointState, Window
 from telemetry.models import Reading, ScrapeState
 from telemetry.services.figures.overview import HealthWord, Kind, Subject, health_of
 from telemetry.storage import sums
-from telemetry.storage.dimension_sums import Added, engine_additions
+from telemetry.storage.dimension_sums import KeyedSums, rank_sums
 from telemetry.storage.replica_facts import cold_bands
 
 COUNTED = ("queries", "hits", "external_hits", "preemptions", "finished", "prompt_tokens", "generation_tokens")
@@ -59,20 +59,20 @@ class Scraping:
 
 def scraping_of(replica: Replica) -> Scraping:
     """One query."""
-    state = ScrapeState.objects.filter(replica=replica).defer("marks").first()
+    state = ScrapeState.objects.filter(replica=replica).defer("raw_counters").first()
     health = health_of(state, timezone.now(), added_at=replica.created_at)
     if state is None:
         return Scraping(health)
-    return Scraping(health, state.ok_at, state.restarted_at, state.lag_s, state.failures, state.lora_adapters)
+    return Scraping(health, state.ok_at, state.restarted_at, state.duration_s, state.failures, state.lora_adapters)
 
 
 def rank_rows(replica: Replica, window: Window) -> list[RankRow]:
     """A row for each rank that was read in a window, by model and rank. Three queries."""
     newest = _newest(replica, window)
-    return [_rank(row, newest.get(row.key)) for row in engine_additions(replica.pk, window, COUNTED, whole=True)]
+    return [_rank(row, newest.get(row.key)) for row in rank_sums(replica.pk, window, COUNTED, whole=True)]
 
 
-def _rank(row: Added, gauges: Reading | None) -> RankRow:
+def _rank(row: KeyedSums, gauges: Reading | None) -> RankRow:
     queries = row.get("queries")
     state = PointState.UNKNOWN if queries is None else PointState.OK if queries else PointState.NO_TRAFFIC
     return RankRow(

@@ -17,13 +17,13 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, total_known
+from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of, timed_note
 from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
-from telemetry.storage.replica_facts import WITHOUT_DECODE, rated
-from telemetry.storage.rollup_columns import readable
+from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
+from telemetry.storage.rollup_columns import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."
@@ -50,10 +50,10 @@ def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     window = still_kept(window)
     replicas = replicas_of(pools)
     counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
-    for replica in rated(replicas):
+    for replica in hit_rate_replicas(replicas):
         counted[replica.pool.name].append(replica.pk)
     names = sorted(counted)
-    rows = sums.hit_sums_together([counted[name] for name in names], window)
+    rows = sums.hit_sums_by_set([counted[name] for name in names], window)
     points = ((row.key, row.step, hit_rate_of(row), row.state) for row in rows)
     lines = _lines(dict(enumerate(names)), window, points)
     every = Counter(replica.pool.name for replica in replicas)
@@ -104,8 +104,8 @@ def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
 
 
 def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
-    completed = total_known(row.completed for row in rows)
-    return accounted_note(label, accounted_ratio(total_known(row.usage_reported for row in rows), completed))
+    completed = sum_known(row.completed for row in rows)
+    return accounted_note(label, accounted_ratio(sum_known(row.usage_reported for row in rows), completed))
 
 
 def accounted_note(label: str, share: float | None) -> str:
@@ -127,10 +127,10 @@ def ttft_quantiles(
     """
     window = still_kept(window)
     clock, names, note = "router", names_of(pools), ""
-    merged = sums.merged_over_keys(sums.router_ttft(names, window)) if source != "engine" else {}
+    merged = sums.merged_by_start(sums.router_ttft(names, window)) if source != "engine" else {}
     if not merged and source != "router":
         clock = "engine"
-        merged = sums.merged_over_keys(sums.pools_engine_ttft(names, window))
+        merged = sums.merged_by_start(sums.pools_engine_ttft(names, window))
     else:
         plain = sums.router_latency(names, window, streamed=False, whole=True)
         note = timed_note(merged.values(), plain.values())
@@ -199,7 +199,7 @@ def still_kept(window: Window) -> Window:
     """The window in steps that what is kept of its time can fill: readings go after days, minutes after weeks."""
     day_s = 86_400.0
     kept_s = {resolution_s: day_s * days for resolution_s, days in settings.ROLLUP_RETENTION_DAYS.items()}
-    return readable(window, timezone.now(), kept_s, day_s * settings.READINGS_RETENTION_DAYS)
+    return fit_to_retention(window, timezone.now(), kept_s, day_s * settings.READINGS_RETENTION_DAYS)
 
 
 QUANTILES: Final = (0.5, 0.95)
@@ -231,7 +231,7 @@ def by_pool(pools: Pools, window: Window, what: str) -> list[Series]:
 def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
     """p50 and p95 of seconds to the last byte of successful responses, by the routers' clock."""
     window = still_kept(window)
-    merged = sums.merged_over_keys(sums.router_latency(names_of(pools), window, streamed=streamed))
+    merged = sums.merged_by_start(sums.router_latency(names_of(pools), window, streamed=streamed))
     kind = "streamed" if streamed else "plain"
     return [quantile_line(f"p{q * 100:g} {kind} (router)", q, merged, window) for q in QUANTILES]
 
@@ -256,7 +256,7 @@ def _routed_lines(pools: Pools, window: Window, what: str, key: Callable[[sums.R
 
 def _point(rows: Collection[sums.RouterSums], value: Value) -> Point:
     """Unknown where requests ended and none of them tells the figure."""
-    known = total_known(map(value, rows))
+    known = sum_known(map(value, rows))
     return (known, PointState.OK) if known is not None else (None, PointState.UNKNOWN)
 
 
@@ -282,7 +282,7 @@ def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
     Of replicas that report tiers, decode replicas left out (H19).
     """
     rows: dict[datetime, list[EngineSums]] = defaultdict(list)
-    for row in engine_sums([replica.pk for replica in rated(replicas_of(pools))], window):
+    for row in engine_sums([replica.pk for replica in hit_rate_replicas(replicas_of(pools))], window):
         rows[row.start].append(row)
     used = [tier for tier in LABELS if any(getattr(row, tier) for of_step in rows.values() for row in of_step)]
     tiers = used or [next(iter(LABELS))]

@@ -26,8 +26,8 @@ from telemetry.lint import Finding, Opening, lint
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
 from telemetry.services.figures.overview import Subject
-from telemetry.storage.dimension_sums import coverage, route_additions
-from telemetry.storage.responses import newest_openings
+from telemetry.storage.dimension_sums import coverage, route_sums
+from telemetry.storage.responses import newest_prompt_structures
 
 MOST_RANKED = 50_000  # rows that a list in order of a figure reads
 AROUND = timedelta(minutes=30)  # in which a decision's prefix is looked for, before and after
@@ -242,7 +242,7 @@ def prompts_of(pools: Sequence[str] | None, now: datetime, *, group: str | None 
     """Every task group of some pools (None: all), those that lose most first. 3 queries, 10 ms a group."""
     window = Window(now - LOOK_BACK, now, LOOK_BACK.total_seconds())
     found: dict[tuple[str, str], list[Opening]] = defaultdict(list)
-    for pool, name, document in newest_openings(pools, window, most=MOST, group=group):
+    for pool, name, document in newest_prompt_structures(pools, window, most=MOST, group=group):
         if (opening := Opening.read(msgspec.json.decode(document))) is not None:
             found[pool, name].append(opening)
     paces = _paces(pools, window) if found else {}
@@ -268,6 +268,6 @@ def _paces(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str],
     covered = next(iter(coverage(window, whole=True)), None)
     if covered is None or not covered.covered_s:
         return {}
-    rows = route_additions(pools, window, ("requests",), by=("pool", "group"), whole=True)
+    rows = route_sums(pools, window, ("requests",), by=("pool", "group"), whole=True)
     seconds = covered.covered_s / covered.routers
     return {(row.key[0], row.key[1]): (row.get("requests") or 0) / seconds for row in rows}

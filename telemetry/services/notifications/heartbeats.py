@@ -23,7 +23,7 @@ from telemetry.channels.base import DeliveryError, origin
 from telemetry.channels.base import url as checked_url
 from telemetry.channels.http_post import open_client, post
 from telemetry.models import Heartbeat
-from telemetry.services.self_monitoring import falling_behind
+from telemetry.services.self_monitoring import overdue_work
 
 ONE = 1
 SHORTEST_S, LONGEST_S = 10, 86_400
@@ -89,7 +89,7 @@ def beat(now: datetime, opener: Callable[[], httpx.Client] = open_client) -> boo
     found = heartbeat()
     if found is None or not _claimed(found, now):
         return False
-    if late := falling_behind(now):
+    if late := overdue_work(now):
         Heartbeat.objects.filter(pk=ONE).update(withheld="; ".join(late)[:300])
         return False
     try:

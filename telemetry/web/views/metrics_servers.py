@@ -31,7 +31,7 @@ from controlplane.request_origin import client_address, is_hidden_by_proxy
 from controlplane.web.base import errors_as_messages, signed_in
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
-from telemetry.services.self_monitoring import own_figures
+from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.forms import MetricsServerForm
 
 
@@ -119,7 +119,7 @@ class OwnFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family a name."""
         try:
-            figures = own_figures(timezone.now())
+            figures = own_metrics(timezone.now())
         except DatabaseError:
             figures = None
         yield GaugeMetricFamily(

@@ -9,7 +9,7 @@ from telemetry.alerts.history_window import ControlNow, PressureStep
 from telemetry.alerts.kinds import KINDS, Where
 from telemetry.alerts.verdict import Answer, Reason
 from telemetry.metrics.histograms import Buckets
-from telemetry.metrics.rates import AnswerSide
+from telemetry.metrics.rates import RouterCounts
 from telemetry.models import RuleKind
 from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
 
@@ -44,7 +44,7 @@ def test_a_rule_of_a_task_group_looks_at_that_group_alone():
 def answered(delivered, predicted=None, requests=200):
     """Answers of a replica, all of which told their cached tokens."""
     tokens = 1_000_000
-    known = AnswerSide(requests, requests, tokens, round(delivered * tokens))
+    known = RouterCounts(requests, requests, tokens, round(delivered * tokens))
     if predicted is None:
         return known
     return replace(

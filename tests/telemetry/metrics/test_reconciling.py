@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from telemetry.metrics.rates import LEAST_REQUESTS, Agreement, AnswerSide, EngineSide, compare
+from telemetry.metrics.rates import LEAST_REQUESTS, Agreement, EngineCounts, RouterCounts, compare
 
-ENGINE = EngineSide(queries=100_000, hits=40_000, external_hits=10_000, requests=1000, prompt_tokens=101_000)
-ANSWERS = AnswerSide(
+ENGINE = EngineCounts(queries=100_000, hits=40_000, external_hits=10_000, requests=1000, prompt_tokens=101_000)
+ANSWERS = RouterCounts(
     requests=1000, answers=1000, prompt_tokens=101_000, cached_tokens=50_000, predicted_answers=800,
     predicted_prompt_tokens=80_000, predicted_tokens=41_000, predicted_cached_tokens=40_000,
 )  # fmt: skip
@@ -79,4 +79,4 @@ def test_few_predictions_leave_the_other_pair():
 
 
 def test_nothing_at_all_is_too_few():
-    assert compare(EngineSide(), AnswerSide()).agreement == Agreement.TOO_FEW
+    assert compare(EngineCounts(), RouterCounts()).agreement == Agreement.TOO_FEW

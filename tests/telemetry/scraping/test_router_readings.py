@@ -160,7 +160,7 @@ def test_spills_of_before_they_were_counted_do_not_come_at_once(pool, metrics_se
     )
     tick(0)
     state = ScrapeState.objects.get()
-    for source in state.marks["sources"]:
+    for source in state.raw_counters["sources"]:
         source["counters"].pop("spilled_requests", None)
     state.save()
 

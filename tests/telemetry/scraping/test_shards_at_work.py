@@ -35,7 +35,7 @@ def test_a_slow_replica_delays_nobody_s_reading(pool, metrics_server, settings):
 
     assert (done.scrapes, done.failures) == (21, 1)
     assert is_within(done.elapsed_s, 2.0)
-    lags = ScrapeState.objects.exclude(replica__name="slow").values_list("lag_s", flat=True)
+    lags = ScrapeState.objects.exclude(replica__name="slow").values_list("duration_s", flat=True)
     assert len(lags) == 20
     assert Reading.objects.get(replica__name="slow").state == "stale"
 

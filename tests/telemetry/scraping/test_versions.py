@@ -7,7 +7,7 @@ import pytest
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Reading, ScrapeState
 from telemetry.scraping.cycle import Shard, scrape_shard
-from telemetry.scraping.versions import ASK_AGAIN, ask_versions
+from telemetry.scraping.versions import ASK_AGAIN, check_versions
 from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
@@ -29,13 +29,13 @@ def test_a_version_is_asked_once_an_hour_and_after_each_restart(pool, metrics_se
     )
     tick(0)
 
-    told = [ask_versions(T0), ask_versions(T0 + timedelta(minutes=1))]
+    told = [check_versions(T0), check_versions(T0 + timedelta(minutes=1))]
     assert (told, ScrapeState.objects.get().version) == ([1, 0], "0.31.0")
-    ask_versions(T0 + ASK_AGAIN + timedelta(seconds=1))
+    check_versions(T0 + ASK_AGAIN + timedelta(seconds=1))
     assert ScrapeState.objects.get().version == "0.32.0"
     ScrapeState.objects.update(version_at=T0)
     tick(1)  # its counters fell: another process
-    assert ask_versions(T0 + timedelta(seconds=9)) == 1
+    assert check_versions(T0 + timedelta(seconds=9)) == 1
     assert ScrapeState.objects.get(replica=replica).version == "0.33.0"
 
 
@@ -57,7 +57,7 @@ def test_what_is_no_version_is_unknown(pool, metrics_server, answer):
     add_replica(pool, name="r1", url=metrics_server.script("/r1/metrics", text(replica_text(9, 3))))
     tick(0)
 
-    assert ask_versions(T0) == 0
+    assert check_versions(T0) == 0
     assert ScrapeState.objects.get().version == ""
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.metrics.windows import Window
-from telemetry.storage.rollup_columns import RESOLUTIONS_S, Part, cover, fitting, readable
+from telemetry.storage.rollup_columns import RESOLUTIONS_S, Part, cover, fit_to_retention, fitting
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -67,7 +67,7 @@ def test_a_step_is_made_of_whole_bins(length_s, step_s, off_s, expected):
 def test_steps_are_as_wide_as_what_is_still_kept(age_days, step_s):
     kept_s = {60: 14 * DAY_S, 300: 60 * DAY_S, 3600: 400 * DAY_S}
     start = T0 - timedelta(days=age_days, seconds=7)
-    window = readable(Window(start, start + timedelta(hours=1), 5), T0, kept_s, 3 * DAY_S)
+    window = fit_to_retention(Window(start, start + timedelta(hours=1), 5), T0, kept_s, 3 * DAY_S)
 
     assert window.step_s == step_s
     assert start - timedelta(seconds=step_s) < window.start <= start

@@ -80,7 +80,7 @@ def answers(replicas, window):
         "engines": sums.engine_sums(ids, window),
         "engines, whole": sums.engine_sums(ids, window, whole=True),
         "hits": sorted(sums.hit_sums(ids, window)),
-        "hits together": sorted(sums.hit_sums_together([ids, ids[:1]], window)),
+        "hits together": sorted(sums.hit_sums_by_set([ids, ids[:1]], window)),
         "routers": sums.router_sums(["chat"], window),
         "routers, whole": sums.router_sums(None, window, whole=True),
         "gauges": [

@@ -121,7 +121,7 @@ def test_a_removed_group_has_a_page_as_long_as_it_was_measured(visitor, fleet):
 
 
 def test_a_replica_shows_its_engine_its_ranks_and_how_reading_goes(visitor, fleet):
-    ScrapeState.objects.filter(replica__name="gpu-4").update(lag_s=0.0123, restarted_at=None)
+    ScrapeState.objects.filter(replica__name="gpu-4").update(duration_s=0.0123, restarted_at=None)
 
     text = visitor.get("/replicas/gpu-4/").text
 

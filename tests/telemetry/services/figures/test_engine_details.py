@@ -9,7 +9,7 @@ from controlplane.services.fleet.replicas import add_replica, record_engine_fact
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import engine
 from telemetry.services.figures.overview import Subject
-from telemetry.storage.dimension_sums import counted, counted_by_replica
+from telemetry.storage.dimension_sums import counted, counter_sums_by_replica
 from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = pytest.mark.django_db
@@ -146,4 +146,4 @@ def test_only_counters_of_a_reading_can_be_asked_for():
     with pytest.raises(ValueError, match="no counters that can be summed"):
         counted([1], WINDOW, ["queries"])
     with pytest.raises(ValueError, match="no counters that can be summed"):
-        counted_by_replica([1], WINDOW, ["waiting"])
+        counter_sums_by_replica([1], WINDOW, ["waiting"])

@@ -9,7 +9,7 @@ from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification,
 from telemetry.services.alerts.refreshing import refresh_firing
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
-from telemetry.services.self_monitoring import falling_behind
+from telemetry.services.self_monitoring import overdue_work
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.told import payload
 from tests.telemetry.conftest import T0
@@ -56,7 +56,7 @@ def test_nothing_is_sent_while_something_is_late(at_noon, receiver, pool, settin
     assert beat(late) is False
     assert receiver.received == []
     assert what in heartbeat().withheld
-    assert [words.startswith(what) for words in falling_behind(late)] == [True]
+    assert [words.startswith(what) for words in overdue_work(late)] == [True]
     assert beat(T0 + timedelta(seconds=12)) is False  # not due yet: it was that one's turn
 
 
@@ -64,7 +64,7 @@ def test_a_message_that_waits_its_turn_or_for_its_channel_is_not_late(at_noon, p
     channel = create_channel("ops", config={"url": receiver.url}, enabled=False)
     Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
 
-    assert falling_behind(later(600)) == []
+    assert overdue_work(later(600)) == []
 
 
 def test_an_address_that_does_not_answer_is_told_of_and_tried_again(at_noon, receiver):
