@@ -14,7 +14,7 @@ from django.db import InterfaceError, connection, transaction
 from django.db import OperationalError as DatabaseError
 from kombu.exceptions import OperationalError
 
-from controlplane.database.connection import is_away, is_full
+from controlplane.database.base import is_disk_full, is_unavailable
 from controlplane.dependency_state import DependencyState
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
@@ -44,9 +44,9 @@ class PatientTask(Task):  # type: ignore[type-arg]  # generic in the stubs alone
                 return None
             outcome = super().__call__(*args, **options)
         except (DatabaseError, InterfaceError) as error:
-            if self.request.called_directly or not (is_away(error) or is_full(error)):
+            if self.request.called_directly or not (is_unavailable(error) or is_disk_full(error)):
                 raise
-            (_room_for(self.name) if is_full(error) else _database).record_outage(error, issued_at_s)
+            (_room_for(self.name) if is_disk_full(error) else _database).record_outage(error, issued_at_s)
             return None
         _database.record_recovery(issued_at_s)
         _room_for(self.name).record_recovery(issued_at_s)

@@ -21,7 +21,7 @@ from django.db import InterfaceError, OperationalError
 from django.db.models import F
 from django.utils import timezone
 
-from controlplane.database.connection import is_away, is_full
+from controlplane.database.base import is_disk_full, is_unavailable
 from controlplane.models import ItemFailure, PeriodicTask
 
 EXPIRES = timedelta(hours=2)  # without a further failure; the slowest isolated task runs once an hour
@@ -97,7 +97,7 @@ def failing_items(now: datetime) -> dict[PeriodicTask, int]:
 def _concerns_every_item(error: BaseException) -> bool:
     """Whether an exception is not the fault of one item: the database is away or full, or the time is over."""
     if isinstance(error, OperationalError | InterfaceError):
-        return is_away(error) or is_full(error)
+        return is_unavailable(error) or is_disk_full(error)
     return isinstance(error, SoftTimeLimitExceeded)
 
 

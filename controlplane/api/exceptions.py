@@ -21,7 +21,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from controlplane.database.connection import is_full
+from controlplane.database.base import is_disk_full
 from controlplane.errors import (
     ConflictError,
     ControlPlaneError,
@@ -211,7 +211,7 @@ def _status(error: Exception) -> int:
 def _detail(error: Exception, status: int) -> str:
     if isinstance(error, TooManyWaiting):
         return str(error.detail)
-    if is_full(error):
+    if is_disk_full(error):
         return "The database's disk is full: everything can be read, and nothing changed, until there is room."
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "The database does not answer. Routers keep serving; try again in a few seconds."

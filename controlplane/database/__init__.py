@@ -1,1 +1,1 @@
-"""PostgreSQL as it is used here: patient connections, reading of one moment, migrations beside traffic, two roles."""
+"""PostgreSQL: connections with a response timeout, retries of conflicts, consistent reads, and two database roles."""

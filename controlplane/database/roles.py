@@ -1,10 +1,10 @@
-"""What the application's database role may do.
+"""Privileges of the application's database role.
 
-Theory of operation. The owner's role owns every table and runs migrations; processes serve with a role that may read
-and write rows and no more. The audit log it may only read and add to: it owns neither the table nor the trigger, so it
-can neither alter an entry nor switch off what refuses. The partitioned tables of readings are its own, because their
-daily partitions are made and dropped while it serves. Without an owner's URL the application's role owns everything,
-and only the trigger and the chain of digests protect the log.
+Theory of operation. The owner role owns every table and runs migrations; processes connect with an application role
+that may only read and write rows. In the audit log it may only read and insert: it owns neither the table nor the
+trigger, so it can neither change an entry nor disable the trigger. It owns the partitioned tables of readings, because
+it creates and drops their daily partitions. Without an owner URL the application role owns everything, and only the
+trigger and the hash chain protect the audit log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ where n.nspname = current_schema() and (c.relkind = 'p' or c.relispartition) and
 
 @contextmanager
 def owner_connection() -> Iterator[str | None]:
-    """Connect as the owner for the length of a block; the name of the application's role, None without an owner."""
+    """Connect as the owner inside the block; yields the application role's name, or None without an owner."""
     owner = settings.DATABASE_OWNER
     if not owner:
         yield None
@@ -43,9 +43,9 @@ def owner_connection() -> Iterator[str | None]:
 
 
 def grant_application(role: str) -> None:
-    """Give the application's role what it needs, and take the rest. Run by the owner, after migrations; idempotent.
+    """Grant the application role what it needs and revoke the rest; run by the owner after migrations. Idempotent.
 
-    Makes the role if there is none and the owner may; it then has no password, as on the local stack.
+    Creates a missing role if the owner may, without a password, as on the local stack.
     """
     name = sql.Identifier(role)
     with connection.cursor() as cursor:
@@ -67,7 +67,7 @@ def grant_application(role: str) -> None:
 
 
 def can_alter_audit() -> bool:
-    """Whether the role that this process serves with could alter the audit log: it owns it, or was granted it."""
+    """Whether this process's role could change the audit log, as its owner or by a grant."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select pg_has_role(c.relowner, 'member')"
@@ -79,8 +79,8 @@ def can_alter_audit() -> bool:
 
 
 def _connect_as(entry: dict[str, object]) -> None:
-    present: Any = connections[DEFAULT_DB_ALIAS]
-    present.close()
-    present.close_pool()  # kept by the alias, not by the connection
+    current: Any = connections[DEFAULT_DB_ALIAS]
+    current.close()
+    current.close_pool()  # the pool belongs to the alias, not to the connection
     connections.settings[DEFAULT_DB_ALIAS] = entry
     del connections[DEFAULT_DB_ALIAS]

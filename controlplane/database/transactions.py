@@ -1,9 +1,7 @@
-"""Transactions that PostgreSQL ended so that another one could go on: they are run again from their beginning.
+"""Retries of transactions that PostgreSQL aborted because of a conflict, and consistent reads of several tables.
 
-One lock order keeps transactions from meeting in a deadlock; where two orders still meet, PostgreSQL ends one of them
-(40P01), as it does with one that it cannot serialize (40001). Nothing of it was done, so it may simply be run again.
-
-Reading several tables as they were at one moment.
+A single lock order prevents most deadlocks; where two orders still meet, PostgreSQL aborts one transaction (40P01), as
+it does with one that it cannot serialize (40001). An aborted transaction changed nothing, so it can be run again.
 """
 
 from __future__ import annotations
@@ -19,17 +17,17 @@ from typing import ParamSpec, TypeVar
 from django.db import OperationalError, connection, transaction
 
 ATTEMPTS = 5
-FIRST_PAUSE_S = 0.02  # at most, doubled each time; random, so that two that met do not meet again
-ENDED = frozenset({"40001", "40P01"})
+BASE_DELAY_S = 0.02  # doubled with each attempt; the actual delay is random, so that two transactions do not meet again
+CONFLICTS = frozenset({"40001", "40P01"})  # SQLSTATE
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def retry_when_ended(transaction: Callable[P, T]) -> Callable[P, T]:
-    """Run a function that is one transaction again, at most ``ATTEMPTS`` times in all, while PostgreSQL ends it.
+def retry_on_conflict(transaction: Callable[P, T]) -> Callable[P, T]:
+    """Run a function that is one transaction, at most ``ATTEMPTS`` times while PostgreSQL aborts it.
 
-    Within a transaction of somebody else's it runs once: only the whole of that one could be run again.
+    Inside another transaction it runs once, because only that transaction as a whole could be retried.
     """
 
     @wraps(transaction)
@@ -38,25 +36,25 @@ def retry_when_ended(transaction: Callable[P, T]) -> Callable[P, T]:
             try:
                 return transaction(*args, **kwargs)
             except OperationalError as error:
-                if connection.in_atomic_block or not was_ended(error):
+                if connection.in_atomic_block or not is_conflict(error):
                     raise
-                log.info("%s was ended by the database, attempt %s: %s", transaction.__name__, attempt, error)
-            time.sleep(random.uniform(0, FIRST_PAUSE_S * 2**attempt))  # noqa: S311 - no secret
+                log.info("%s was aborted by the database, attempt %s: %s", transaction.__name__, attempt, error)
+            time.sleep(random.uniform(0, BASE_DELAY_S * 2**attempt))  # noqa: S311 - no secret
         return transaction(*args, **kwargs)
 
     return run
 
 
-def was_ended(error: BaseException) -> bool:
-    """Whether this is a deadlock, or a failure to serialize."""
-    return getattr(error.__cause__, "sqlstate", None) in ENDED
+def is_conflict(error: BaseException) -> bool:
+    """Whether an error is a deadlock or a serialization failure."""
+    return getattr(error.__cause__, "sqlstate", None) in CONFLICTS
 
 
 @contextmanager
 def repeatable_read() -> Iterator[None]:
-    """Within the block all queries see what was committed when the first was asked; nothing can be written.
+    """Run all queries of the block on one snapshot of the database, read-only.
 
-    Within somebody's transaction they see what that sees.
+    Inside another transaction the block has that transaction's isolation instead.
     """
     if connection.in_atomic_block:
         yield

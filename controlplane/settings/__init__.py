@@ -1,1 +1,1 @@
-"""Django settings: ``base`` for all, and ``dev`` (the local stack), ``test`` or ``production`` on top."""
+"""Django settings: ``base``, extended by ``dev`` (the local stack), ``test`` or ``production``."""

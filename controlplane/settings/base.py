@@ -1,11 +1,11 @@
-"""Settings that hold everywhere. What differs between a laptop, a test and production is in the files beside."""
+"""Settings shared by all environments; ``dev``, ``test`` and ``production`` add theirs."""
 
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.settings import env
-from controlplane.settings.sign_in import *  # noqa: F403 - a part of this file  # noqa: F403 - a part of this file
+from controlplane.settings.sign_in import *  # noqa: F403 - a part of this file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = Path(env.text("DATA_DIR", str(ROOT / ".warmpath"))).resolve()
@@ -39,14 +39,14 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "controlplane.middleware.CacheControlMiddleware",  # after static files, which say for themselves how long they keep
+    "controlplane.middleware.CacheControlMiddleware",  # after static files, which have their own Cache-Control
     "django.contrib.sessions.middleware.SessionMiddleware",
     "controlplane.sessions.SessionEndMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.auth.middleware.LoginRequiredMiddleware",  # deny first: a view opens itself, or asks for sign-in
-    "controlplane.access.middleware.AccessMiddleware",  # and what it may do is in one table
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",  # views require sign-in unless they opt out
+    "controlplane.access.middleware.AccessMiddleware",  # checks the table of roles
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -83,14 +83,14 @@ LANGUAGE_CODE = "en"
 USE_I18N = False
 TIME_ZONE = "UTC"
 USE_TZ = True
-CONN_MAX_AGE = 0  # under ASGI a kept connection belongs to a thread that may never come back
+CONN_MAX_AGE = 0  # under ASGI, a persistent connection belongs to a thread that may never run again
 
-# --- what browsers are told ---------------------------------------------------------------------------------
+# --- browser security ---------------------------------------------------------------------------------
 
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 
-# Plotly sets style attributes; nothing inline may run.
+# Plotly needs style attributes; inline scripts and styles are blocked.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -141,13 +141,13 @@ SPECTACULAR_SETTINGS = {
     },
 }
 
-# --- Celery: what happens beside a request ----------------------------------------------------------------
+# --- Celery ----------------------------------------------------------------
 
 SCRAPE_INTERVAL_S = env.number("SCRAPE_INTERVAL_S", 5, low=1, high=300)
-ALERT_GROUP_WAIT_S = env.number("ALERT_GROUP_WAIT_S", 10, low=0, high=600)  # for others that belong to an alert
+ALERT_GROUP_WAIT_S = env.number("ALERT_GROUP_WAIT_S", 10, low=0, high=600)  # before sending, to group alerts
 RECONCILE_INTERVAL_S = env.number("RECONCILE_INTERVAL_S", 5, low=1, high=300)
 
-CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker waits for a broker that is away, however long
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker waits for an unavailable broker without limit
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 120, "socket_connect_timeout": 2, "socket_timeout": 30}
 CELERY_TASK_SERIALIZER = "json"
@@ -162,7 +162,7 @@ CELERY_BEAT_SCHEDULER = "controlplane.broker:QuietScheduler"
 
 
 def _every(task: str, seconds: float) -> dict[str, object]:
-    """A beat tick that expires before the next is due, so that ticks never pile up behind a slow worker."""
+    """A periodic task that expires when the next is due, so that tasks never queue up behind a slow worker."""
     return {"task": task, "schedule": seconds, "options": {"expires": seconds}}
 
 
@@ -185,19 +185,19 @@ CELERY_BEAT_SCHEDULE = {
     "discover": _every("controlplane.tasks.look_at_sources", 5),
 }
 
-WATCHDOG = "telemetry.services.self_monitoring.start"  # by its name: nothing here imports telemetry
+WATCHDOG = "telemetry.services.self_monitoring.start"  # a dotted path, because this package must not import telemetry
 
 # --- Warmpath -------------------------------------------------------------------------------------------
 
-DATABASE_OWNER: dict[str, object] = {}  # how migrations connect where that is not as everything else does
-BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # one that is to be believed about its clients
-# REST requests a minute of one token or person, and of one address that does not sign in; 0: no limit.
+DATABASE_OWNER: dict[str, object] = {}  # connection of migrations; {}: the same as for everything else
+BEHIND_TLS_PROXY = env.flag("BEHIND_TLS_PROXY", default=False)  # whose X-Forwarded-* headers are trusted
+# REST requests per minute of a token or user, and of an unauthenticated address; 0: no limit.
 API_RATE = int(env.number("API_RATE", 1200, low=0, high=1_000_000))
 API_RATE_UNAUTHENTICATED = int(env.number("API_RATE_UNAUTHENTICATED", 60, low=0, high=1_000_000))
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "")  # shared by the control plane and its routers
-CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "")  # what configurations are signed with; "": from SECRET_KEY
-CONFIG_VALID_H = int(env.number("CONFIG_VALID_H", 168, low=1, high=8760))  # how long a signature holds
-METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # who may read /metrics: with this token, or from these networks
+CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "")  # signs configurations; "": derived from SECRET_KEY
+CONFIG_VALID_H = int(env.number("CONFIG_VALID_H", 168, low=1, high=8760))  # validity of a signature
+METRICS_TOKEN = env.text("METRICS_TOKEN", "")  # /metrics needs this token, or an address in METRICS_NETWORKS
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS")
 READINGS_RETENTION_DAYS = int(env.number("READINGS_RETENTION_DAYS", 3, low=1, high=3650))
 ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
@@ -205,19 +205,19 @@ ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
     300: int(env.number("ROLLUP_5M_RETENTION_DAYS", 60, low=1, high=3650)),
     3600: int(env.number("ROLLUP_1H_RETENTION_DAYS", 400, low=1, high=3650)),
 }
-ROLLUP_RETENTION_DAYS[21_600] = ROLLUP_RETENTION_DAYS[3600]  # so few that one setting does for both
+ROLLUP_RETENTION_DAYS[21_600] = ROLLUP_RETENTION_DAYS[3600]  # small enough to share a setting
 DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))
-DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, of all routers
+DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, over all routers
 DECISIONS_ROWS_PER_S = env.number("DECISIONS_ROWS_PER_S", 1000, low=1, high=100_000)
-# Where replicas and routers may live: they are private by nature. Link-local and metadata addresses never.
+# Networks of replicas and routers. Link-local and metadata addresses are always denied.
 FLEET_NETWORKS = env.networks(
     "FLEET_NETWORKS", "127.0.0.0/8,::1/128,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,fc00::/7"
 )
-FLEET_CA_FILE = env.authorities("FLEET_CA_FILE")  # whose certificates replicas and routers may have; "": the system's
-DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # the folder whose files of targets may be read; "": none may
-# Private networks that alert channels may reach, at any port; public addresses are always allowed, at the usual ports.
+FLEET_CA_FILE = env.authorities("FLEET_CA_FILE")  # certificate authorities of replicas and routers; "": the system's
+DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # directory of file discovery; "": disabled
+# Private networks that alert channels may use, at any port; public addresses are always allowed, at standard ports.
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")
-PUBLIC_URL = env.text("PUBLIC_URL", "").rstrip("/")  # where people find this site, for links in messages; "": no links
+PUBLIC_URL = env.text("PUBLIC_URL", "").rstrip("/")  # of this site, for links in messages; "": no links
 
 LOG_FORMAT = env.text("LOG_FORMAT", "line")
 if LOG_FORMAT not in {"line", "json"}:
@@ -234,10 +234,10 @@ LOGGING = {
     "loggers": {
         "httpx": {"level": "WARNING"},
         "httpcore": {"level": "WARNING"},
-        "celery.worker.strategy": {"level": "WARNING"},  # a line per tick says nothing
+        "celery.worker.strategy": {"level": "WARNING"},  # one line per periodic task is noise
         "celery.app.trace": {"level": "WARNING"},
-        "celery.worker.request": {"level": "WARNING"},  # nor does one for each that expired
+        "celery.worker.request": {"level": "WARNING"},  # as is one per expired task
         "celery.beat": {"level": "WARNING"},
-        "psycopg.pool": {"level": "ERROR"},  # of a database that is away others speak, once
+        "psycopg.pool": {"level": "ERROR"},  # outages are logged once, by dependency_state
     },
 }

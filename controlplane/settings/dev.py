@@ -1,4 +1,4 @@
-"""The local stack of ``make run``: loopback, plain HTTP, embedded servers unless others are named."""
+"""The local stack of ``make run``: loopback, plain HTTP, embedded servers unless URLs of others are set."""
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -12,10 +12,10 @@ SECRET_KEY = env.text("SECRET_KEY", "") or paths.secret(DATA_DIR, "secret_key")
 ROUTER_ADMIN_TOKEN = env.text("ROUTER_ADMIN_TOKEN", "") or paths.secret(DATA_DIR, "router_admin_token")
 CONFIG_SIGNING_KEY = env.text("CONFIG_SIGNING_KEY", "") or paths.secret(DATA_DIR, "config_signing_key")
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
-if DEBUG and (strangers := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost", "[::1]"})):
+if DEBUG and (remote_hosts := sorted(set(ALLOWED_HOSTS) - {"127.0.0.1", "localhost", "[::1]"})):
     raise ImproperlyConfigured(
-        f"WARMPATH_DEBUG: its pages tell settings and code to whoever asks, so it is for this machine alone; "
-        f"WARMPATH_ALLOWED_HOSTS names {', '.join(strangers)}"
+        f"WARMPATH_DEBUG: debug pages show settings and code, so it needs WARMPATH_ALLOWED_HOSTS to name only "
+        f"this machine; it names {', '.join(remote_hosts)}"
     )
 
 DATABASES = {"default": env.database(env.text("DATABASE_URL", paths.postgres_url(DATA_DIR)), pool=8)}
@@ -24,11 +24,11 @@ if owner := env.text("DATABASE_OWNER_URL", _embedded_owner):
     DATABASE_OWNER = env.database(owner)
 CELERY_BROKER_URL = env.text("REDIS_URL", paths.valkey_url(DATA_DIR))
 
-STATIC_ROOT = DATA_DIR / "static"  # stays empty; WhiteNoise wants the folder to be there
-WHITENOISE_USE_FINDERS = True  # no collectstatic on a laptop
+STATIC_ROOT = DATA_DIR / "static"  # stays empty, but WhiteNoise requires the directory
+WHITENOISE_USE_FINDERS = True  # no collectstatic in development
 WHITENOISE_AUTOREFRESH = DEBUG
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
-BEHIND_TLS_PROXY = False  # nobody's word for where a request came from
+BEHIND_TLS_PROXY = False  # X-Forwarded-* headers are ignored
 PUBLIC_URL = env.text("PUBLIC_URL", f"http://127.0.0.1:{env.text('WEB_PORT', '8000')}").rstrip("/")
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")
 OIDC_NETWORKS = env.networks("OIDC_NETWORKS", "127.0.0.0/8,::1/128")

@@ -1,6 +1,6 @@
-"""Reads the environment, and fails loudly: a setting that cannot be used stops the start and names itself.
+"""Reads settings from the environment. An invalid value raises ImproperlyConfigured, which names the variable.
 
-Every ``WARMPATH_<NAME>`` may be given as ``WARMPATH_<NAME>_FILE`` instead, the path of a file that holds the value.
+Every ``WARMPATH_<NAME>`` may be given as ``WARMPATH_<NAME>_FILE`` instead, the path of a file with the value.
 """
 
 import ipaddress
@@ -14,20 +14,20 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from controlplane.database.connection import PatientConnection
+from controlplane.database.base import TimeoutConnection
 
 T = TypeVar("T")
 PREFIX = "WARMPATH_"
-# Seconds. A request waits so long for a connection; an attempt to make one is given up so soon, because its pauses
-# double, and after a long absence of the database the next one would be as long again.
-POOL_PATIENCE = {"timeout": 5, "reconnect_timeout": 1}
-CONNECT_S = 5
-GRACE_S = 2.0  # that a client waits for a server beyond what that was given for a statement
+# Seconds. ``timeout``: a request waits this long for a connection. ``reconnect_timeout`` is short because the pool
+# doubles its pauses: after a long outage the next attempt would otherwise come as long after it.
+POOL_TIMEOUTS = {"timeout": 5, "reconnect_timeout": 1}
+CONNECT_TIMEOUT_S = 5
+GRACE_S = 2.0  # that the client waits beyond the server's statement timeout
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def text(name: str, default: str | None = None) -> str:
-    """The value of ``WARMPATH_<name>``, of the file it names, or the default; ImproperlyConfigured if there is none."""
+    """Value of ``WARMPATH_<name>``, of its file, or the default; ImproperlyConfigured if there is none."""
     variable = PREFIX + name
     if path := os.environ.get(f"{variable}_FILE"):
         try:
@@ -41,7 +41,7 @@ def text(name: str, default: str | None = None) -> str:
 
 
 def number(name: str, default: float, *, low: float, high: float) -> float:
-    """A number within ``low`` and ``high``, both included."""
+    """A number from ``low`` to ``high``, inclusive."""
     value = _converted(name, text(name, str(default)), float, "a number")
     if not low <= value <= high:
         raise ImproperlyConfigured(f"{PREFIX}{name}: expected {low:g} to {high:g}, not {value:g}")
@@ -58,19 +58,19 @@ def flag(name: str, *, default: bool) -> bool:
 
 
 def words(name: str, default: str = "") -> list[str]:
-    """A list separated by commas; blanks are dropped."""
+    """A comma-separated list; spaces are stripped, empty items dropped."""
     return [word for word in (part.strip() for part in text(name, default).split(",")) if word]
 
 
 def networks(name: str, default: str = "") -> list[Network]:
-    """A list of networks in CIDR form."""
+    """A list of networks in CIDR notation."""
     return [
         _converted(name, word, ipaddress.ip_network, "a network such as 10.0.0.0/8") for word in words(name, default)
     ]
 
 
 def authorities(name: str) -> str:
-    """The path of a PEM file of certificates, or ""; ImproperlyConfigured for a file that has none."""
+    """Path of a PEM file of certificate authorities, or ""; ImproperlyConfigured for a file without certificates."""
     path = text(name, "")
     try:
         if path:
@@ -81,13 +81,13 @@ def authorities(name: str) -> str:
 
 
 def database(url: str, *, pool: int = 0) -> dict[str, Any]:
-    """Django's DATABASES entry of a ``postgresql://`` URL; anything libpq understands in it is passed on.
+    """Django's DATABASES entry for a ``postgresql://`` URL; libpq's other parameters are passed on.
 
-    ``pool`` is how many connections a process keeps at most; 0 opens one for each request, as behind a pooler, which
-    has sessions of its own: the server is then told nothing of timeouts, and the client alone keeps to them.
+    ``pool`` is the largest number of connections of a process. With 0, for an external pooler, each request opens a
+    connection, and only the client applies the timeouts, because the pooler's sessions are shared.
     """
     if not url.startswith(("postgresql://", "postgres://")):
-        raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: expected postgresql://...; PostgreSQL is the one database")
+        raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: expected postgresql://...; only PostgreSQL is supported")
     try:
         parts = conninfo_to_dict(url)
     except ProgrammingError as error:
@@ -100,16 +100,16 @@ def database(url: str, *, pool: int = 0) -> dict[str, Any]:
         options["pool"] = {
             "min_size": 0,
             "max_size": pool,
-            "connection_class": PatientConnection,
-            **POOL_PATIENCE,
+            "connection_class": TimeoutConnection,
+            **POOL_TIMEOUTS,
         }
         options["options"] = f"{_timeouts(statement_s)} {options.get('options', '')}".strip()
-    entry["OPTIONS"] = {"connect_timeout": CONNECT_S, "patience_s": statement_s + GRACE_S, **options}
+    entry["OPTIONS"] = {"connect_timeout": CONNECT_TIMEOUT_S, "response_timeout_s": statement_s + GRACE_S, **options}
     return {"ENGINE": "controlplane.database", **entry}
 
 
 def _timeouts(statement_s: float) -> str:
-    """What the server does by itself: ends statements that take too long, and sessions whose client fell asleep."""
+    """Server options: the timeouts of statements and of idle transactions."""
     names = ("statement_timeout", "idle_in_transaction_session_timeout")
     return " ".join(f"-c {name}={statement_s * 1000:.0f}" for name in names)
 

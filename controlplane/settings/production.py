@@ -1,4 +1,4 @@
-"""Production: everything that has no safe default must be given."""
+"""Production: every setting without a safe default is required."""
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -21,14 +21,16 @@ if owner := env.text("DATABASE_OWNER_URL", ""):
 CELERY_BROKER_URL = env.text("REDIS_URL")
 
 SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)
-SECURE_REDIRECT_EXEMPT = [r"^api/"]  # which refuses instead: a script that is sent on has told its token already
+SECURE_REDIRECT_EXEMPT = [
+    r"^api/"
+]  # the API rejects plain HTTP instead: a redirected script has already sent its token
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.flag("BEHIND_TLS_PROXY", default=False) else None
 SECURE_HSTS_SECONDS = 31_536_000
 SECURE_HSTS_INCLUDE_SUBDOMAINS = True
 SECURE_HSTS_PRELOAD = True
 SESSION_COOKIE_SECURE = True
 CSRF_COOKIE_SECURE = True
-SESSION_COOKIE_NAME = "__Host-sessionid"  # browsers take these names of this very host over HTTPS alone
+SESSION_COOKIE_NAME = "__Host-sessionid"  # browsers accept the __Host- prefix only over HTTPS from this host
 CSRF_COOKIE_NAME = "__Host-csrftoken"
 
 STORAGES = {
@@ -39,7 +41,7 @@ STORAGES = {
 if len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 10:
     raise ImproperlyConfigured("WARMPATH_SECRET_KEY: expected at least 50 characters, at least 10 of them different")
 if not ALLOWED_HOSTS or "*" in ALLOWED_HOSTS:
-    raise ImproperlyConfigured("WARMPATH_ALLOWED_HOSTS: expected the host names that this site is served under")
+    raise ImproperlyConfigured("WARMPATH_ALLOWED_HOSTS: expected the host names of this site")
 if 0 < len(CONFIG_SIGNING_KEY) < 32:
     raise ImproperlyConfigured("WARMPATH_CONFIG_SIGNING_KEY: expected at least 32 characters")
 if len(ROUTER_ADMIN_TOKEN) < 32:

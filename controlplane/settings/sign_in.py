@@ -1,7 +1,4 @@
-"""Signing in at an identity provider of the operator's own, by OpenID Connect. Off without an issuer.
-
-How people sign in, and for how long.
-"""
+"""Sign-in: passwords, rate limits, second factors, sessions, and OpenID Connect if an issuer is set."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ ROLES = ("viewer", "operator", "editor", "approver", "admin")
 
 @dataclass(frozen=True, slots=True)
 class GroupRole:
-    """What the members of one of the provider's groups may do."""
+    """Role of the members of one of the provider's groups."""
 
     group: str
     role: str
@@ -28,7 +25,7 @@ class GroupRole:
 
 
 def issuer_of(url: str) -> str:
-    """An issuer as providers write it; ImproperlyConfigured unless nobody on the way can pretend to be it."""
+    """The issuer without a trailing slash; ImproperlyConfigured unless it is https, or http on loopback."""
     parts = urlsplit(url)
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))):
         raise ImproperlyConfigured(f"WARMPATH_OIDC_ISSUER: expected https://..., not {url!r}")
@@ -36,7 +33,7 @@ def issuer_of(url: str) -> str:
 
 
 def group_roles(words: list[str]) -> tuple[GroupRole, ...]:
-    """What ``group=role`` and ``group=role@project`` say; ImproperlyConfigured names the one that is wrong."""
+    """Parse ``group=role`` and ``group=role@project``; ImproperlyConfigured names an invalid item."""
     found = []
     for word in words:
         group, _, what = word.rpartition("=")
@@ -51,7 +48,7 @@ def group_roles(words: list[str]) -> tuple[GroupRole, ...]:
 
 
 def providers(issuer: str) -> dict[str, Any]:
-    """What allauth reads. A provider's name is made of its issuer: people of another one are other people."""
+    """Providers for allauth. The provider id is derived from the issuer: users of another issuer are other users."""
     if not issuer:
         return {}
     app = {
@@ -62,7 +59,7 @@ def providers(issuer: str) -> dict[str, Any]:
         "settings": {
             "server_url": issuer,
             "scope": env.words("OIDC_SCOPES", "openid,profile,email"),
-            # Whoever was not asked for so long is asked again, and the provider says when that was.
+            # The provider asks users again after this time, and reports when they last signed in.
             "auth_params": {"max_age": str(12 * 3600)},
         },
     }
@@ -79,7 +76,7 @@ def _is_loopback(host: str) -> bool:
 OIDC_ISSUER = issuer_of(url) if (url := env.text("OIDC_ISSUER", "")) else ""
 OIDC_GROUPS_CLAIM = env.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = group_roles(env.words("OIDC_GROUP_ROLES"))
-OIDC_NETWORKS = env.networks("OIDC_NETWORKS")  # private networks that the provider may be in
+OIDC_NETWORKS = env.networks("OIDC_NETWORKS")  # private networks of the provider
 SOCIALACCOUNT_PROVIDERS = providers(OIDC_ISSUER)
 SOCIALACCOUNT_ADAPTER = "controlplane.accounts.single_sign_on.SingleSignOnAdapter"
 
@@ -97,23 +94,23 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "controlplane.accounts.passwords.OwnWordsValidator"},
 ]
 
-# --- who guesses: controlplane/accounts/throttle.py says how it is counted --------------------------------
+# --- limits on failed sign-ins, see controlplane/accounts/throttle.py --------------------------------
 
-SIGN_IN_LOCK_S = 900  # seconds that a failure counts
-SIGN_IN_FAILURES = 5  # of one name from one address, and of one person's second factor
+SIGN_IN_LOCK_S = 900  # seconds for which a failure counts
+SIGN_IN_FAILURES = 5  # per user name and address, and per user's second factor
 SIGN_IN_FAILURES_OF_ADDRESS = 50
-SIGN_IN_FAILURES_OF_NAME = 50  # from all addresses together, of devices that this person never signed in with
-KNOWN_DEVICE_S = 180 * 86_400  # after its last sign-in
+SIGN_IN_FAILURES_OF_NAME = 50  # over all addresses, from devices unknown for this user
+KNOWN_DEVICE_S = 180 * 86_400  # since its last sign-in
 ACCOUNT_RATE_LIMITS = {
     "login_failed": f"{SIGN_IN_FAILURES_OF_ADDRESS}/{SIGN_IN_LOCK_S}s/ip,{SIGN_IN_FAILURES}/{SIGN_IN_LOCK_S}s/key",
     "login_failed_name": f"{SIGN_IN_FAILURES_OF_NAME}/{SIGN_IN_LOCK_S}s/key",
     "login": "60/m/ip",
 }
-# In PostgreSQL, so that every process counts the same. What is kept here may be lost at any time.
+# In PostgreSQL, so that all processes share the counts. Cached values may be lost at any time.
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
-        "LOCATION": "controlplane_cache",  # made by migration 0006_sign_in
+        "LOCATION": "controlplane_cache",  # created by a migration
         "OPTIONS": {"MAX_ENTRIES": 100_000},
     }
 }
@@ -123,9 +120,9 @@ CACHES = {
 MFA_ADAPTER = "controlplane.accounts.sign_in_methods.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_ISSUER = "Warmpath"
-MFA_TOTP_TOLERANCE = 1  # steps of 30 s that a phone's clock may be off
+MFA_TOTP_TOLERANCE = 1  # steps of 30 s of clock difference
 MFA_RECOVERY_CODES_SHOW_ONCE = True
-# Whoever holds one of these roles anywhere gets nowhere without a second factor.
+# A user with one of these roles in any project needs a second factor.
 REQUIRE_TOTP_FOR = frozenset(env.words("REQUIRE_TOTP_FOR")) - {"none"}
 if unknown := sorted(REQUIRE_TOTP_FOR - set(ROLES)):
     raise ImproperlyConfigured(
@@ -137,8 +134,8 @@ if unknown := sorted(REQUIRE_TOTP_FOR - set(ROLES)):
 SESSION_SERIALIZER = "controlplane.sessions.SealedSerializer"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # seconds without a request of the person's own
-SESSION_LONGEST_S = 7 * 24 * 3600  # seconds from signing in, used or not
+SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # idle seconds
+SESSION_LONGEST_S = 7 * 24 * 3600  # seconds since sign-in
 ACCOUNT_SESSION_REMEMBER = True
 CSRF_COOKIE_SAMESITE = "Lax"
-MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie of their own
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no extra cookie

@@ -1,4 +1,4 @@
-"""Tests: the servers' addresses are filled in by tests/conftest.py, which starts them when a test asks."""
+"""Tests. tests/conftest.py starts servers on demand and fills in their addresses."""
 
 import os
 
@@ -11,7 +11,7 @@ SECRET_KEY = "a-key-for-tests-only-" * 3
 ROUTER_ADMIN_TOKEN = "router-token-for-tests"  # noqa: S105 - no secret
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 DATABASES = {"default": env.database("postgresql://postgres@/warmpath?host=/nonexistent")}
-CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens: a wake-up that reaches no broker is no error
+CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens there: a wake-up without a broker is not an error
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = True

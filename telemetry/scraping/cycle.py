@@ -38,7 +38,7 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from controlplane.database.connection import is_full
+from controlplane.database.base import is_disk_full
 from controlplane.egress import fleet_rules, guarded_async_client
 from controlplane.models import Replica, ReplicaState, Router
 from telemetry.metrics.engine import read_replica
@@ -156,7 +156,7 @@ def scrape_shard(shard: Shard, now_s: float | None = None) -> Tick | None:
         try:
             return _scrape(shard, time.time() if now_s is None else now_s)
         except OperationalError as error:
-            if is_full(error):
+            if is_disk_full(error):
                 _note_refusal(shard)
             raise
 

@@ -10,7 +10,7 @@ from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.celery import PatientTask
-from controlplane.database.connection import is_full
+from controlplane.database.base import is_disk_full
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.stack import paths
@@ -53,7 +53,7 @@ def refuses(statement):
     try:
         sql(statement)
     except OperationalError as error:
-        if is_full(error):
+        if is_disk_full(error):
             return True
         raise
     return False

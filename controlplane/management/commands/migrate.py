@@ -55,14 +55,14 @@ class Command(migrate.Command):
 def unhurried(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """No time limit for statements, and one second for locks."""
     connection.ensure_connection()
-    patience_s, connection.connection.patience_s = connection.connection.patience_s, None
+    response_timeout_s, connection.connection.response_timeout_s = connection.connection.response_timeout_s, None
     _set(connection, statement="0", lock=f"{LOCK_S}s")
     try:
         yield
     finally:
         if connection.is_usable():
             _set(connection, statement="default", lock="default")
-            connection.connection.patience_s = patience_s
+            connection.connection.response_timeout_s = response_timeout_s
         else:
             connection.close()
 

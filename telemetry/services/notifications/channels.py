@@ -13,7 +13,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.database.transactions import retry_when_ended
+from controlplane.database.transactions import retry_on_conflict
 from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import EventKind
@@ -110,7 +110,7 @@ def rotate_secret(channel: Channel, *, by: User | None = None) -> str:
     return str(open_config(channel)["secret"])
 
 
-@retry_when_ended
+@retry_on_conflict
 @transaction.atomic
 def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     """Remove a channel with everything still to be sent to it."""

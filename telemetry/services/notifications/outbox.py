@@ -32,7 +32,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.database.transactions import retry_when_ended
+from controlplane.database.transactions import retry_on_conflict
 from controlplane.errors import ConflictError, DecryptionError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
@@ -141,7 +141,7 @@ def due(now: datetime) -> QuerySet[Notification]:
     return room.filter(free, wanted, ~Exists(earlier), next_at__lte=now)
 
 
-@retry_when_ended
+@retry_on_conflict
 @transaction.atomic
 def claim_next(now: datetime) -> Claim | None:
     """Claim the notification that has been due the longest and write down the attempt; None for none."""
@@ -183,7 +183,7 @@ def attempt(claim: Claim, now: datetime, opener: Opener) -> Outcome:
     return Outcome(receipt.status, time.monotonic() - started_s, answer=without_secrets(channel, receipt.answer))
 
 
-@retry_when_ended
+@retry_on_conflict
 @transaction.atomic
 def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
     """Complete the attempt, and settle the notification unless somebody claimed it after us.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from controlplane.database.transactions import ATTEMPTS, retry_when_ended
+from controlplane.database.transactions import ATTEMPTS, retry_on_conflict
 from controlplane.models import Event, ItemFailure, PeriodicTask
 from controlplane.services.audit_log import _LOCK as AUDIT
 from controlplane.services.fleet.pools import create_pool
@@ -132,7 +132,7 @@ def test_of_two_that_lock_in_opposite_orders_both_get_through():
     rows = [create_channel(name, config={"url": "https://hooks.example/x"}).pk for name in ("a", "b")]
     before, tries = deadlocks(), []
 
-    @retry_when_ended
+    @retry_on_conflict
     @transaction.atomic
     def lock(first, second, meet):
         tries.append(first)
@@ -151,7 +151,7 @@ def test_of_two_that_lock_in_opposite_orders_both_get_through():
 def test_it_is_run_again_so_often_and_no_more():
     tries = []
 
-    @retry_when_ended
+    @retry_on_conflict
     @transaction.atomic
     def ended():
         tries.append(1)
