@@ -1,1 +1,1 @@
-"""The local stack of ``make run``: embedded servers and every process of ours, supervised in one terminal."""
+"""The local stack of ``make run``: embedded servers and all Warmpath processes under one supervisor."""

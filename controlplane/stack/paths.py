@@ -1,7 +1,4 @@
-"""One process of the local stack: how it is started, how one knows that it is ready, how it is stopped.
-
-Where the local stack keeps its things, all below the data directory where that can be.
-"""
+"""A supervised process of the local stack, and the paths and URLs of the stack's files and sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user that a process runs as."""
+    """User and group of a process."""
 
     uid: int
     gid: int
@@ -30,19 +27,19 @@ class Account:
 
 @dataclass(frozen=True)
 class Child:
-    """A process to supervise. ``ready`` raises nothing and answers quickly; it is asked until it says True."""
+    """A process to supervise. ``ready`` is polled until it returns True; it is fast and never raises."""
 
     name: str
     command: Sequence[str]
     ready: Callable[[], bool] = lambda: True
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to ours
-    account: Account | None = None  # None: our own
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to the parent's
+    account: Account | None = None  # None: the parent's
     stop_signal: signal.Signals = signal.SIGTERM
-    restart: bool = True  # started anew when it ends by itself
-    restart_pause_s: float | None = None  # before that; None: short, and growing while it keeps ending
+    restart: bool = True  # when it ends by itself
+    restart_pause_s: float | None = None  # None: short, and longer after each failure
 
     def popen_options(self) -> dict[str, object]:
-        """Options for ``subprocess``: an own session, no input, and TERM when the parent dies."""
+        """Options for ``subprocess``: a new session, and ``stop_signal`` when the parent dies."""
         options: dict[str, object] = {
             "env": {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
             "start_new_session": True,
@@ -57,11 +54,11 @@ class Child:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(self.stop_signal))
 
 
-SOCKET_PATH_LIMIT = 90  # bytes; the kernel's is 107, and PostgreSQL adds a file name of its own
+SOCKET_PATH_LIMIT = 90  # bytes; the kernel allows 107, and PostgreSQL appends a file name
 
 
 def secret(data_dir: Path, name: str) -> str:
-    """A random value that is made once and kept in a file that only its owner reads."""
+    """A random secret, created once and stored in a file that only the owner can read."""
     path = data_dir / "secrets" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -74,7 +71,7 @@ def secret(data_dir: Path, name: str) -> str:
 
 
 def unprivileged() -> Account | None:
-    """The account that servers drop to; None where we are not root and nothing need be dropped."""
+    """The account of embedded servers: ``nobody`` for root, None (no change) otherwise."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -82,37 +79,37 @@ def unprivileged() -> Account | None:
 
 
 def can_reach(path: Path) -> bool:
-    """Whether servers' account may walk down to ``path``: every folder above it must let others through."""
+    """Whether the servers' account can reach ``path``: all directories above it are searchable by others."""
     return unprivileged() is None or all(folder.stat().st_mode & 0o001 for folder in path.parents if folder.exists())
 
 
-def server_home(data_dir: Path, name: str) -> Path:
-    """A folder for a server's files that its account can reach: below the data directory, else in ``/var/lib``."""
+def server_dir(data_dir: Path, name: str) -> Path:
+    """Directory of a server's files: below the data directory if its account can reach that, else in /var/lib."""
     if can_reach(data_dir / name):
         return data_dir / name
     return Path("/var/lib/warmpath") / _digest(data_dir) / name
 
 
 def socket_dir(data_dir: Path, name: str) -> Path:
-    """A folder for a server's socket: beside its files, or a short one where that path is too long."""
-    folder = server_home(data_dir, name) / "socket"
+    """Directory of a server's socket: next to its files, or in /tmp if that path is too long."""
+    folder = server_dir(data_dir, name) / "socket"
     if len(os.fsencode(folder)) <= SOCKET_PATH_LIMIT:
         return folder
-    return Path("/tmp") / f"warmpath-{os.getuid()}-{_digest(data_dir)}-{name}"  # noqa: S108 - made 0700, owner checked
+    return Path("/tmp") / f"warmpath-{os.getuid()}-{_digest(data_dir)}-{name}"  # noqa: S108 - created 0700, owner checked
 
 
 def postgres_url(data_dir: Path, role: str = "warmpath") -> str:
-    """URL of the embedded PostgreSQL, which listens on a socket alone; ``postgres`` is its owner."""
+    """URL of the embedded PostgreSQL, which listens only on a Unix socket; role ``postgres`` is its owner."""
     return f"postgresql://{role}@/warmpath?host={quote(str(socket_dir(data_dir, 'postgres')), safe='')}"
 
 
 def valkey_socket(data_dir: Path) -> Path:
-    """Socket of the embedded Valkey, which listens on nothing else."""
+    """Unix socket of the embedded Valkey."""
     return socket_dir(data_dir, "valkey") / "valkey.sock"
 
 
 def valkey_url(data_dir: Path) -> str:
-    """URL of the embedded Valkey in Celery's form."""
+    """URL of the embedded Valkey, as Celery expects it."""
     return f"redis+socket://{quote(str(valkey_socket(data_dir)))}?virtual_host=0"
 
 

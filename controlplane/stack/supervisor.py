@@ -1,13 +1,13 @@
-"""Starts children in order, shows what they say, restarts what ends, and leaves nothing behind.
+"""Process supervisor: starts processes in order, prints their output, restarts those that end, and stops all of them.
 
-Theory of operation. Each child runs in a session of its own, so that a signal to its group reaches grandchildren
-too, and carries a parent-death signal, so that it goes even when the supervisor is killed. ``start`` returns once
-the child is ready; one that ends before that is a ``StartError`` with the end of its log. After that a watcher
-kills what the child left of its group and restarts it after a growing pause. ``stop`` asks all groups at once, latest
-started first, and kills what remains after a grace period.
+Theory of operation. Each child runs in its own session, so that a signal to its process group reaches grandchildren,
+and has a parent-death signal, so that it ends even if the supervisor is killed. ``start`` returns when the child is
+ready; a child that ends earlier raises ``StartError`` with the end of its output. Afterwards a watcher kills the rest
+of an ended child's group and restarts the child after an increasing delay. ``stop`` signals all groups, in reverse
+order of start, and kills those that remain after a grace period.
 
-A child writes to a pipe of ours, not to one that asyncio makes: ``Process.wait`` of asyncio waits until its own pipes
-are closed (Python 3.11), and a grandchild that outlives the child keeps them open.
+The output pipe is created here and not by asyncio: asyncio's ``Process.wait`` waits until its own pipes are closed
+(Python 3.11), and a grandchild that outlives the child keeps them open.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from typing import IO
 
 from controlplane.stack.paths import Child
 
-GRACE_S = 8.0  # between the polite signal and the kill
-PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # before a restart, growing while a child keeps ending
-STEADY_S = 30.0  # a child that lived this long starts again with the shortest pause
+GRACE_S = 8.0  # between the stop signal and SIGKILL
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0)  # by number of consecutive failures
+STABLE_S = 30.0  # uptime after which the failure count restarts
 READY_POLL_S = 0.1
-MOST_LINE_BYTES = 1 << 20  # a longer line is dropped
+MAX_LINE_BYTES = 1 << 20  # longer lines are dropped
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -37,17 +37,17 @@ class StartError(RuntimeError):
 
 @dataclass
 class Running:
-    """A started child and the end of what it said."""
+    """A started child and the last lines of its output."""
 
     child: Child
     process: asyncio.subprocess.Process
     started: float
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    relay: asyncio.Task[None] | None = None  # reads what it says; ends after it
+    relay: asyncio.Task[None] | None = None  # prints its output
 
 
 class Supervisor:
-    """The children of one stack."""
+    """Supervises the children of one stack."""
 
     def __init__(self, *, width: int = 10, colour: bool | None = None) -> None:
         self._running: dict[str, Running] = {}
@@ -57,27 +57,27 @@ class Supervisor:
         self._colour = sys.stdout.isatty() if colour is None else colour
 
     async def start(self, children: Iterable[Child], *, timeout_s: float = 60.0) -> None:
-        """Start children side by side and wait until all are ready; StartError names the one that is not."""
-        begun = [await self._spawn(child) for child in children]
-        await asyncio.gather(*(self._until_ready(running, timeout_s) for running in begun))
-        for running in begun:
+        """Start children concurrently and wait until all are ready; StartError names a child that is not."""
+        started = [await self._spawn(child) for child in children]
+        await asyncio.gather(*(self._until_ready(running, timeout_s) for running in started))
+        for running in started:
             if running.child.restart:
                 self._background(self._watch(running))
 
     async def run_once(self, child: Child, *, timeout_s: float = 120.0) -> None:
-        """Run a child to its end; StartError if that is not a good one."""
+        """Run a child until it exits; StartError on a timeout or a nonzero status."""
         running = await self._spawn(child)
         try:
             status = await asyncio.wait_for(running.process.wait(), timeout_s)
         except TimeoutError:
             raise StartError(f"{child.name} did not end within {timeout_s:g} s") from None
         del self._running[child.name]
-        last_words = await self._last_words(running, status)
+        failure = await self._start_failure(running, status)
         if status:
-            raise StartError(last_words)
+            raise StartError(failure)
 
     async def stop(self) -> None:
-        """End every child and its descendants; returns when none is left."""
+        """Stop all children and their descendants."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -91,12 +91,12 @@ class Supervisor:
             await running.process.wait()
         self._running.clear()
 
-    def say(self, name: str, text: str) -> None:
-        """Print one line under a name, in that name's colour."""
+    def print_line(self, name: str, text: str) -> None:
+        """Print one line with a coloured name in front."""
         label = f"{name:<{self._width}}"
         if self._colour:
             label = f"\033[{COLOURS[sum(name.encode()) % len(COLOURS)]}m{label}\033[0m"
-        print(f"{label} {text}", flush=True)  # noqa: T201 - talking to a terminal is this file's purpose
+        print(f"{label} {text}", flush=True)  # noqa: T201 - terminal output
 
     async def _spawn(self, child: Child) -> Running:
         reading, writing = os.pipe()
@@ -122,7 +122,7 @@ class Supervisor:
         deadline = running.started + timeout_s
         while not await asyncio.to_thread(running.child.ready):
             if running.process.returncode is not None:
-                raise StartError(await self._last_words(running, running.process.returncode))
+                raise StartError(await self._start_failure(running, running.process.returncode))
             if time.monotonic() > deadline:
                 raise StartError(f"{running.child.name} was not ready within {timeout_s:g} s")
             await asyncio.sleep(READY_POLL_S)
@@ -131,16 +131,16 @@ class Supervisor:
         async with _reader(output_pipe) as output:
             async for line in _lines(output):
                 running.tail.append(line)
-                self.say(running.child.name, line)
+                self.print_line(running.child.name, line)
 
     async def _watch(self, running: Running) -> None:
         failures = 0
         while True:
             status = await running.process.wait()
-            _signal_group(running, signal.SIGKILL)  # grandchildren that outlived it would work on beside its successor
-            failures = 0 if time.monotonic() - running.started > STEADY_S else failures + 1
-            pause = running.child.restart_pause_s or PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-            self.say(running.child.name, f"ended ({_describe(status)}); starting it again in {pause:g} s")
+            _signal_group(running, signal.SIGKILL)  # grandchildren must not run next to the new child
+            failures = 0 if time.monotonic() - running.started > STABLE_S else failures + 1
+            pause = running.child.restart_pause_s or RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+            self.print_line(running.child.name, f"ended ({_describe(status)}); restarting in {pause:g} s")
             await asyncio.sleep(pause)
             if self._stopping:
                 return
@@ -153,17 +153,17 @@ class Supervisor:
         return task
 
     @staticmethod
-    async def _last_words(running: Running, status: int) -> str:
+    async def _start_failure(running: Running, status: int) -> str:
         if running.relay:
             await asyncio.wait({running.relay}, timeout=1)  # a grandchild may hold the pipe open
-        said = "\n".join(f"    {line}" for line in running.tail)
-        return f"{running.child.name} ended ({_describe(status)}) while starting. The end of what it said:\n{said}"
+        tail = "\n".join(f"    {line}" for line in running.tail)
+        return f"{running.child.name} ended ({_describe(status)}) while starting. Last output:\n{tail}"
 
 
 @contextlib.asynccontextmanager
 async def _reader(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
-    """A stream of what is written into a pipe, which is closed at the end."""
-    stream = asyncio.StreamReader(limit=MOST_LINE_BYTES)
+    """A stream reader of a pipe; closes the pipe at the end."""
+    stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
     try:
@@ -176,7 +176,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
     while True:
         try:
             raw = await stream.readline()
-        except ValueError:  # longer than the limit: the reader dropped it
+        except ValueError:  # over the limit: the reader dropped the line
             continue
         if not raw:
             return
@@ -184,7 +184,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _signal_group(running: Running, number: signal.Signals) -> None:
-    """Signal a child's whole session; what has already gone is no error."""
+    """Signal a child's whole process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.process.pid, number)
 

@@ -30,7 +30,7 @@ WHOLE = {"a_wheel.libs/libpq", "a_wheel/pginstall/bin/postgres", "a_wheel/pginst
 
 
 def test_the_copy_lies_to_its_libraries_as_the_wheel_does(closed, tmp_path):
-    assert servers._reachable(closed) == tmp_path / "copies/a_wheel/pginstall/bin"
+    assert servers._accessible(closed) == tmp_path / "copies/a_wheel/pginstall/bin"
     assert files_below(tmp_path / "copies") == WHOLE
 
 
@@ -47,9 +47,9 @@ def test_a_stack_that_starts_meanwhile_waits_for_the_whole_copy(closed, tmp_path
 
     monkeypatch.setattr(servers.shutil, "copytree", halting_copy)
     with ThreadPoolExecutor(2) as stacks:
-        first = stacks.submit(servers._reachable, closed)
+        first = stacks.submit(servers._accessible, closed)
         assert begun.wait(timeout=20)
-        second = stacks.submit(lambda: files_below(servers._reachable(closed).parent))
+        second = stacks.submit(lambda: files_below(servers._accessible(closed).parent))
         assert not second.done()
         go_on.set()
         first.result(timeout=20)
@@ -68,6 +68,6 @@ def test_a_copy_that_was_cut_short_is_made_again(closed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(servers.shutil, "copytree", broken_copy)
         with pytest.raises(OSError, match="no space left"):
-            servers._reachable(closed)
-    servers._reachable(closed)
+            servers._accessible(closed)
+    servers._accessible(closed)
     assert files_below(tmp_path / "copies") == WHOLE
