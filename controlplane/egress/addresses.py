@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from routing.schema import FORBIDDEN_NETWORKS, IpAddress, IpNetwork, all_faces, is_within
+from routing.schema import FORBIDDEN_NETWORKS, IpAddress, IpNetwork, embedded_addresses, is_within
 
 
 def _networks(*texts: str) -> tuple[IpNetwork, ...]:
@@ -63,7 +63,7 @@ class Rules:
     def refusal(self, text: str, port: int | None = None) -> str | None:
         """Why an address, or this port of it, is denied; None if it is allowed."""
         try:
-            faces = all_faces(ipaddress.ip_address(text))
+            faces = embedded_addresses(ipaddress.ip_address(text))
         except ValueError:
             return "not an IP address"
         for face in faces:

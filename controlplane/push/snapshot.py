@@ -196,13 +196,13 @@ def _policy(
     )
 
 
-def _canary(rollout: Rollout, without_policy: Collection[str]) -> schema.Trial | None:
+def _canary(rollout: Rollout, without_policy: Collection[str]) -> schema.Canary | None:
     """The canary of the rollout's current stage; None if its task groups are gone or now have policies of their own."""
     scope = rollout.stages[rollout.stage]
     groups = None if scope["groups"] is None else tuple(name for name in scope["groups"] if name in without_policy)
     if groups == ():
         return None
-    return schema.Trial(
+    return schema.Canary(
         revision=rollout.revision.number,
         settings=_settings(rollout.revision),
         share=scope["share"],

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 from routing.balancing.models import ServedModel
 from routing.balancing.request import PlacementRequest
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
-from routing.schema import PolicyConfig, Tier1, Trial
+from routing.schema import Canary, PolicyConfig, Tier1
 
 _SPACE: Final = 1 << 64
 _word: Final = struct.Struct("<Q").pack
@@ -61,7 +61,7 @@ class CanaryRule:
     __slots__ = ("_elsewhere", "_end", "_hasher", "_policy", "_seed", "_tier1", "trial")
 
     def __init__(
-        self, policy: PolicyConfig, trial: Trial, hasher: PrefixHasher, said: Tier1 | None, *, router: str, group: str
+        self, policy: PolicyConfig, trial: Canary, hasher: PrefixHasher, said: Tier1 | None, *, router: str, group: str
     ) -> None:
         self.trial = trial
         self._policy = policy
@@ -108,7 +108,7 @@ class CanaryRule:
         return None if key is None else xxh3_64_intdigest(_word(key), self._seed)
 
 
-def _elsewhere(trial: Trial, router: str, group: str) -> ArmReason | None:
+def _elsewhere(trial: Canary, router: str, group: str) -> ArmReason | None:
     """Why a trial is not meant for a router and group; None if it is."""
     if trial.routers is not None and router not in trial.routers:
         return ArmReason.OTHER_ROUTERS

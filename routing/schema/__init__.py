@@ -1,171 +1,86 @@
 """The configuration that a router runs: one immutable, versioned snapshot.
 
-The control plane builds it, a file may hold it, the router checks and runs it. This is the one package of ``routing``
-that others import, so it depends on msgspec alone and does no I/O. README.md says what stands in which file.
+The control plane builds it, a file may hold it, and the router checks and runs it. Other packages import from this
+package only, so it depends on msgspec alone and does no I/O. ``README.md`` lists its files.
 """
 
-from routing.schema.access import (
-    LEAST_URGENT,
-    PRIORITIES,
-    Access,
-    ApiKey,
-    Caps,
-    ConcurrencyConfig,
-    GroupCaps,
-    check_access,
-)
-from routing.schema.fields import (
-    FORBIDDEN_NETWORKS,
-    HIDDEN,
-    NAME,
-    SECRET_FIELDS,
-    AddressRules,
-    ConfigError,
-    Frozen,
-    Hex,
-    IpAddress,
-    IpNetwork,
-    Model,
-    Name,
-    ReplicaNetworks,
-    all_faces,
-    check_base_url,
-    is_within,
-    without_secrets,
-)
-from routing.schema.fleet import (
-    Adapter,
-    Alias,
-    ModelNames,
-    PoolConfig,
-    ReplicaConfig,
-    ReplicaState,
-    RouterConfig,
-    StreamUsage,
-    WarmUp,
-)
-from routing.schema.groups import AutoReplicas, GroupMatch, TaskGroupConfig
-from routing.schema.limits import RETRY_CAUSES, UNSAFE_CAUSES, BreakerConfig, HealthCheck, Limits
-from routing.schema.ring import moved_by_chance, moved_ratio, points_of
-from routing.schema.snapshot import (
-    KEY_HEX,
-    OLDEST_SCHEMA,
-    SCHEMA_VERSION,
-    LoadedSnapshot,
-    Signature,
-    Snapshot,
-    check_config,
-    dump_snapshot,
-    encode_config,
-    key_id,
-    load_snapshot,
-    sign_document,
-    signed_text,
-)
-from routing.schema.strategies import (
-    AffinityGroupsSettings,
-    Boundary,
-    BoundedLoad,
-    CacheAwareSettings,
-    CostSettings,
-    LeastLoadSettings,
-    LeastTtftSettings,
-    LowestCostSettings,
-    PolicyConfig,
-    PolicySettings,
-    PowerOfTwoSettings,
-    PrefixHashSettings,
-    RandomSettings,
-    ResidencySettings,
-    RoundRobinSettings,
-    SessionAffinitySettings,
-    Settings,
-    Tier1,
-    Tier1Settings,
-    TieredSettings,
-    Trial,
-    load_settings,
-)
-
-__all__ = [
-    "FORBIDDEN_NETWORKS",
-    "HIDDEN",
-    "KEY_HEX",
-    "LEAST_URGENT",
-    "NAME",
-    "OLDEST_SCHEMA",
-    "PRIORITIES",
-    "RETRY_CAUSES",
-    "SCHEMA_VERSION",
-    "SECRET_FIELDS",
-    "UNSAFE_CAUSES",
-    "Access",
-    "Adapter",
-    "AddressRules",
-    "AffinityGroupsSettings",
-    "Alias",
-    "ApiKey",
-    "AutoReplicas",
-    "Boundary",
-    "BoundedLoad",
-    "BreakerConfig",
-    "CacheAwareSettings",
-    "Caps",
-    "ConcurrencyConfig",
-    "ConfigError",
-    "CostSettings",
-    "Frozen",
-    "GroupCaps",
-    "GroupMatch",
-    "HealthCheck",
-    "Hex",
-    "IpAddress",
-    "IpNetwork",
-    "LeastLoadSettings",
-    "LeastTtftSettings",
-    "Limits",
-    "LoadedSnapshot",
-    "LowestCostSettings",
-    "Model",
-    "ModelNames",
-    "Name",
-    "PolicyConfig",
-    "PolicySettings",
-    "PoolConfig",
-    "PowerOfTwoSettings",
-    "PrefixHashSettings",
-    "RandomSettings",
-    "ReplicaConfig",
-    "ReplicaNetworks",
-    "ReplicaState",
-    "ResidencySettings",
-    "RoundRobinSettings",
-    "RouterConfig",
-    "SessionAffinitySettings",
-    "Settings",
-    "Signature",
-    "Snapshot",
-    "StreamUsage",
-    "TaskGroupConfig",
-    "Tier1",
-    "Tier1Settings",
-    "TieredSettings",
-    "Trial",
-    "WarmUp",
-    "all_faces",
-    "check_access",
-    "check_base_url",
-    "check_config",
-    "dump_snapshot",
-    "encode_config",
-    "is_within",
-    "key_id",
-    "load_settings",
-    "load_snapshot",
-    "moved_by_chance",
-    "moved_ratio",
-    "points_of",
-    "sign_document",
-    "signed_text",
-    "without_secrets",
-]
+from routing.schema.access import Access as Access
+from routing.schema.access import ApiKey as ApiKey
+from routing.schema.access import check_access as check_access
+from routing.schema.fields import FORBIDDEN_NETWORKS as FORBIDDEN_NETWORKS
+from routing.schema.fields import HIDDEN as HIDDEN
+from routing.schema.fields import NAME as NAME
+from routing.schema.fields import SECRET_FIELDS as SECRET_FIELDS
+from routing.schema.fields import AddressRules as AddressRules
+from routing.schema.fields import ConfigError as ConfigError
+from routing.schema.fields import Frozen as Frozen
+from routing.schema.fields import Hex as Hex
+from routing.schema.fields import IpAddress as IpAddress
+from routing.schema.fields import IpNetwork as IpNetwork
+from routing.schema.fields import Model as Model
+from routing.schema.fields import Name as Name
+from routing.schema.fields import ReplicaNetworks as ReplicaNetworks
+from routing.schema.fields import check_base_url as check_base_url
+from routing.schema.fields import embedded_addresses as embedded_addresses
+from routing.schema.fields import is_within as is_within
+from routing.schema.fields import without_secrets as without_secrets
+from routing.schema.fleet import Adapter as Adapter
+from routing.schema.fleet import Alias as Alias
+from routing.schema.fleet import AutoReplicas as AutoReplicas
+from routing.schema.fleet import GroupMatch as GroupMatch
+from routing.schema.fleet import ModelNames as ModelNames
+from routing.schema.fleet import PoolConfig as PoolConfig
+from routing.schema.fleet import ReplicaConfig as ReplicaConfig
+from routing.schema.fleet import ReplicaState as ReplicaState
+from routing.schema.fleet import RouterConfig as RouterConfig
+from routing.schema.fleet import StreamUsage as StreamUsage
+from routing.schema.fleet import TaskGroupConfig as TaskGroupConfig
+from routing.schema.limits import LEAST_URGENT as LEAST_URGENT
+from routing.schema.limits import PRIORITIES as PRIORITIES
+from routing.schema.limits import RETRY_CAUSES as RETRY_CAUSES
+from routing.schema.limits import UNSAFE_CAUSES as UNSAFE_CAUSES
+from routing.schema.limits import BreakerConfig as BreakerConfig
+from routing.schema.limits import Caps as Caps
+from routing.schema.limits import ConcurrencyConfig as ConcurrencyConfig
+from routing.schema.limits import GroupCaps as GroupCaps
+from routing.schema.limits import HealthCheck as HealthCheck
+from routing.schema.limits import Limits as Limits
+from routing.schema.limits import WarmUp as WarmUp
+from routing.schema.ring import moved_by_chance as moved_by_chance
+from routing.schema.ring import moved_ratio as moved_ratio
+from routing.schema.ring import points_of as points_of
+from routing.schema.snapshot import KEY_HEX as KEY_HEX
+from routing.schema.snapshot import OLDEST_SCHEMA as OLDEST_SCHEMA
+from routing.schema.snapshot import SCHEMA_VERSION as SCHEMA_VERSION
+from routing.schema.snapshot import LoadedSnapshot as LoadedSnapshot
+from routing.schema.snapshot import Signature as Signature
+from routing.schema.snapshot import Snapshot as Snapshot
+from routing.schema.snapshot import check_config as check_config
+from routing.schema.snapshot import dump_snapshot as dump_snapshot
+from routing.schema.snapshot import encode_config as encode_config
+from routing.schema.snapshot import key_id as key_id
+from routing.schema.snapshot import load_snapshot as load_snapshot
+from routing.schema.snapshot import sign_document as sign_document
+from routing.schema.snapshot import signed_text as signed_text
+from routing.schema.strategies import AffinityGroupsSettings as AffinityGroupsSettings
+from routing.schema.strategies import Boundary as Boundary
+from routing.schema.strategies import BoundedLoad as BoundedLoad
+from routing.schema.strategies import CacheAwareSettings as CacheAwareSettings
+from routing.schema.strategies import Canary as Canary
+from routing.schema.strategies import CostSettings as CostSettings
+from routing.schema.strategies import LeastLoadSettings as LeastLoadSettings
+from routing.schema.strategies import LeastTtftSettings as LeastTtftSettings
+from routing.schema.strategies import LowestCostSettings as LowestCostSettings
+from routing.schema.strategies import PolicyConfig as PolicyConfig
+from routing.schema.strategies import PolicySettings as PolicySettings
+from routing.schema.strategies import PowerOfTwoSettings as PowerOfTwoSettings
+from routing.schema.strategies import PrefixHashSettings as PrefixHashSettings
+from routing.schema.strategies import RandomSettings as RandomSettings
+from routing.schema.strategies import ResidencySettings as ResidencySettings
+from routing.schema.strategies import RoundRobinSettings as RoundRobinSettings
+from routing.schema.strategies import SessionAffinitySettings as SessionAffinitySettings
+from routing.schema.strategies import Settings as Settings
+from routing.schema.strategies import Tier1 as Tier1
+from routing.schema.strategies import Tier1Settings as Tier1Settings
+from routing.schema.strategies import TieredSettings as TieredSettings
+from routing.schema.strategies import load_settings as load_settings

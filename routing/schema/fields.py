@@ -1,13 +1,7 @@
-"""What every part of a configuration shares: its words, its base, its error, and which of its fields are secret.
+"""What all parts of a configuration share: field types, the base class, errors, secrets, URL and address rules.
 
-What a base URL may be: a replica's, or the control plane's.
-
-Which addresses replicas may have, and which nobody may connect to.
-
-An address may stand for another one: IPv4-mapped, 6to4, Teredo, NAT64 and IPv4-compatible IPv6 addresses lead to the
-IPv4 address inside. All of them are judged.
-
-JSON read by a type, with what is wrong said in our own error.
+An IPv6 address may embed an IPv4 address to which a connection really goes (IPv4-mapped, 6to4, Teredo, NAT64 and
+IPv4-compatible addresses). Address rules check every embedded address.
 """
 
 from __future__ import annotations
@@ -23,21 +17,31 @@ from msgspec import Meta, Struct
 
 
 def of_form(pattern: str, **facts: Any) -> Meta:
-    """A text of this form from end to end; Python's ``$`` would let a line's end follow."""
+    """Metadata of a text that matches ``pattern`` from start to end; Python's ``$`` would allow a trailing newline."""
     return Meta(pattern=rf"^{pattern}\Z", **facts)
+
+
+def number(unit: str, least: float, most: float, description: str) -> Meta:
+    """Metadata of a number: its unit, its inclusive range, and what it sets."""
+    return Meta(ge=least, le=most, description=description, extra={"unit": unit})
+
+
+def seconds(description: str, most: float = 86_400) -> Meta:
+    """Metadata of a duration: above 0, at most a day unless ``most`` differs."""
+    return Meta(gt=0, le=most, description=description, extra={"unit": "seconds"})
 
 
 NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 Name = Annotated[str, of_form(NAME)]
-Model = Annotated[str, Meta(min_length=1, max_length=256)]  # as clients name it
+Model = Annotated[str, Meta(min_length=1, max_length=256)]  # a model name in a client's request
 Hex = Annotated[str, of_form(r"[0-9a-f]{32,128}")]
 
 HIDDEN = "***"
-SECRET_FIELDS = frozenset({"hash_secret", "api_key", "digest", "document"})  # never in a log, an answer or a repr
+SECRET_FIELDS = frozenset({"hash_secret", "api_key", "digest", "document"})  # never in a log, a response or a repr
 
 
 class ConfigError(ValueError):
-    """A snapshot that cannot be run. ``path`` is a JSON path from the config's root, such as ``$.pools[0].name``."""
+    """A snapshot that cannot run. ``path`` is a JSON path from the config's root, such as ``$.pools[0].name``."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -46,25 +50,25 @@ class ConfigError(ValueError):
 
 
 class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of everything in a config: immutable, and a field nobody knows is an error rather than a silent no-op."""
+    """Base of all parts of a configuration: immutable, and an unknown field is an error instead of being ignored."""
 
     def __repr__(self) -> str:
         fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = (f"{name}={HIDDEN if name in SECRET_FIELDS and value else repr(value)}" for name, value in fields)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        texts = (f"{name}={HIDDEN if name in SECRET_FIELDS and value else repr(value)}" for name, value in fields)
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 def without_secrets(config: Frozen) -> dict[str, Any]:
-    """A config, or a part of it, as JSON for people: every secret in it is ``***``."""
+    """A configuration, or a part of it, as JSON values for people: every secret is replaced by ``***``."""
     hidden: dict[str, Any] = _hide(msgspec.to_builtins(config))
     return hidden
 
 
 def _hide(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: HIDDEN if name in SECRET_FIELDS and it else _hide(it) for name, it in value.items()}
+        return {name: HIDDEN if name in SECRET_FIELDS and item else _hide(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_hide(it) for it in value]
+        return [_hide(item) for item in value]
     return value
 
 
@@ -72,7 +76,7 @@ _host = re.compile(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.]+$")
 
 
 def check_base_url(url: str, path: str = "url") -> None:
-    """A base URL: http or https, a host, nothing after the path; ConfigError names ``path``."""
+    """Check a base URL: http or https, a host, nothing after the path; ConfigError names ``path``."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -82,21 +86,15 @@ def check_base_url(url: str, path: str = "url") -> None:
         raise ConfigError(path, "expected http://host[:port] or https://host[:port]")
     if not parts.hostname or not _host.match(parts.hostname) or port == 0:
         raise ConfigError(path, "the host or port is missing or malformed")
-    if (
-        parts.username is not None
-        or parts.query
-        or parts.fragment
-        or not url.isascii()
-        or not url.isprintable()
-        or " " in url
-    ):
+    has_printable_ascii_only = url.isascii() and url.isprintable() and " " not in url
+    if parts.username is not None or parts.query or parts.fragment or not has_printable_ascii_only:
         raise ConfigError(path, "expected no credentials, query, fragment or blanks")
 
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Unspecified, link-local, multicast, broadcast, and where clouds serve credentials.
+# Unspecified, link-local, multicast and broadcast addresses, and the metadata services of cloud providers.
 FORBIDDEN_NETWORKS = (
     "0.0.0.0/8",
     "169.254.0.0/16",
@@ -118,53 +116,52 @@ _COMPATIBLE = ipaddress.IPv6Network("::/96")  # the deprecated ::1.2.3.4
 
 
 class ReplicaNetworks(Frozen, frozen=True):
-    """Networks in CIDR form. Routers judge every address that a replica's host name resolves to, at each connection."""
+    """Networks in CIDR form. For each connection, routers check the address that a replica's host name resolves to."""
 
     allowed: tuple[str, ...] | None = None  # replicas are in one of these; None: anywhere
     forbidden: tuple[str, ...] = FORBIDDEN_NETWORKS  # never, even within ``allowed``
 
 
 class AddressRules:
-    """The same, ready to judge addresses. ConfigError for what is no network."""
+    """Parsed ``ReplicaNetworks``; ConfigError for a text that is not a network."""
 
     def __init__(self, networks: ReplicaNetworks, path: str = "$.replica_networks") -> None:
         allowed = networks.allowed
-        self._allowed = None if allowed is None else parsed_networks(allowed, f"{path}.allowed")
-        self._forbidden = parsed_networks(networks.forbidden, f"{path}.forbidden")
+        self._allowed = None if allowed is None else _parse_networks(allowed, f"{path}.allowed")
+        self._forbidden = _parse_networks(networks.forbidden, f"{path}.forbidden")
 
-    def refusal(self, text: str) -> str | None:
-        """Why an address may not be connected to; None if it may."""
+    def rejection_reason(self, text: str) -> str | None:
+        """Why connections to an address are not allowed; None if they are."""
         try:
-            faces = all_faces(ipaddress.ip_address(text.partition("%")[0]))
+            addresses = embedded_addresses(ipaddress.ip_address(text.partition("%")[0]))
         except ValueError:
-            return "it is no address"
-        if any(is_within(face, self._forbidden) for face in faces):
-            return "it is forbidden for replicas"
-        if self._allowed is not None and not is_within(faces[-1], self._allowed):
-            return "it is in no network that replicas may be in"
+            return "it is not an IP address"
+        if any(is_within(address, self._forbidden) for address in addresses):
+            return "its network is forbidden for replicas"
+        if self._allowed is not None and not is_within(addresses[-1], self._allowed):
+            return "it is outside the networks that replicas may be in"
         return None
 
 
-def parsed_networks(texts: Iterable[str], path: str) -> tuple[IpNetwork, ...]:
-    """Networks out of their CIDR form; ConfigError names the first that is none, below ``path``."""
-    found: list[IpNetwork] = []
+def _parse_networks(texts: Iterable[str], path: str) -> tuple[IpNetwork, ...]:
+    networks: list[IpNetwork] = []
     for index, text in enumerate(texts):
         try:
-            found.append(ipaddress.ip_network(text))
+            networks.append(ipaddress.ip_network(text))
         except ValueError:
             raise ConfigError(f"{path}[{index}]", f"expected a network such as 10.0.0.0/8, not {text[:64]!r}") from None
-    if len(found) > MAX_NETWORKS:
-        raise ConfigError(path, f"{len(found)} networks, where {MAX_NETWORKS} is the limit")
-    return tuple(found)
+    if len(networks) > MAX_NETWORKS:
+        raise ConfigError(path, f"{len(networks)} networks, where {MAX_NETWORKS} is the limit")
+    return tuple(networks)
 
 
-def all_faces(address: IpAddress) -> list[IpAddress]:
-    """The address, and the ones it stands for: a connection to the first ends at the last."""
-    faces = [address]
+def embedded_addresses(address: IpAddress) -> list[IpAddress]:
+    """The address and the addresses embedded in it, outermost first; a connection goes to the last one."""
+    addresses = [address]
     while isinstance(address, ipaddress.IPv6Address) and (inner := _embedded(address)) is not None:
-        faces.append(inner)
+        addresses.append(inner)
         address = inner
-    return faces
+    return addresses
 
 
 def is_within(address: IpAddress, networks: Iterable[IpNetwork]) -> bool:
@@ -173,7 +170,6 @@ def is_within(address: IpAddress, networks: Iterable[IpNetwork]) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address inside an IPv4-mapped, 6to4, Teredo, NAT64 or IPv4-compatible one."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
@@ -185,13 +181,13 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     return None
 
 
-MAX_REASON_CHARS = 200  # of msgspec's, which quotes a name that nobody knows, however long it is
+MAX_REASON_CHARS = 200  # msgspec's message quotes an unknown field name at full length
 
 T = TypeVar("T")
 
 
-def decoded(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
-    """What ``document`` says; ConfigError with the path and the reason that msgspec gives."""
+def decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
+    """Decode ``document``; ConfigError with msgspec's path and reason."""
     try:
         return decoder.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError

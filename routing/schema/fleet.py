@@ -1,50 +1,114 @@
-"""What there is: replicas, the pools that they stand in, and everything that a router needs to place requests.
+"""Replicas, the pools and task groups that use them, and ``RouterConfig``, the root of a configuration.
 
-The names that clients use for models: served names, aliases of them, and LoRA adapters.
-
-What a pool does for a replica that joins with an empty cache, before it takes traffic.
-
-Why each default is what it is stands in ``limits.md``.
+A request belongs to the first task group that one of these rules names, in this order: the header ``X-Task-Group``, the
+API key, the session key, the tier-1 prefix, the model. The order goes from what a client states on purpose to what many
+requests have in common. Two groups of a pool with the same claim are an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.access import Access, Caps, ConcurrencyConfig
-from routing.schema.fields import ConfigError, Frozen, Hex, Model, Name, ReplicaNetworks, of_form
-from routing.schema.groups import TaskGroupConfig
-from routing.schema.limits import BreakerConfig, HealthCheck, Limits
+from routing.schema.access import Access
+from routing.schema.fields import ConfigError, Frozen, Hex, Model, Name, ReplicaNetworks, number, of_form
+from routing.schema.limits import (
+    LEAST_URGENT,
+    BreakerConfig,
+    Caps,
+    ConcurrencyConfig,
+    GroupCaps,
+    HealthCheck,
+    Limits,
+    WarmUp,
+)
 from routing.schema.strategies import PolicyConfig, Tier1
+
+Tier1Hash = Annotated[str, of_form(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
+NamePrefix = Annotated[str, of_form(r"[a-z0-9][a-z0-9._-]{0,62}")]
+SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class GroupMatch(Frozen, frozen=True):
+    """Rules that put a request into a task group without ``X-Task-Group``. Any one of them is enough."""
+
+    api_keys: Annotated[tuple[Name, ...], Meta(description="The name of its API key.")] = ()
+    api_key_prefixes: Annotated[
+        tuple[NamePrefix, ...], Meta(description="A prefix of its API key's name; the longest match wins.")
+    ] = ()
+    session_prefixes: Annotated[
+        tuple[SessionPrefix, ...], Meta(description="A prefix of its session key; the longest match wins.")
+    ] = ()
+    tier1_hashes: Annotated[
+        tuple[Tier1Hash, ...],
+        Meta(description="The hash of its tier-1 prefix at this group's boundary, as decisions show it."),
+    ] = ()
+    models: Annotated[tuple[Model, ...], Meta(description="The model, alias or adapter that it names.")] = ()
+
+
+class AutoReplicas(Frozen, frozen=True):
+    """Gives a task group a number of replicas that follows its share of the pool's requests.
+
+    Sets of different groups are disjoint while there are enough replicas.
+    """
+
+    reserved: Annotated[int, number("replicas", 0, 10_000, "Replicas that the group has even without traffic.")] = 0
+    max: Annotated[int, number("replicas", 1, 10_000, "Most replicas that the group has; null: no limit.")] | None = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        if self.max is not None and self.max < self.reserved:
+            raise ValueError(f"max {self.max} is less than reserved {self.reserved}")
+
+
+class TaskGroupConfig(Frozen, frozen=True):
+    """Requests with one purpose. Requests of no group use the pool's own policy."""
+
+    name: Name
+    policy: PolicyConfig | None = None  # None: the pool's
+    replicas: tuple[Name, ...] | None = None  # the pool's replicas that the group may use; None: all
+    caps: GroupCaps | None = None  # None: the pool's
+    concurrency: ConcurrencyConfig | None = None  # in addition to the pool's; None: no limit
+    priority: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=LEAST_URGENT,
+            description="Priority in the queue, 0 first; X-Priority may only lower a request's priority.",
+        ),
+    ] = 0
+    match: GroupMatch = GroupMatch()
+    auto_replicas: AutoReplicas | None = None  # instead of ``replicas``
+    tier1: Tier1 | None = None  # boundary of its tier-1 prefix; None: the pool's, else the policy's
 
 
 class Alias(Frozen, frozen=True):
-    """Another name for a model or an adapter of the same pool; engines are sent the name that it stands for."""
+    """Another name for a model or an adapter of the same pool; engines receive the name that it stands for."""
 
     name: Model
     model: Model
 
 
 class Adapter(Frozen, frozen=True):
-    """A LoRA adapter that clients name as their model. Its KV blocks are its own, not its model's."""
+    """A LoRA adapter that clients name as their model. Its KV blocks are not shared with its model's."""
 
     name: Model
-    model: Model  # that it adapts
+    model: Model  # the model that it adapts
 
 
 class ModelNames(Frozen, frozen=True):
-    """Every name that one pool answers to."""
+    """Every model name that one pool serves."""
 
     models: tuple[Model, ...]
     aliases: tuple[Alias, ...]
     adapters: tuple[Adapter, ...]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Each name, and the path where it stands in its pool."""
+        """Each name, with its JSON path in the pool."""
         for index, model in enumerate(self.models):
             yield model, f"models[{index}]"
         for index, alias in enumerate(self.aliases):
@@ -53,108 +117,11 @@ class ModelNames(Frozen, frozen=True):
             yield adapter.name, f"adapters[{index}].name"
 
 
-def check_names(names: ModelNames, pool: str, path: str, owners: dict[str, str]) -> None:
-    """Names that nobody has yet, and that stand for something there; ConfigError otherwise. Adds them to ``owners``."""
-    for name, where in names:
-        if name in owners:
-            raise ConfigError(f"{path}.{where}", f"model {name!r} is already served by pool {owners[name]!r}")
-        owners[name] = pool
-    adapters = {adapter.name for adapter in names.adapters}
-    for index, adapter in enumerate(names.adapters):
-        _check_known(adapter.model, names.models, f"{path}.adapters[{index}].model")
-    for index, alias in enumerate(names.aliases):
-        if alias.model not in adapters:
-            _check_known(alias.model, names.models, f"{path}.aliases[{index}].model")
-
-
-def check_held(held: tuple[str, ...] | None, adapters: Collection[str], path: str) -> None:
-    """A replica holds adapters of its pool, or nobody says which (None); ConfigError otherwise."""
-    for position, name in enumerate(held or ()):
-        if name not in adapters:
-            raise ConfigError(f"{path}[{position}]", f"the pool has no adapter {name!r}")
-
-
-def _check_known(model: str, models: Collection[str], path: str) -> None:
-    """A pool without models takes any, so any may be meant."""
-    if models and model not in models:
-        raise ConfigError(path, f"the pool has no model {model!r}")
-
-
-class WarmUp(Frozen, frozen=True):
-    """Send a joining replica the openings that it will own, once each, before it takes traffic."""
-
-    max_prefixes: Annotated[
-        int,
-        Meta(ge=1, le=10_000, description="Openings that one replica is sent at most.", extra={"unit": "prefixes"}),
-    ] = 64
-    max_tokens: Annotated[
-        int,
-        Meta(
-            ge=1024,
-            le=1_000_000_000,
-            description="Tokens of all openings together that one replica is sent at most.",
-            extra={"unit": "tokens"},
-        ),
-    ] = 200_000
-    concurrency: Annotated[
-        int, Meta(ge=1, le=64, description="Openings that one replica prefills at once.", extra={"unit": "requests"})
-    ] = 2
-    time_limit_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=3600,
-            description="After this a replica takes traffic, however far its warm-up is.",
-            extra={"unit": "seconds"},
-        ),
-    ] = 30.0
-    min_tokens: Annotated[
-        int,
-        Meta(
-            ge=16,
-            le=1_000_000,
-            description="Length from which on an opening is worth a request of its own.",
-            extra={"unit": "tokens"},
-        ),
-    ] = 128
-    half_life_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86_400,
-            description="After which a request counts half in how often an opening comes.",
-            extra={"unit": "seconds"},
-        ),
-    ] = 600.0
-    memory_bytes: Annotated[
-        int,
-        Meta(
-            ge=1 << 16,
-            le=1 << 34,
-            description="Openings that a router keeps in memory for the pool.",
-            extra={"unit": "bytes"},
-        ),
-    ] = 16 << 20
-    priority: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=2**31 - 1,
-                description="vLLM's priority of these requests, where a higher number is served later; an engine that "
-                "refuses it is asked without; null: none is sent.",
-                extra={"unit": "-"},
-            ),
-        ]
-        | None
-    ) = 1000
-
-
 class ReplicaState(StrEnum):
-    """What an operator wants of a replica; whether it answers is for the router's health checks to say."""
+    """The state that an operator wants for a replica; whether it responds is for the health checks to find out."""
 
     ACTIVE = "active"
-    DRAINING = "draining"  # running requests finish, new ones go elsewhere
+    DRAINING = "draining"  # running requests finish, new ones go to other replicas
     DISABLED = "disabled"  # not even health-checked
 
 
@@ -166,17 +133,17 @@ class StreamUsage(StrEnum):
 
 
 class ReplicaConfig(Frozen, frozen=True):
-    """One vLLM engine behind a base URL. ``name`` is its identity on every ring; the URL may change."""
+    """One vLLM engine behind a base URL. ``name`` is its identity on every hash ring; the URL may change."""
 
     name: Name
     url: Annotated[str, Meta(max_length=2048)]  # http(s)://host[:port][/base], no query
     state: ReplicaState = ReplicaState.ACTIVE
-    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity, of each data-parallel rank
-    block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens a KV block holds; None until the engine told us
-    capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks of each rank; None until the engine told us
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity of each data-parallel rank
+    block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens of a KV block; None until the engine reported it
+    capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks of each rank; None until reported
     api_key: Annotated[str, of_form(r"[!-~]{1,1024}")] | None = None  # sent instead of the client's; a secret
-    adapters: tuple[Model, ...] | None = None  # of its pool's, those it holds; None: those that its /v1/models lists
-    data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with a cache of its own
+    adapters: tuple[Model, ...] | None = None  # adapters that it has loaded; None: those that its /v1/models lists
+    data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with its own cache
 
     @property
     def capacity(self) -> float:
@@ -189,37 +156,37 @@ class PoolConfig(Frozen, frozen=True):
 
     name: Name
     policy: PolicyConfig  # for requests of no task group, and of groups without a policy of their own
-    models: tuple[Model, ...] = ()  # served names; () takes any model
-    aliases: tuple[Alias, ...] = ()  # other names for these
-    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that its replicas may hold
+    models: tuple[Model, ...] = ()  # served names; (): any model
+    aliases: tuple[Alias, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that its replicas may have loaded
     replicas: tuple[ReplicaConfig, ...] = ()
     groups: tuple[TaskGroupConfig, ...] = ()
     health: HealthCheck = HealthCheck()
     breaker: BreakerConfig = BreakerConfig()
     caps: Caps = Caps()
     concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
-    tier1: Tier1 | None = None  # where tier 1 ends; None: where the policy says
+    tier1: Tier1 | None = None  # boundary of the tier-1 prefix; None: the policy's
     share_half_life: Annotated[
         int,
-        Meta(
-            ge=100,
-            le=1_000_000,
-            description="After how many of its requests one counts half in what groups with auto_replicas get.",
-            extra={"unit": "requests"},
+        number(
+            "requests",
+            100,
+            1_000_000,
+            "Number of the pool's requests after which a request counts half in the traffic shares of auto_replicas.",
         ),
     ] = 500
     stream_usage: Annotated[
         StreamUsage,
         Meta(
             description="request: routers ask for the token usage of every stream and remove the extra chunk where the "
-            "client did not ask; as_sent: streams whose clients do not ask go unaccounted."
+            "client did not ask; as_sent: streams whose clients do not ask are not accounted for."
         ),
     ] = StreamUsage.REQUEST
-    warm_up: WarmUp | None = None  # of replicas that join; None: they take traffic cold
+    warm_up: WarmUp | None = None  # of joining replicas; None: they take traffic with an empty cache
 
     @property
     def names(self) -> ModelNames:
-        """Every name of a model, alias or adapter that it answers to."""
+        """Every model, alias and adapter name that it serves."""
         return ModelNames(self.models, self.aliases, self.adapters)
 
 
@@ -229,5 +196,67 @@ class RouterConfig(Frozen, frozen=True):
     hash_secret: Hex  # mixed into every prefix hash; the same on all routers of a fleet; never shown
     pools: tuple[PoolConfig, ...]
     limits: Limits = Limits()
-    access: Access | None = None  # None: requests are taken from anybody
+    access: Access | None = None  # None: no API key is needed
     replica_networks: ReplicaNetworks | None = None  # None: replicas may have any address
+
+
+def check_model_names(pools: Iterable[PoolConfig]) -> None:
+    """Check that each name belongs to one pool, that at most one pool serves any model, and that references are known.
+
+    Raises ConfigError.
+    """
+    owners: dict[str, str] = {}
+    any_model: str | None = None
+    for index, pool in enumerate(pools):
+        path = f"$.pools[{index}]"
+        for name, where in pool.names:
+            if name in owners:
+                raise ConfigError(f"{path}.{where}", f"model {name!r} is already served by pool {owners[name]!r}")
+            owners[name] = pool.name
+        adapters = {adapter.name for adapter in pool.adapters}
+        references = [(f"adapters[{at}]", adapter.model) for at, adapter in enumerate(pool.adapters)]
+        references += [(f"aliases[{at}]", it.model) for at, it in enumerate(pool.aliases) if it.model not in adapters]
+        for where, model in references:
+            if pool.models and model not in pool.models:
+                raise ConfigError(f"{path}.{where}.model", f"the pool has no model {model!r}")
+        if not pool.models:
+            if any_model is not None:
+                raise ConfigError(f"{path}.models", f"every model is already served by pool {any_model!r}")
+            any_model = pool.name
+
+
+def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
+    """Check references to replicas, models and API ``keys``, unique claims and reserved replicas; ConfigError."""
+    replicas = {replica.name for replica in pool.replicas}
+    models = {name for name, _ in pool.names} if pool.models else None
+    claims: dict[tuple[str, str], str] = {}
+    reserved = 0
+    for index, group in enumerate(pool.groups):
+        where = f"{path}[{index}]"
+        _check_replicas(group, replicas, pool.name, where)
+        reserved += group.auto_replicas.reserved if group.auto_replicas else 0
+        if reserved > max(1, len(replicas)):
+            reason = f"up to here {reserved} replicas are reserved, and pool {pool.name!r} has {len(replicas)}"
+            raise ConfigError(f"{where}.auto_replicas.reserved", reason)
+        for field in group.match.__struct_fields__:
+            for at, value in enumerate(getattr(group.match, field)):
+                owner = claims.setdefault((field, value), group.name)
+                if owner != group.name:
+                    reason = f"{value!r} is claimed by task groups {owner!r} and {group.name!r}; only one may claim it"
+                elif field == "models" and models is not None and value not in models:
+                    reason = f"pool {pool.name!r} has no model {value!r}"
+                elif field == "api_keys" and value not in keys:
+                    reason = f"no API key is named {value!r}"
+                else:
+                    continue
+                raise ConfigError(f"{where}.match.{field}[{at}]", reason)
+
+
+def _check_replicas(group: TaskGroupConfig, known: Collection[str], pool: str, where: str) -> None:
+    for position, name in enumerate(group.replicas or ()):
+        if name not in known:
+            raise ConfigError(f"{where}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
+    if group.replicas is not None and group.auto_replicas is not None:
+        raise ConfigError(f"{where}.auto_replicas", f"task group {group.name!r} also has replicas; set only one")
+    if group.replicas == ():
+        raise ConfigError(f"{where}.replicas", "a group without replicas serves nothing; use null for all")

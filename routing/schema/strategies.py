@@ -1,9 +1,4 @@
-"""Where the tier-1 prefix of a prompt ends: one rule for pools, task groups and policies.
-
-The settings of every strategy, by the name that a policy gives it.
-
-Policies: a policy's revision in force, and the next one that is tried beside it.
-"""
+"""The settings of every strategy, the boundary of the tier-1 prefix, and policies with their canaries."""
 
 from __future__ import annotations
 
@@ -15,40 +10,32 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from routing.schema.fields import ConfigError, Frozen, Name, decoded
+from routing.schema.fields import ConfigError, Frozen, Name, decode, number
 
 
 class Boundary(StrEnum):
-    """Where the tier-1 prefix ends: the part of the prompt whose hash names a home."""
+    """Where the tier-1 prefix ends: the part of a prompt whose hash determines the preferred replica."""
 
-    AUTO = "auto"  # the end of tools and system prompt if that is at least one block, else the first boundary_bytes
-    SYSTEM = "system"  # the end of tools and system prompt
-    BYTES = "bytes"  # the first boundary_bytes of the canonical prompt
-    MESSAGES = "messages"  # the end of message number boundary_messages
-    MARKER = "marker"  # where boundary_marker first stands; as auto in a prompt without it
+    AUTO = "auto"  # after tools and system prompt if they have at least one block, else after boundary_bytes
+    SYSTEM = "system"  # after tools and system prompt
+    BYTES = "bytes"  # after boundary_bytes of the canonical prompt
+    MESSAGES = "messages"  # after message number boundary_messages
+    MARKER = "marker"  # before the first boundary_marker; as auto in a prompt without it
 
 
 BoundaryKind = Annotated[Boundary, Meta(description=cleandoc(Boundary.__doc__ or ""))]
-BoundaryBytes = Annotated[
-    int,
-    Meta(ge=64, le=524_288, description="Length of the opening, for bytes and auto.", extra={"unit": "bytes"}),
-]  # of the canonical prompt
+BoundaryBytes = Annotated[int, number("bytes", 64, 524_288, "Length of the tier-1 prefix, for bytes and auto.")]
 BoundaryMessages = Annotated[
     int,
-    Meta(
-        ge=1,
-        le=64,
-        description="Length of the opening, for messages; the system message counts.",
-        extra={"unit": "messages"},
-    ),
+    number("messages", 1, 64, "Length of the tier-1 prefix, for messages; the system message counts."),
 ]
 BoundaryMarker = Annotated[
-    str, Meta(max_length=256, description="Text that ends the opening, for marker; it is no part of it.")
+    str, Meta(max_length=256, description="Text before which the tier-1 prefix ends, for marker.")
 ]
 
 
 class Tier1(Frozen, frozen=True):
-    """The boundary of a pool or a task group, in the words of a policy's settings."""
+    """The tier-1 boundary of a pool or a task group, with the same fields as in a policy's settings."""
 
     boundary: BoundaryKind = Boundary.AUTO
     boundary_bytes: BoundaryBytes = 1024
@@ -57,7 +44,7 @@ class Tier1(Frozen, frozen=True):
 
     def __post_init__(self) -> None:
         if self.boundary is Boundary.MARKER and not self.boundary_marker:
-            raise ValueError("boundary marker: say which text in boundary_marker")
+            raise ValueError("boundary marker needs a text in boundary_marker")
 
 
 class PolicySettings(Frozen, tag_field="strategy", frozen=True):
@@ -67,54 +54,49 @@ class PolicySettings(Frozen, tag_field="strategy", frozen=True):
 
 
 class RandomSettings(PolicySettings, tag="random", frozen=True):
-    """Any replica, by chance."""
+    """Picks a replica at random."""
 
     name: ClassVar[str] = "random"
 
 
 class RoundRobinSettings(PolicySettings, tag="round_robin", frozen=True):
-    """Each replica in turn."""
+    """Sends requests to all replicas in turn."""
 
     name: ClassVar[str] = "round_robin"
 
 
 class LeastLoadSettings(PolicySettings, tag="least_load", frozen=True):
-    """The replica with the least outstanding work."""
+    """Sends each request to the replica with the least outstanding work."""
 
     name: ClassVar[str] = "least_load"
 
 
 class PowerOfTwoSettings(PolicySettings, tag="power_of_two", frozen=True):
-    """Of two replicas drawn by chance the one with less outstanding work."""
+    """Picks two replicas at random and uses the one with less outstanding work."""
 
     name: ClassVar[str] = "power_of_two"
 
 
 class BoundedLoad(PolicySettings, frozen=True):
-    """Settings shared by the strategies that walk a home order with bounded load."""
+    """Settings of the strategies that use consistent hashing with bounded load."""
 
     load_factor: Annotated[
         float,
-        Meta(
-            ge=1.0,
-            le=100.0,
-            description="How far above the mean load a replica still counts as having room.",
-            extra={"unit": "ratio"},
-        ),
+        number("ratio", 1.0, 100.0, "How far above the mean load a replica still accepts requests of its prefixes."),
     ] = 2.0
     min_bound: Annotated[
-        int, Meta(ge=1, le=100_000, description="What a replica may always hold.", extra={"unit": "requests"})
+        int, number("requests", 1, 100_000, "Number of running requests that a replica always accepts.")
     ] = 4
 
 
 class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
-    """Home order on the session key."""
+    """Keeps each conversation on one replica."""
 
     name: ClassVar[str] = "session_affinity"
 
 
 class Tier1Settings(BoundedLoad, frozen=True):
-    """Settings shared by the strategies that go by the tier-1 prefix; a pool's or group's ``tier1`` comes before."""
+    """Settings of the strategies that hash the tier-1 prefix; a pool's or group's ``tier1`` takes precedence."""
 
     boundary: BoundaryKind = Boundary.AUTO
     boundary_bytes: BoundaryBytes = 1024
@@ -123,94 +105,74 @@ class Tier1Settings(BoundedLoad, frozen=True):
 
     @property
     def tier1(self) -> Tier1:
-        """The boundary alone; a marker that is not said is in no prompt, so that comes to auto."""
+        """The boundary alone; a marker without text, which no prompt contains, is the same as auto."""
         boundary = Boundary.AUTO if self.boundary is Boundary.MARKER and not self.boundary_marker else self.boundary
         return Tier1(boundary, self.boundary_bytes, self.boundary_messages, self.boundary_marker)
 
 
 class PrefixHashSettings(Tier1Settings, tag="prefix_hash", frozen=True):
-    """Home order on the tier-1 prefix."""
+    """Sends requests that share a system prompt to the same replica."""
 
     name: ClassVar[str] = "prefix_hash"
 
 
 class TieredSettings(Tier1Settings, tag="tiered", frozen=True):
-    """A few replicas for each tier-1 prefix, and among them home order on the conversation."""
+    """Assigns each shared prompt a small group of replicas and each conversation one of them."""
 
     name: ClassVar[str] = "tiered"
 
-    replicas: Annotated[
-        int, Meta(ge=1, le=1000, description="How many replicas share one opening.", extra={"unit": "replicas"})
-    ] = 2
+    replicas: Annotated[int, number("replicas", 1, 1000, "Number of replicas that share one tier-1 prefix.")] = 2
 
 
 class AffinityGroupsSettings(Tier1Settings, tag="affinity_groups", frozen=True):
-    """Replicas of its own for each hot tier-1 prefix, as many as its share of the traffic; the rest for the others."""
+    """Gives each very frequent prompt its own set of replicas."""
 
     name: ClassVar[str] = "affinity_groups"
 
     hot_ratio: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=1.0,
-            description="The share of all requests from which on an opening has replicas of its own.",
-            extra={"unit": "ratio"},
-        ),
+        float, number("ratio", 0.01, 1.0, "Share of all requests above which a tier-1 prefix gets its own replicas.")
     ] = 0.1
     half_life: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=1_000_000,
-            description="After how many requests a request counts half in the shares.",
-            extra={"unit": "requests"},
-        ),
+        int, number("requests", 100, 1_000_000, "Number of requests after which a request counts half in the shares.")
     ] = 1000
 
 
 class ResidencySettings(PolicySettings, frozen=True):
-    """Base of the settings of strategies that ask what each replica holds."""
+    """Base of the settings of strategies that use the estimated cached blocks of each replica."""
 
 
 class CacheAwareSettings(BoundedLoad, ResidencySettings, tag="cache_aware", frozen=True):
-    """The replica that holds most of the prompt, unless that one is full."""
+    """Sends each request to the replica that has most of its prompt cached, until that replica is full."""
 
     name: ClassVar[str] = "cache_aware"
 
     min_hit_ratio: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=1.0,
-            description="The part of a prompt that a replica must hold to be preferred for it.",
-            extra={"unit": "ratio"},
-        ),
+        float, number("ratio", 0.0, 1.0, "Share of a prompt that must be cached at a replica for it to be preferred.")
     ] = 0.3
 
 
 class CostSettings(ResidencySettings, frozen=True):
-    """Settings shared by the strategies that weigh what waits against what is cached."""
+    """Settings of the strategies that compare queued work with cached tokens."""
 
     alpha: Annotated[
         float,
-        Meta(
-            ge=0.0,
-            le=10.0,
-            description="What a token to prefill for this request counts at most beside one that waits there already.",
-            extra={"unit": "ratio"},
+        number(
+            "ratio",
+            0.0,
+            10.0,
+            "Highest weight of this request's own uncached tokens relative to tokens already queued at the replica.",
         ),
     ] = 2.0
 
 
 class LowestCostSettings(CostSettings, tag="lowest_cost", frozen=True):
-    """The replica with the least waiting work plus prefill of its own, in tokens."""
+    """Balances cache hits against queue length; the best choice for most traffic."""
 
     name: ClassVar[str] = "lowest_cost"
 
 
 class LeastTtftSettings(CostSettings, tag="least_ttft", frozen=True):
-    """The same in seconds, by the prefill rate that each replica showed."""
+    """Like lowest_cost, but with each replica's measured prefill speed; for replicas of different speeds."""
 
     name: ClassVar[str] = "least_ttft"
 
@@ -229,66 +191,67 @@ Settings = (
     | RandomSettings
 )
 
-_policies: msgspec.json.Decoder[Settings] = msgspec.json.Decoder(Settings)
+_settings: msgspec.json.Decoder[Settings] = msgspec.json.Decoder(Settings)
 
 
 def load_settings(document: bytes) -> Settings:
     """Read a policy file, ``{"strategy": NAME, ...its settings}``; ConfigError names what is wrong."""
-    return decoded(_policies, document)
+    return decode(_settings, document)
 
 
 Revision = Annotated[int, Meta(ge=1)]  # 1, 2, 3 ... within the policy
 
 
-class Trial(Frozen, frozen=True):
-    """A policy's next revision, tried on some of its requests before it replaces the revision in force.
+class Canary(Frozen, frozen=True):
+    """A policy's next revision, which places a share of the requests while it is compared with the active revision.
 
-    A request's place in the prefix space decides, so that one prefix's requests stay together; a request without a
-    prompt is never tried. Who is in stays in when ``share`` grows.
+    A hash of the prefix decides, so that requests of one prefix stay together, and a prefix that the canary places
+    remains with it when ``share`` grows. Requests without a prompt use the active revision.
     """
 
     revision: Revision
     settings: Settings
     share: Annotated[
         float,
-        Meta(gt=0, le=1, description="Part of the prefix space that is tried.", extra={"unit": "ratio"}),
+        Meta(gt=0, le=1, description="Share of all prefixes that the canary places.", extra={"unit": "ratio"}),
     ] = 1.0
     routers: tuple[Name, ...] | None = None  # on these routers only; None: on all
     groups: tuple[Name, ...] | None = None  # for these task groups only; None: for all that the policy places
 
 
 class PolicyConfig(Frozen, frozen=True, omit_defaults=True):
-    """A policy's revision in force. ``name`` and ``revision`` label every figure that it produces.
+    """A policy's active revision. ``name`` and ``revision`` are labels of the metrics of the requests that it places.
 
-    A trial that there is not is left out of what is written, so that routers which know no trials read it all the same.
+    A missing canary is not written, so that routers from before canaries can read the document.
     """
 
     name: Name
     revision: Revision
     settings: Settings
-    trial: Trial | None = None
+    trial: Canary | None = None
 
 
-def check_trial(policy: PolicyConfig, path: str, groups: Collection[str] | None) -> None:
-    """A trial of another revision, for somebody; ConfigError otherwise.
+def check_canary(policy: PolicyConfig, path: str, groups: Collection[str] | None) -> None:
+    """Check that a canary has another revision, and somebody to place; ConfigError otherwise.
 
     ``groups`` are the task groups that a pool's policy places; None: the policy is a task group's own.
     """
-    trial = policy.trial
-    if trial is None:
+    canary = policy.trial
+    if canary is None:
         return
-    if trial.revision == policy.revision:
-        raise ConfigError(f"{path}.trial.revision", f"revision {trial.revision} is in force; only another can be tried")
-    if trial.routers == ():
-        raise ConfigError(f"{path}.trial.routers", "a trial on no router tries nothing; use null for all")
-    if trial.groups is None:
+    if canary.revision == policy.revision:
+        reason = f"revision {canary.revision} is active; a canary needs another revision"
+        raise ConfigError(f"{path}.trial.revision", reason)
+    if canary.routers == ():
+        raise ConfigError(f"{path}.trial.routers", "a canary on no router places nothing; use null for all")
+    if canary.groups is None:
         return
     if groups is None:
         reason = "only a pool's policy places several task groups; leave groups out of a task group's own"
         raise ConfigError(f"{path}.trial.groups", reason)
-    if trial.groups == ():
-        raise ConfigError(f"{path}.trial.groups", "a trial for no task group tries nothing; use null for all")
-    for at, name in enumerate(trial.groups):
+    if canary.groups == ():
+        raise ConfigError(f"{path}.trial.groups", "a canary for no task group places nothing; use null for all")
+    for at, name in enumerate(canary.groups):
         if name not in groups:
             reason = f"the pool's policy places no task group {name!r}: the pool has none, or it has its own policy"
             raise ConfigError(f"{path}.trial.groups[{at}]", reason)

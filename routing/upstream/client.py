@@ -41,7 +41,7 @@ async def permitted_hosts(address: Address) -> list[str]:
         return [address.host]
     found = [address.host] if _is_address(address.host) else await _resolved(address.host, address.port)
     for text in found:
-        if reason := address.rules.refusal(text):
+        if reason := address.rules.rejection_reason(text):
             if address.last_refused != text:  # once for each address, however often it is tried
                 address.last_refused = text
                 facts = {"host": address.host, "address": text, "reason": reason}

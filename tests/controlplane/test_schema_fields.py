@@ -47,7 +47,7 @@ def test_what_is_kept_has_every_default_written_out_and_none_stays_none():
     ("value", "path", "reason"),
     [
         ({"boundary_bytes": 1}, "$.tier1.boundary_bytes", ">= 64"),
-        ({"boundary": "marker"}, "$.tier1", "say which text"),
+        ({"boundary": "marker"}, "$.tier1", "needs a text"),
         ({"boundry": "system"}, "$.tier1", "unknown field"),
         ([], "$.tier1", "Expected `object`"),
         ({"boundary_marker": "\ud800"}, "$.tier1", "truncated"),

@@ -169,7 +169,7 @@ def _trials(old: Mapping[Any, Route], new: Mapping[Any, Route], left: Difference
             yield _trial(route, former, route.policy.trial, paths)
 
 
-def _trial(route: Route, before: schema.Trial | None, after: schema.Trial | None, paths: tuple[Path, ...]) -> Effect:
+def _trial(route: Route, before: schema.Canary | None, after: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
     policy = route.policy
     if after is None:
         ended = before.revision if before else 0
@@ -186,7 +186,7 @@ def _trial(route: Route, before: schema.Trial | None, after: schema.Trial | None
     return Effect("trial", impact, (route.who,), text, _plain(before), _plain(after), None, paths)
 
 
-def _scope(trial: schema.Trial) -> str:
+def _scope(trial: schema.Canary) -> str:
     words = ["all of the prefix space" if trial.share >= 1 else f"{part(trial.share)} of the prefix space"]
     words += [f"for task groups {some(trial.groups)}"] if trial.groups is not None else []
     words += [f"on routers {some(trial.routers)}"] if trial.routers is not None else []

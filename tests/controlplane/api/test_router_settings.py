@@ -325,4 +325,4 @@ def test_routers_are_told_where_replicas_may_be(pool, replica, settings):
     assert networks.allowed == ("10.0.0.0/8", "fc00::/7")
     for address in ("169.254.169.254", "::ffff:169.254.169.254", "10.0.0.1", "11.0.0.1", "fd00:ec2::254"):
         refused_here = fleet_rules().refusal(address) is not None
-        assert (schema.AddressRules(networks).refusal(address) is not None) is refused_here, address
+        assert (schema.AddressRules(networks).rejection_reason(address) is not None) is refused_here, address

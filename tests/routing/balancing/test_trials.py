@@ -21,6 +21,7 @@ from routing.proxy.admission import NO_PROMPT
 from routing.schema import (
     AffinityGroupsSettings,
     Boundary,
+    Canary,
     LeastLoadSettings,
     LowestCostSettings,
     PolicyConfig,
@@ -30,7 +31,6 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
     Tier1,
-    Trial,
 )
 from tests.routing.building import chat, config, pool, request
 
@@ -54,7 +54,7 @@ def trying(
     """A pool that tries another revision; ``only``: for these groups."""
     whole = pool(in_force or PrefixHashSettings(), groups=groups)
     tried = settings or LeastLoadSettings()
-    trial = Trial(revision=TRIED, settings=tried, share=share, routers=routers, groups=only)
+    trial = Canary(revision=TRIED, settings=tried, share=share, routers=routers, groups=only)
     policy = replace(whole.policy, name=name, trial=trial)
     return config(replace(whole, policy=policy, tier1=tier1))
 
@@ -175,7 +175,7 @@ def test_only_named_groups_are_tried() -> None:
 
 def test_a_task_groups_own_policy_tries_its_own_revision() -> None:
     own = PolicyConfig(
-        name="batch", revision=7, settings=RoundRobinSettings(), trial=Trial(revision=8, settings=LeastLoadSettings())
+        name="batch", revision=7, settings=RoundRobinSettings(), trial=Canary(revision=8, settings=LeastLoadSettings())
     )
     where = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from routing.schema import LeastLoadSettings, PrefixHashSettings, RouterConfig, Trial
+from routing.schema import Canary, LeastLoadSettings, PrefixHashSettings, RouterConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config
 
@@ -16,7 +16,7 @@ HISTOGRAM = "warmpath_router_policy_ttft_seconds"
 
 def trying(replicas: list[FakeReplica], share: float = 0.5, **trial: Any) -> RouterConfig:
     whole = config(replicas, settings=PrefixHashSettings())
-    tried = Trial(revision=2, settings=LeastLoadSettings(), share=share, **trial)
+    tried = Canary(revision=2, settings=LeastLoadSettings(), share=share, **trial)
     pool = whole.pools[0]
     return replace(whole, pools=(replace(pool, policy=replace(pool.policy, trial=tried)),))
 

@@ -47,11 +47,11 @@ def test_what_is_no_network_is_refused_where_it_stands(field: str, wrong: str) -
 )
 def test_forbidden_networks_outweigh_allowed_ones(address: str, is_permitted: bool) -> None:
     rules = AddressRules(ReplicaNetworks(allowed=("10.0.0.0/8",), forbidden=("10.1.0.0/16",)))
-    assert (rules.refusal(address) is None) is is_permitted
+    assert (rules.rejection_reason(address) is None) is is_permitted
 
 
 def test_metadata_services_and_link_local_addresses_are_forbidden_unless_somebody_says_otherwise() -> None:
     rules = AddressRules(ReplicaNetworks())
     for address in ("169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "224.0.0.1"):
-        assert rules.refusal(address) is not None
-    assert rules.refusal("8.8.8.8") is None
+        assert rules.rejection_reason(address) is not None
+    assert rules.rejection_reason("8.8.8.8") is None

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from routing.schema import (
+    Canary,
     ConfigError,
     LowestCostSettings,
     PolicyConfig,
     RandomSettings,
     RouterConfig,
     TaskGroupConfig,
-    Trial,
     dump_snapshot,
     load_snapshot,
 )
@@ -24,16 +24,16 @@ OWN = PolicyConfig(name="own", revision=2, settings=RandomSettings())
 GROUPS = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch", policy=OWN))
 
 
-def trial(**fields: Any) -> Trial:
-    return Trial(**{"revision": 9, "settings": LowestCostSettings(), **fields})
+def trial(**fields: Any) -> Canary:
+    return Canary(**{"revision": 9, "settings": LowestCostSettings(), **fields})
 
 
-def in_pool(tried: Trial) -> RouterConfig:
+def in_pool(tried: Canary) -> RouterConfig:
     whole = pool(groups=GROUPS)
     return config(replace(whole, policy=replace(whole.policy, trial=tried)))
 
 
-def in_group(tried: Trial) -> RouterConfig:
+def in_group(tried: Canary) -> RouterConfig:
     return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, trial=tried)))))
 
 
@@ -48,7 +48,7 @@ def in_group(tried: Trial) -> RouterConfig:
     ],
     ids=repr,
 )
-def test_a_trial_reaches_a_router_as_it_was_written(tried: Trial) -> None:
+def test_a_trial_reaches_a_router_as_it_was_written(tried: Canary) -> None:
     written = dump_snapshot(in_pool(tried), 1)
 
     assert load_snapshot(written.document).config.pools[0].policy.trial == tried
@@ -57,8 +57,8 @@ def test_a_trial_reaches_a_router_as_it_was_written(tried: Trial) -> None:
 @pytest.mark.parametrize(
     ("snapshot", "path", "reason"),
     [
-        (in_pool(trial(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is in force"),
-        (in_group(trial(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is in force"),
+        (in_pool(trial(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is active"),
+        (in_group(trial(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is active"),
         (in_pool(trial(revision=0)), "$.pools[0].policy.trial.revision", ">= 1"),
         (in_pool(trial(share=0.0)), "$.pools[0].policy.trial.share", "> 0"),
         (in_pool(trial(share=1.01)), "$.pools[0].policy.trial.share", "<= 1"),

@@ -107,7 +107,8 @@ def test_a_field_that_nobody_has_put_into_words_has_the_schemas() -> None:
     (effect,) = compare_configs(before, after)
 
     assert effect.text == (
-        "Every router: limits max in flight is 10 instead of 8,192 requests. In this router at once; beyond it 503."
+        "Every router: limits max in flight is 10 instead of 8,192 requests. "
+        "Requests in this router at once; more are rejected with 503."
     )
 
 

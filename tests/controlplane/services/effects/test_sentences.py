@@ -170,7 +170,7 @@ def test_a_trial_is_told_from_its_beginning_to_its_end():
         policy = schema.PolicyConfig("chat", revision, settings, trial)
         return with_settings(config, policy, pool="chat", group=None)
 
-    tenth, half = (schema.Trial(2, PREFIX, share=share, routers=("router-1",)) for share in (0.1, 0.5))
+    tenth, half = (schema.Canary(2, PREFIX, share=share, routers=("router-1",)) for share in (0.1, 0.5))
 
     assert said(tried(None), tried(tenth)) == [
         "Revision 2 (prefix_hash) of policy chat is tried on 1/10 of the prefix space and on routers router-1."

@@ -12,6 +12,7 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.balancing.strategies.baselines import PowerOfTwo, Random
 from routing.schema import (
+    Canary,
     LeastLoadSettings,
     PolicyConfig,
     PowerOfTwoSettings,
@@ -19,7 +20,6 @@ from routing.schema import (
     RoundRobinSettings,
     Settings,
     TaskGroupConfig,
-    Trial,
 )
 from routing.types import Reason
 from tests.routing.building import FixedKeys, config, names, pool, replicas, request
@@ -98,7 +98,7 @@ def test_groups_draw_and_take_turns_apart_and_the_same_again(settings: Settings)
 
 
 def test_a_revision_on_trial_draws_apart_from_the_one_in_force() -> None:
-    trial = Trial(revision=4, settings=RandomSettings(), share=0.5)
+    trial = Canary(revision=4, settings=RandomSettings(), share=0.5)
     policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), trial=trial)
     members = pool(members=replicas(12))
     placement = Placement(config(structs.replace(members, policy=policy)), LoadTracker(), seed=7)
