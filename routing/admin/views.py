@@ -220,7 +220,7 @@ class RouterView:
             what = labels(pool=pool, replica=replica, cause=cause)
             yield f"{PREFIX}ejections_total{{{what}}} {count}"
         yield from header("retries_refused_total", "counter", "Further tries for which the budget had no room.")
-        yield f"{PREFIX}retries_refused_total {router.balancer.retry_budget.refused}"
+        yield f"{PREFIX}retries_refused_total {router.balancer.retry_budget.rejected}"
         yield from header("connections_refused_total", "counter", "Connections over an address's limit.")
         yield f"{PREFIX}connections_refused_total {router.connection_limit.refused}"
 

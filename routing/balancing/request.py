@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from routing.limits.caps import PROMPTS_IN, media_urls, prompts_in
+from routing.limits.caps import PROMPTS_IN, count_prompts, media_urls
 from routing.prompt.bodies import Message, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.prompt.parsing import parse_body, session_key
@@ -88,7 +88,7 @@ def reduced(body: ParsedBody) -> ParsedBody:
     """A body of the same endpoint that meets caps as this one does; of at most a few hundred bytes without media."""
     small = type(body)(model=body.model, **{name: _number(getattr(body, name)) for name in _KEPT})
     for field in PROMPTS_IN.get(type(body), ()):
-        if count := prompts_in(getattr(body, field)):
+        if count := count_prompts(getattr(body, field)):
             setattr(small, field, [""] * count)
     if urls := list(_distinct(media_urls(body))):
         given: Any = [Message(content=[{"url": url} for url in urls])]

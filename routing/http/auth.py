@@ -174,9 +174,9 @@ def _continued(before: Budget | None, after: Budget | None, now: float) -> Budge
     if before is None or after is None:
         return after
     if after.is_shared:
-        before.move(after)
+        before.share_cell(after)
     else:
-        before.change(after.per_s, after.capacity, now)
+        before.configure(after.per_s, after.capacity, now)
     return before
 
 
@@ -184,7 +184,7 @@ def _too_much(budget: Budget, what: bytes, wait_s: float, now: float) -> Rejecte
     """A 429 in the terms of OpenAI's rate limits."""
     headers = (
         (b"x-ratelimit-limit-" + what, b"%d" % budget.capacity),
-        (b"x-ratelimit-remaining-" + what, b"%d" % budget.left(now)),
+        (b"x-ratelimit-remaining-" + what, b"%d" % budget.available(now)),
         (b"x-ratelimit-reset-" + what, b"%.3fs" % budget.full_in_s(now)),
     )
     message = f"this API key sends too many {what.decode()}: try again in {wait_s:.3g} s"

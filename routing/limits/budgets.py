@@ -1,19 +1,15 @@
-"""A budget that refills at a steady rate, for requests or for tokens.
+"""Token buckets of API keys, and the retry budget.
 
-Theory of operation. A token bucket: it holds at most ``capacity`` and gains ``per_s`` a second. What is spent may
-exceed what is there, so that a cost known only afterwards, such as the tokens of an answer, still counts: the budget
-is then overdrawn, and nothing more may begin until it has refilled. Over time no more than the rate gets through.
+Token bucket. A budget holds at most ``capacity`` units and gains ``per_s`` units a second. A request may spend more
+than is available, so that a cost that is only known afterwards, such as generated tokens, still counts: the budget is
+then overdrawn, and no request is admitted until it has refilled. The only state is the time when the budget will be
+full (the generic cell rate algorithm, ITU-T I.371). That is one number, so processes can share it in memory without a
+lock. If two of them spend within the same microsecond, one of the two amounts may be lost; it is never counted twice.
 
-All that is kept is when the budget will be full again (the generic cell rate algorithm, ITU-T I.371). That is one
-number, so processes may share it in memory without a lock. If two of them spend within the same microsecond, one of the
-two amounts may be lost; it is never counted twice.
-
-Further tries of one request are a part of the traffic, so that a sick pool is not beaten to death.
-
-Theory of operation. Over the last ``WINDOW_S`` seconds there may be ``ratio`` tries for each request that came, plus a
-floor for each second, so that a router with little traffic can still move what a dead replica held. Counting is by
-whole seconds: somebody tells the running number of requests now and then, and nothing is done per request.
-Source of the rule: Finagle's retry budgets.
+Retry budget. In the last ``WINDOW_S`` seconds there may be ``ratio`` retries for each request, so that retries do not
+overload a pool that already fails, and a floor for each second, so that a router with little traffic can retry at all.
+Counts are kept by whole seconds: the router reports its number of requests periodically, and a request costs nothing.
+The rule is that of Finagle's retry budgets.
 """
 
 from __future__ import annotations
@@ -21,99 +17,90 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-_ROUNDING: Final = 1e-6  # of seconds and units: a clock's seconds are no whole numbers
+_ROUNDING: Final = 1e-6  # of seconds and units: times are floats
 
 
 class Budget:
-    """One client's budget. ``now`` is any clock's seconds that never go back."""
+    """Token bucket of one API key. ``now`` is in seconds of any clock that never goes back."""
 
     __slots__ = ("_cell", "capacity", "is_shared", "per_s")
 
     def __init__(self, per_s: float, capacity: float, now: float, cell: memoryview[float] | None = None) -> None:
-        """``cell``: one number that other processes may have too, 0 in the beginning; None: it is this one's alone."""
+        """``cell``: a number that other processes may share, initially 0; None: a private one."""
         self.per_s = per_s
         self.capacity = capacity
         self.is_shared = cell is not None
-        self._cell = private_cell(now) if cell is None else cell
+        if cell is None:
+            cell = memoryview(bytearray(8)).cast("d")
+            cell[0] = now
+        self._cell = cell
 
     def wait_s(self, now: float) -> float:
-        """Seconds until one unit is there; 0.0 if it is."""
+        """Seconds until one unit is available; 0.0 if it is."""
         wait_s = self.full_in_s(now) - (self.capacity - 1.0) / self.per_s
         return wait_s if wait_s > _ROUNDING else 0.0
 
     def full_in_s(self, now: float) -> float:
-        """Seconds until it is as full as it gets."""
+        """Seconds until the budget is full."""
         return max(0.0, self._cell[0] - now)
 
-    def left(self, now: float) -> int:
-        """Whole units that are there; 0 where it is overdrawn."""
+    def available(self, now: float) -> int:
+        """Whole units that may be spent; 0 if the budget is overdrawn."""
         return max(0, int(self._level(now) + _ROUNDING))
 
     def spend(self, amount: float, now: float) -> None:
-        """Take ``amount`` out, whether it is there or not; a negative one gives back what was taken too much."""
+        """Spend ``amount``, even if it is not available; a negative amount gives units back."""
         self._cell[0] = max(self._cell[0], now) + amount / self.per_s
 
-    def change(self, per_s: float, capacity: float, now: float) -> None:
-        """Go on at another rate, from the present level as far as it fits: a new rate is no new allowance."""
+    def configure(self, per_s: float, capacity: float, now: float) -> None:
+        """Use another rate and capacity. The level stays as far as it fits, so that no units are gained."""
         self._cell[0] = full_at(self._level(now), per_s, capacity, now)
         self.per_s = per_s
         self.capacity = capacity
 
-    def move(self, to: Budget) -> None:
-        """Go on at the rate and with the cell of another, where somebody has put the present level already."""
-        self.per_s, self.capacity = to.per_s, to.capacity
-        self._cell, self.is_shared = to._cell, to.is_shared
+    def share_cell(self, other: Budget) -> None:
+        """Use the rate and the cell of another budget, into which the current level was copied before."""
+        self.per_s, self.capacity = other.per_s, other.capacity
+        self._cell, self.is_shared = other._cell, other.is_shared
 
     def _level(self, now: float) -> float:
         return self.capacity - self.full_in_s(now) * self.per_s
 
 
 def full_at(level: float, per_s: float, capacity: float, now: float) -> float:
-    """When a budget that has so many units will be full."""
+    """When a budget with ``level`` units will be full."""
     return now + max(0.0, capacity - level) / per_s
-
-
-def private_cell(value: float) -> memoryview[float]:
-    """One number that no other process has."""
-    cell = memoryview(bytearray(8)).cast("d")
-    cell[0] = value
-    return cell
 
 
 WINDOW_S: Final = 10
 
 
 class RetryBudget:
-    """What may be tried again. ``ratio`` and ``floor_per_s`` may change at any time."""
+    """Limit on retries. ``ratio`` and ``floor_per_s`` may change at any time."""
 
     def __init__(self, ratio: float, floor_per_s: float) -> None:
-        self.ratio = ratio  # tries for each request, 0 to 1
+        self.ratio = ratio  # retries for each request, 0 to 1
         self.floor_per_s = floor_per_s
-        self.refused = 0  # tries, ever
-        self._requests = 0  # ever
-        self._tries = 0  # ever
-        self._before: deque[tuple[int, int, int]] = deque()  # (second, requests, tries) when each second began
+        self.rejected = 0  # retries since the start for which there was no budget
+        self._requests = 0  # since the start
+        self._retries = 0  # since the start
+        self._history: deque[tuple[int, int, int]] = deque()  # (second, requests, retries) when each second began
 
     def tick(self, now_s: float, requests: int) -> None:
-        """Take note of the number of requests that ever came."""
+        """Record the number of requests since the start."""
         self._requests = requests
         second = int(now_s)
-        if not self._before or self._before[-1][0] < second:
-            self._before.append((second, requests, self._tries))
-        while self._before[0][0] < second - WINDOW_S:
-            self._before.popleft()
-
-    @property
-    def left(self) -> float:
-        """Tries that are allowed now."""
-        _, requests, tries = self._before[0] if self._before else (0, 0, 0)
-        allowed = self.ratio * (self._requests - requests) + self.floor_per_s * WINDOW_S
-        return allowed - (self._tries - tries)
+        if not self._history or self._history[-1][0] < second:
+            self._history.append((second, requests, self._retries))
+        while self._history[0][0] < second - WINDOW_S:
+            self._history.popleft()
 
     def spend(self) -> bool:
-        """Take one; False, and counted, if none is left."""
-        if self.left < 1.0:
-            self.refused += 1
+        """Whether one more retry is allowed; if so, it is counted."""
+        _, requests, retries = self._history[0] if self._history else (0, 0, 0)
+        allowed = self.ratio * (self._requests - requests) + self.floor_per_s * WINDOW_S
+        if allowed - (self._retries - retries) < 1.0:
+            self.rejected += 1
             return False
-        self._tries += 1
+        self._retries += 1
         return True

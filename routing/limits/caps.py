@@ -1,7 +1,7 @@
-"""How much one request may ask for: its parameters against a pool's or task group's caps.
+"""Caps: rejects requests whose parameters ask for more than their pool or task group allows.
 
-Engines read parameters generously (``"16"`` and ``16.0`` are numbers to vLLM), so what is capped must be a whole number
-here or is refused: nothing may count as more there than it did here.
+Engines accept several spellings of a number (vLLM reads ``"16"`` and ``16.0`` as numbers), so a capped parameter must
+be a whole number here or is rejected: no value may count as more at the engine than it does here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from routing.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Messa
 from routing.schema import Caps
 from routing.types import BodyError
 
-COMPLETION_TOKENS: Final = 16  # that /v1/completions generates where max_tokens is left out
+COMPLETION_TOKENS: Final = 16  # the default of max_tokens at /v1/completions
 
 _CHOICES: Final = ("n", "best_of")
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # by engines; another endpoint's name says nothing
+_LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # the names that engines read at each endpoint
     ChatBody: ("max_tokens", "max_completion_tokens"),
     CompletionBody: ("max_tokens",),
     EmbeddingBody: (),
@@ -34,7 +34,7 @@ _remote: Final = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\
 
 
 def check_caps(body: ParsedBody, caps: Caps) -> None:
-    """BodyError, naming the field and its cap, for the first parameter that asks for too much."""
+    """Raise BodyError for the first parameter that exceeds its cap; it names the field and the cap."""
     for cap, fields in ((caps.n, _CHOICES), (caps.max_tokens, _LENGTHS), (caps.logprobs, _LOGPROBS)):
         if cap is not None:
             for field in fields:
@@ -48,12 +48,12 @@ def check_caps(body: ParsedBody, caps: Caps) -> None:
 
 
 def may_exceed_defaults(body: ParsedBody) -> bool:
-    """Whether a body names any of ``_CHOICES``, all that ``Caps()`` bounds; one by one, because every body is asked."""
+    """Whether a body names a parameter that ``Caps()`` bounds: one of ``_CHOICES``, unrolled for the request path."""
     return body.n is not None or body.best_of is not None
 
 
 def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
-    """The member that bounds what is generated, where the body says nothing, null or 0, which means: to the context."""
+    """The parameter and value that bound a response's length, where the body has none, null or 0 (no limit)."""
     names = _LENGTHS_READ[type(body)]
     if not names or any(getattr(body, name) for name in names):
         return None
@@ -65,23 +65,23 @@ def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
 def _check_number(field: str, value: Any, cap: int) -> None:
     if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise BodyError(field, f"expected a whole number, at most {cap} here")
-    if not 0 <= value <= cap:  # a negative one stands for all there are
+    if not 0 <= value <= cap:  # a negative number means no limit
         raise BodyError(field, f"at most {cap} here")
 
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
-    """Prompts count together, whatever they are given as; a body that gives none where they stand has one elsewhere."""
+    """Check the sum over all fields with prompts; a body with none of them has one prompt elsewhere."""
     fields = PROMPTS_IN.get(type(body), ())
-    count = max(1, sum(prompts_in(getattr(body, field)) for field in fields))
+    count = max(1, sum(count_prompts(getattr(body, field)) for field in fields))
     if fields and count > cap:
         raise BodyError(fields[0], f"{count} prompts in one request, at most {cap} here")
 
 
-def prompts_in(given: Any) -> int:
-    """A text or token ids are one, and so is what is neither; a list of these is as many."""
-    if isinstance(given, list) and given and not isinstance(given[0], int):
-        return len(given)
-    return 0 if given is None else 1
+def count_prompts(value: Any) -> int:
+    """Number of prompts in a field: the length of a list of texts or of token id lists, otherwise one; 0 for None."""
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return len(value)
+    return 0 if value is None else 1
 
 
 def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
@@ -94,7 +94,7 @@ def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
 
 
 def media_urls(body: ParsedBody) -> Iterator[Any]:
-    """Every URL in what a body gives the engine to look at, under whatever kind of part."""
+    """Every URL in a body's messages that the engine may load, whatever the kind of part."""
     for field in _MEDIA_IN:
         if isinstance(messages := getattr(body, field, None), list):
             for message in messages:
@@ -102,13 +102,13 @@ def media_urls(body: ParsedBody) -> Iterator[Any]:
 
 
 def _urls(value: Any) -> Iterator[Any]:
-    """What stands under ``url`` or a name that ends so, in whatever lists; nested as deeply as anybody likes."""
-    found: list[tuple[Any, bool]] = [(value, False)]
-    while found:
-        it, is_url = found.pop()
-        if isinstance(it, dict):
-            found += [(inner, name == "url" or name.endswith("_url")) for name, inner in it.items()]
-        elif isinstance(it, list):
-            found += [(inner, is_url) for inner in it]
-        elif is_url and it is not None:
-            yield it
+    """The values of keys named ``url`` or ending in ``_url``, at any depth."""
+    pending: list[tuple[Any, bool]] = [(value, False)]
+    while pending:
+        item, is_url = pending.pop()
+        if isinstance(item, dict):
+            pending += [(inner, name == "url" or name.endswith("_url")) for name, inner in item.items()]
+        elif isinstance(item, list):
+            pending += [(inner, is_url) for inner in item]
+        elif is_url and item is not None:
+            yield item

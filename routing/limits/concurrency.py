@@ -1,12 +1,10 @@
-"""Limits that processes share: what a budget and a gate ask of the memory that they have in common.
+"""Concurrency limiter: at most so many requests run at once, and others wait in a bounded priority queue.
 
-Room for so many requests at once; the others wait in a bounded line, the most urgent first.
-
-Theory of operation. An engine that is asked for more than it can do preempts and recomputes, so beyond its best number
-of requests each further one makes all slower. Waiting here costs it nothing. The line is bounded in length and in time,
-because an answer that comes too late is work for nobody: who finds it full is refused at once, or takes the place of
-the latest of the least urgent. Within a priority it is first come, first served. Taking the whole line down costs the
-line; everything else is O(1).
+Theory of operation. An engine with more requests than it can batch preempts and recomputes some of them, so beyond its
+best concurrency each further request slows down all. Waiting in the router costs the engine nothing. The queue is
+bounded in length and in time, because clients give up on late responses: a request that finds the queue full is
+rejected at once, or displaces the latest request of the lowest priority below its own. Within a priority the queue is
+first come, first served. Removing requests that timed out costs their number; everything else is O(1).
 """
 
 from __future__ import annotations
@@ -20,58 +18,58 @@ from routing.schema import PRIORITIES, ConcurrencyConfig
 
 
 class SharedPermits(Protocol):
-    """Room that processes share. Order is a number: who wants to run sooner has the higher one, and 0 is nobody's."""
+    """Permits that several processes share. An ``order`` is a number: a higher one runs first, and 0 means nobody."""
 
-    def take(self, most: int, order: float) -> bool:
-        """Take a place, unless ``most`` are taken by all processes together, or somebody elsewhere is to go first."""
+    def acquire(self, limit: int, order: float) -> bool:
+        """Take a permit, unless all processes together have ``limit``, or a request elsewhere has a higher order."""
         ...
 
-    def give(self) -> None:
-        """Give one back."""
+    def release(self) -> None:
+        """Give a permit back."""
         ...
 
     def publish_queue(self, waiting: int, order: float) -> None:
-        """Tell the others how many wait here, and the order of the first."""
+        """Tell the other processes how many requests wait here, and the order of the first."""
         ...
 
     @property
     def running(self) -> int:
-        """Places that are taken, by all processes together."""
+        """Permits in use by all processes together."""
         ...
 
     @property
     def waiting_elsewhere(self) -> int:
-        """Who waits in other processes."""
+        """Requests that wait in other processes."""
         ...
 
 
 class SharedLimits(Protocol):
-    """What a process shares with others; None for what it counts by itself."""
+    """State that a process shares with others; None for state that it keeps by itself."""
 
     def cell(self, name: str) -> memoryview[float] | None:
         """The one number of a budget."""
         ...
 
-    def places(self, name: str) -> SharedPermits | None:
-        """The room of a gate."""
+    def permits(self, name: str) -> SharedPermits | None:
+        """The permits of a concurrency limiter."""
         ...
 
 
 MAX_RETRY_AFTER_S: Final = 60
-_CLOCK_S: Final = 1e9  # more than any clock says, and its microseconds are still told apart
-PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two ends
+_CLOCK_S: Final = 1e9  # more than any clock shows, and small enough that a float still resolves microseconds
+PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two releases
 
 
 class RejectionCause(StrEnum):
-    """Why somebody in line is not let in."""
+    """Why a request is not admitted."""
 
-    FULL = "full"  # the line was
-    DISPLACED = "displaced"  # by somebody more urgent
-    TIMEOUT = "timeout"  # it has waited for too long
+    FULL = "full"  # the queue was full
+    DISPLACED = "displaced"  # by a more urgent request
+    TIMEOUT = "timeout"  # it waited for too long
 
 
 class Waiter(Protocol):
-    """Who wants to go through."""
+    """A request that waits for a permit."""
 
     @property
     def priority(self) -> int:
@@ -79,18 +77,19 @@ class Waiter(Protocol):
         ...
 
     def admit(self) -> None:
-        """There is room now, and it is taken. Must not call back into the gate."""
+        """The request got a permit. Must not call back into the limiter."""
         ...
 
-    def on_rejected(self, gate: ConcurrencyLimiter, why: RejectionCause) -> None:
-        """There is none. Must not call back into the gate."""
+    def on_rejected(self, limiter: ConcurrencyLimiter, cause: RejectionCause) -> None:
+        """The request left the queue without a permit. Must not call back into the limiter."""
         ...
 
 
 class ConcurrencyLimiter:
-    """One line. ``places``: the room, where several processes share it; each then has a line of its own.
+    """Permits of one pool or task group, and the queue for them.
 
-    ``share``: this process's part of the limits, where several processes share a port and not the room.
+    ``permits``: where several processes share them; each process then has its own queue. ``share``: this process's part
+    of the limits, where several processes share a port but not the permits.
     """
 
     def __init__(
@@ -98,132 +97,131 @@ class ConcurrencyLimiter:
         config: ConcurrencyConfig,
         clock: Callable[[], float],
         share: float = 1.0,
-        places: SharedPermits | None = None,
+        permits: SharedPermits | None = None,
     ) -> None:
         self.running = 0
         self.waiting = 0
-        self.refused = dict.fromkeys(RejectionCause, 0)
+        self.rejected = dict.fromkeys(RejectionCause, 0)
         self._clock = clock
-        self._places = places
-        self._lines: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # since when each waits
-        self._gap_s: float | None = None  # between two ends of a full gate, on average; None until two were seen
-        self._ended_at: float | None = None  # when the latest of them was; None where there has been room since
+        self._permits = permits
+        self._queues: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # enqueued at, by priority
+        self._gap_s: float | None = None  # mean time between releases at the limit; None until two were seen
+        self._released_at: float | None = None  # the latest of them; None if a permit has been free since
         self._share = share
         self.configure(config)
 
     def configure(self, config: ConcurrencyConfig) -> None:
-        """Go by these limits; whoever has room by them is let in."""
+        """Use these limits from now on, and admit what they allow."""
         self._max_running = math.ceil(config.max_running * self._share)
         self._max_waiting = math.ceil(config.max_waiting * self._share)
         self._max_wait_s = config.max_wait_s
         self.admit()
 
-    def open(self) -> None:
-        """Let everybody in: there is no limit any more."""
+    def remove_limit(self) -> None:
+        """Admit everybody from now on."""
         self._max_running = self.running + self.waiting + (1 << 60)
         self.admit()
 
-    def enter(self, waiter: Waiter) -> bool:
-        """Whether there is room, which is taken then. Else the waiter is in line, or has been turned away."""
-        if not self.waiting and self._take(waiter.priority, None):
+    def acquire(self, waiter: Waiter) -> bool:
+        """Whether the waiter got a permit. Otherwise it is queued, or has been rejected."""
+        if not self.waiting and self._take_permit(waiter.priority, None):
             return True
-        if self._all_waiting() >= self._max_waiting and not self._displace(waiter.priority):
-            self._turn_away(waiter, RejectionCause.FULL)
+        waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_elsewhere
+        if waiting >= self._max_waiting and not self._displace(waiter.priority):
+            self._reject(waiter, RejectionCause.FULL)
         else:
-            self._lines[waiter.priority][waiter] = self._clock()
+            self._queues[waiter.priority][waiter] = self._clock()
             self.waiting += 1
-            self._tell_line()
+            self._publish_queue()
         return False
 
-    def leave(self) -> None:
-        """Somebody who was let in is done."""
+    def release(self) -> None:
+        """Give back the permit of an admitted request that is over."""
         now = self._clock()
-        if self._ended_at is not None:
-            gap = now - self._ended_at
+        if self._released_at is not None:
+            gap = now - self._released_at
             self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
         self.running -= 1
-        if self._places is not None:
-            self._places.give()
+        if self._permits is not None:
+            self._permits.release()
         self.admit()
-        running = self.running if self._places is None else self._places.running
-        self._ended_at = now if running >= self._max_running else None
+        running = self.running if self._permits is None else self._permits.running
+        self._released_at = now if running >= self._max_running else None
 
-    def withdraw(self, waiter: Waiter) -> bool:
-        """Somebody in line wants no more; False if it is not in line."""
-        if self._lines[waiter.priority].pop(waiter, None) is None:
+    def cancel(self, waiter: Waiter) -> bool:
+        """Remove a waiter that no longer wants a permit; False if it is not queued."""
+        if self._queues[waiter.priority].pop(waiter, None) is None:
             return False
         self.waiting -= 1
-        self._tell_line()
+        self._publish_queue()
         return True
 
     def expire(self) -> None:
-        """Turn away who has waited for too long."""
+        """Reject waiters that have waited for too long."""
         if not self.waiting:
             return
-        before = self._clock() - self._max_wait_s
-        for line in self._lines:
-            while line and (first := next(iter(line.items())))[1] <= before:
-                self._remove(line, first[0], RejectionCause.TIMEOUT)
+        deadline = self._clock() - self._max_wait_s
+        for queue in self._queues:
+            while queue and (first := next(iter(queue.items())))[1] <= deadline:
+                self._remove(queue, first[0], RejectionCause.TIMEOUT)
 
     @property
     def retry_after_s(self) -> int:
-        """When there may be room, at the present pace: seconds, 1 to ``MAX_RETRY_AFTER_S``."""
+        """When a permit may be free at the current pace: seconds, 1 to ``MAX_RETRY_AFTER_S``."""
         wait_s = (self._gap_s or 0.0) * (self.waiting + 1)
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
 
     def admit(self) -> None:
-        """Let in as many as there is room for, the most urgent first."""
+        """Admit as many waiters as there are permits, the most urgent first."""
         while self.waiting:
-            line = next(line for line in self._lines if line)
-            waiter, since = next(iter(line.items()))
-            if not self._take(waiter.priority, since):
+            queue = next(queue for queue in self._queues if queue)
+            waiter, since = next(iter(queue.items()))
+            if not self._take_permit(waiter.priority, since):
                 return
-            del line[waiter]
+            del queue[waiter]
             self.waiting -= 1
-            self._tell_line()
+            self._publish_queue()
             waiter.admit()
 
-    def _take(self, priority: int, since: float | None) -> bool:
-        """Take a place for somebody of this priority, who has waited ``since`` then; None: who comes just now."""
-        if self._places is None:
-            has_room = self.running < self._max_running
+    def _take_permit(self, priority: int, since: float | None) -> bool:
+        """Take a permit for a request that has waited ``since`` then; None: for one that has just arrived."""
+        if self._permits is None:
+            is_free = self.running < self._max_running
         else:
-            has_room = self._places.take(self._max_running, _order(priority, self._clock() if since is None else since))
-        self.running += has_room
-        return has_room
+            order = _order(priority, self._clock() if since is None else since)
+            is_free = self._permits.acquire(self._max_running, order)
+        self.running += is_free
+        return is_free
 
-    def _all_waiting(self) -> int:
-        return self.waiting if self._places is None else self.waiting + self._places.waiting_elsewhere
-
-    def _tell_line(self) -> None:
-        if self._places is not None:
-            line = next((line for line in self._lines if line), None)
-            self._places.publish_queue(self.waiting, 0.0 if line is None else _order(*_first(line)))
+    def _publish_queue(self) -> None:
+        if self._permits is None:
+            return
+        order = 0.0
+        for priority, queue in enumerate(self._queues):
+            if queue:
+                order = _order(priority, next(iter(queue.values())))
+                break
+        self._permits.publish_queue(self.waiting, order)
 
     def _displace(self, priority: int) -> bool:
-        """Make room in line for somebody of this priority; False if nobody there is less urgent."""
-        for line in reversed(self._lines[priority + 1 :]):
-            if line:
-                self._remove(line, next(reversed(line)), RejectionCause.DISPLACED)
+        """Reject the latest waiter of the lowest priority; False if nobody has a lower priority than this one."""
+        for queue in reversed(self._queues[priority + 1 :]):
+            if queue:
+                self._remove(queue, next(reversed(queue)), RejectionCause.DISPLACED)
                 return True
         return False
 
-    def _remove(self, line: dict[Waiter, float], waiter: Waiter, why: RejectionCause) -> None:
-        del line[waiter]
+    def _remove(self, queue: dict[Waiter, float], waiter: Waiter, cause: RejectionCause) -> None:
+        del queue[waiter]
         self.waiting -= 1
-        self._tell_line()
-        self._turn_away(waiter, why)
+        self._publish_queue()
+        self._reject(waiter, cause)
 
-    def _turn_away(self, waiter: Waiter, why: RejectionCause) -> None:
-        self.refused[why] += 1
-        waiter.on_rejected(self, why)
-
-
-def _first(line: dict[Waiter, float]) -> tuple[int, float]:
-    waiter, since = next(iter(line.items()))
-    return waiter.priority, since
+    def _reject(self, waiter: Waiter, cause: RejectionCause) -> None:
+        self.rejected[cause] += 1
+        waiter.on_rejected(self, cause)
 
 
 def _order(priority: int, since: float) -> float:
-    """The more urgent before the less, then the earlier before the later; ``since`` in seconds of a clock of all."""
+    """More urgent before less urgent, then earlier before later; ``since`` in seconds of a clock that all share."""
     return (PRIORITIES - priority) * _CLOCK_S - since

@@ -56,7 +56,7 @@ class QueuePermit:
     def go(self) -> bool:
         """Go on; False if it has to wait or was turned away."""
         while self._passed < len(self._gates):
-            if not self._gates[self._passed][0].enter(self):
+            if not self._gates[self._passed][0].acquire(self):
                 return False
             self._passed += 1
         return True
@@ -79,9 +79,9 @@ class QueuePermit:
         if guest is None:
             return
         if self._passed < len(self._gates):
-            self._gates[self._passed][0].withdraw(self)
+            self._gates[self._passed][0].cancel(self)
         for gate, _ in self._gates[: self._passed]:
-            gate.leave()
+            gate.release()
 
     def _go_on(self) -> None:
         self._began = self._loop.time()
@@ -106,12 +106,12 @@ class AdmissionQueues:
         """Go by this configuration; whether there are any gates now. Who waits at one that is gone is let in."""
         wanted = dict(configured_queues(config))
         for key in self._gates.keys() - wanted.keys():
-            self._gates.pop(key)[0].open()
+            self._gates.pop(key)[0].remove_limit()
         for key, concurrency in wanted.items():
             if key in self._gates:
                 self._gates[key][0].configure(concurrency)
             else:
-                places = None if shared is None else shared.places(queue_name(key))
+                places = None if shared is None else shared.permits(queue_name(key))
                 share = self.share if places is None else 1.0
                 self._gates[key] = ConcurrencyLimiter(concurrency, self._loop.time, share, places), Histogram()
         self._priorities = {(pool.name, group.name): group.priority for pool in config.pools for group in pool.groups}
@@ -148,7 +148,7 @@ class AdmissionQueues:
             yield from waits.lines(f"{PREFIX}queue_seconds", where, is_fine=is_fine)
         yield from header("queue_refused_total", "counter", "Requests that a limit turned away, by why.")
         for where, gate, _ in named:
-            for why, count in gate.refused.items():
+            for why, count in gate.rejected.items():
                 yield f'{PREFIX}queue_refused_total{{{where},cause="{why}"}} {count}'
 
 

@@ -98,19 +98,19 @@ class SharedPlaces:
         self._firsts, self._ticks = memory.firsts(gate), memory.ticks
         self._lock_fd, self._row = memory.lock_fd, row
 
-    def take(self, most: int, order: float) -> bool:
+    def acquire(self, limit: int, order: float) -> bool:
         """Take a place; False if there is none, or somebody elsewhere is to go first."""
-        if sum(self._running) >= most or self._is_before(order) or not self._lock():
+        if sum(self._running) >= limit or self._is_before(order) or not self._lock():
             return False
         try:
-            if sum(self._running) >= most:
+            if sum(self._running) >= limit:
                 return False
             self._running[self._row] += 1
             return True
         finally:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Give one back."""
         self._running[self._row] -= 1
 
@@ -165,7 +165,7 @@ class WorkerLimits:
         slot = self._rates.get(name)
         return None if slot is None else self._memory.rates[slot : slot + 1]
 
-    def places(self, name: str) -> SharedPlaces | None:
+    def permits(self, name: str) -> SharedPlaces | None:
         """The room of a gate; None where it has no slot."""
         slot = self._gates.get(name)
         return None if slot is None else SharedPlaces(self._memory, slot, self._row)

@@ -39,22 +39,22 @@ def test_an_overdrawn_budget_refills_to_its_capacity_and_no_further() -> None:
     budget = Budget(2.0, 10, 0.0)
     budget.spend(15, 0.0)
 
-    assert (budget.left(0.0), budget.wait_s(0.0), budget.full_in_s(0.0)) == (0, 3.0, 7.5)
-    assert (budget.left(3.0), budget.wait_s(3.0)) == (1, 0.0)
-    assert budget.left(1e9) == 10
+    assert (budget.available(0.0), budget.wait_s(0.0), budget.full_in_s(0.0)) == (0, 3.0, 7.5)
+    assert (budget.available(3.0), budget.wait_s(3.0)) == (1, 0.0)
+    assert budget.available(1e9) == 10
 
 
 def test_a_new_rate_is_no_new_allowance() -> None:
     for capacity, left in ((100, 3), (2, 2)):
         budget = Budget(1.0, 10, 0.0)
         budget.spend(8, 0.0)
-        budget.change(1.0, capacity, 0.0)
-        assert budget.left(1.0) == left
+        budget.configure(1.0, capacity, 0.0)
+        assert budget.available(1.0) == left
 
 
 def test_a_new_rate_holds_from_now_on() -> None:
     budget = Budget(1.0, 10, 0.0)
     budget.spend(10, 0.0)
-    budget.change(100.0, 100, 5.0)
+    budget.configure(100.0, 100, 5.0)
 
-    assert (budget.left(5.0), budget.left(5.5)) == (5, 55)
+    assert (budget.available(5.0), budget.available(5.5)) == (5, 55)

@@ -36,23 +36,23 @@ def gate(running: int = 1, waiting: int = 2, wait_s: float = 10.0, clock: Clock 
 
 def test_the_next_is_let_in_when_one_is_done_first_come_first_served() -> None:
     line, guests = gate(), [QueuedRequest() for _ in range(3)]
-    assert [line.enter(guest) for guest in guests] == [True, False, False]
+    assert [line.acquire(guest) for guest in guests] == [True, False, False]
     assert (line.running, line.waiting) == (1, 2)
-    line.leave()
+    line.release()
     assert [guest.heard for guest in guests] == [[], ["in"], []]
-    line.leave()
-    line.leave()
+    line.release()
+    line.release()
     assert (line.running, line.waiting) == (0, 0)
 
 
 def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgent() -> None:
     line = gate()
-    line.enter(QueuedRequest())
+    line.acquire(QueuedRequest())
     early, late, urgent = QueuedRequest(5), QueuedRequest(5), QueuedRequest(1)
     for guest in (early, late, urgent):
-        line.enter(guest)
+        line.acquire(guest)
     assert (early.heard, late.heard, urgent.heard) == ([], [RejectionCause.DISPLACED], [])
-    line.leave()
+    line.release()
     assert (urgent.heard, early.heard) == (["in"], [])
 
 
@@ -60,20 +60,20 @@ def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgen
 def test_a_full_line_refuses_who_is_no_more_urgent_than_all_in_it(priority: int) -> None:
     line = gate()
     for guest in (QueuedRequest(), QueuedRequest(5), QueuedRequest(0)):
-        line.enter(guest)
+        line.acquire(guest)
     late = QueuedRequest(priority)
-    assert line.enter(late) is False
-    assert (late.heard, line.waiting, line.refused[RejectionCause.FULL]) == ([RejectionCause.FULL], 2, 1)
+    assert line.acquire(late) is False
+    assert (late.heard, line.waiting, line.rejected[RejectionCause.FULL]) == ([RejectionCause.FULL], 2, 1)
 
 
 def test_who_waits_too_long_is_turned_away() -> None:
     clock = Clock()
     line = gate(clock=clock)
     first, second = QueuedRequest(3), QueuedRequest(0)
-    line.enter(QueuedRequest())
-    line.enter(first)
+    line.acquire(QueuedRequest())
+    line.acquire(first)
     clock.now = 5.0
-    line.enter(second)
+    line.acquire(second)
     clock.now = 10.0
     line.expire()
     assert (first.heard, second.heard, line.waiting) == ([RejectionCause.TIMEOUT], [], 1)
@@ -81,38 +81,38 @@ def test_who_waits_too_long_is_turned_away() -> None:
 
 def test_who_withdraws_is_forgotten() -> None:
     line, guest = gate(), QueuedRequest()
-    line.enter(QueuedRequest())
-    line.enter(guest)
-    assert line.withdraw(guest)
-    assert not line.withdraw(guest)
-    line.leave()
+    line.acquire(QueuedRequest())
+    line.acquire(guest)
+    assert line.cancel(guest)
+    assert not line.cancel(guest)
+    line.release()
     assert (guest.heard, line.running, line.waiting) == ([], 0, 0)
 
 
 def test_new_limits_let_in_whom_they_have_room_for() -> None:
     line, guests = gate(1, 9), [QueuedRequest() for _ in range(5)]
     for guest in guests:
-        line.enter(guest)
+        line.acquire(guest)
     line.configure(ConcurrencyConfig(max_running=3))
     assert (line.running, line.waiting) == (3, 2)
     line.open()
     assert (line.running, line.waiting) == (5, 0)
     line.configure(ConcurrencyConfig(max_running=1))
-    assert line.enter(QueuedRequest()) is False, "a lower limit takes nobody out, and lets nobody in"
+    assert line.acquire(QueuedRequest()) is False, "a lower limit takes nobody out, and lets nobody in"
 
 
 def test_the_wait_that_is_told_follows_the_pace() -> None:
     clock = Clock()
     line = gate(1, 100, clock=clock)
     for _ in range(31):
-        line.enter(QueuedRequest())
+        line.acquire(QueuedRequest())
     assert line.retry_after_s == 1
     for _ in range(2):
         clock.now += 0.5
-        line.leave()
+        line.release()
     assert line.retry_after_s == 15  # 0.5 s each for 28 that wait, and one's own
     clock.now += 1e6
-    line.leave()
+    line.release()
     assert line.retry_after_s == 60
 
 
@@ -121,23 +121,23 @@ def test_the_pace_is_that_of_a_gate_that_is_full() -> None:
     line = gate(2, 100, clock=clock)
     for _ in range(2):
         for _ in range(6):
-            line.enter(QueuedRequest())
+            line.acquire(QueuedRequest())
         for _ in range(6):
             clock.now += 0.5
-            line.leave()
+            line.release()
         for _ in range(3):
-            line.enter(QueuedRequest())
+            line.acquire(QueuedRequest())
             clock.now += 1000.0
-            line.leave()
+            line.release()
     for _ in range(30):
-        line.enter(QueuedRequest())
+        line.acquire(QueuedRequest())
 
     assert line.retry_after_s == 15, "0.5 s each for 28 that wait, and one's own"
 
 
 def test_a_share_of_the_limits_is_never_nothing() -> None:
     line = ConcurrencyLimiter(ConcurrencyConfig(max_running=10, max_waiting=3), Clock(), share=0.25)
-    assert [line.enter(QueuedRequest()) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [line.acquire(QueuedRequest()) for _ in range(5)] == [True] * 3 + [False] * 2
     assert line.waiting == 1
 
 
@@ -151,14 +151,14 @@ def test_whatever_happens_the_books_agree() -> None:
         what = chance.randrange(4)
         if what == 0 and inside:
             inside.pop(chance.randrange(len(inside)))
-            line.leave()
+            line.release()
         elif what == 1 and waiting:
-            line.withdraw(waiting.pop(chance.randrange(len(waiting))))
+            line.cancel(waiting.pop(chance.randrange(len(waiting))))
         elif what == 2:
             line.expire()
         else:
             guest = QueuedRequest(chance.randrange(10))
-            if line.enter(guest):
+            if line.acquire(guest):
                 inside.append(guest)
             else:
                 waiting.append(guest)

@@ -15,7 +15,7 @@ def spend_all(budget: RetryBudget) -> int:
 def test_without_traffic_there_is_the_floor() -> None:
     budget = RetryBudget(0.2, 10)
     assert spend_all(budget) == 10 * WINDOW_S
-    assert budget.refused == 1
+    assert budget.rejected == 1
 
 
 def test_traffic_allows_a_fifth_of_it() -> None:

@@ -143,8 +143,8 @@ async def test_a_budget_of_tokens_counts_prompts_by_what_was_learnt(
         assert harness.router.serving is not None
         assert harness.router.serving.access is not None
         budget = harness.router.serving.access.named("team").tokens
-        left = budget.left(1000.0)
+        left = budget.available(1000.0)
         replica.script = answering(b'{"error":{}}', status=400)
         await harness.chat(asking(text=passage("last", TEXT_BYTES)), [bearer()])
 
-        assert left - budget.left(1000.0) == pytest.approx(TOKENS_PER_BYTE * TEXT_BYTES, rel=0.06)
+        assert left - budget.available(1000.0) == pytest.approx(TOKENS_PER_BYTE * TEXT_BYTES, rel=0.06)

@@ -130,7 +130,7 @@ def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = N
 
 def left(grant: Grant) -> int:
     assert isinstance(grant.tokens, Budget)
-    return grant.tokens.left(monotonic())
+    return grant.tokens.available(monotonic())
 
 
 def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
@@ -162,7 +162,7 @@ def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_ru
     slots = assign_gates(config([], concurrency=limit), {}, board.limits)
     assert assign_gates(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
     place = SharedPlaces(board.limits, 0, 1)
-    assert place.take(1, 1.0)
+    assert place.acquire(1, 1.0)
     assert assign_gates(config([]), slots, board.limits) == {}
     assert assign_gates(config([], concurrency=limit), {}, board.limits) == {"chat/": 1}
     board.clear(1)
@@ -174,20 +174,20 @@ def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -
     here, there = (SharedPlaces(board.limits, 0, row) for row in range(2))
     WorkerLimits(board.limits, 1).tick()
     there.publish_queue(1, 5.0)
-    assert not here.take(1, 4.0)
-    assert here.take(1, 6.0)
-    here.give()
+    assert not here.acquire(1, 4.0)
+    assert here.acquire(1, 6.0)
+    here.release()
     board.limits.ticks[1] -= 1.0
-    assert here.take(1, 4.0)
+    assert here.acquire(1, 4.0)
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
     places = SharedPlaces(SharedBoard(fd, 4).limits, GATES - 1, row)
     for _ in range(rounds):
-        while not places.take(2, 1.0):
+        while not places.acquire(2, 1.0):
             os.sched_yield()
         assert places.running <= 2
-        places.give()
+        places.release()
 
 
 @pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
